@@ -1,0 +1,67 @@
+"""Units at the edge between people and code.
+
+Inside the code everything is bytes, seconds, FLOP and bytes/second; GiB and ms exist only where a
+person reads or types (DESIGN, "Words").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from tensoropt.errors import TensorOptError
+
+_BYTE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_TIME_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_QUANTITY = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Zµ]*)\s*$")
+
+
+def _parse(text: str, table: dict[str, float], what: str, example: str) -> float:
+    match = _QUANTITY.match(text)
+    if match is None or match.group(2).lower() not in table:
+        units = ", ".join(unit for unit in table if unit)
+        raise TensorOptError(
+            f"'{text}' is not {what}; write a number and a unit ({units}), for example {example}"
+        )
+    return float(match.group(1)) * table[match.group(2).lower()]
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes in a text such as ``24GiB``, ``512MiB`` or ``1e9``."""
+    return _parse(text, {unit: float(f) for unit, f in _BYTE_UNITS.items()}, "a size", "24GiB")
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds in a text such as ``0.5``, ``500ms`` or ``2s``."""
+    return _parse(text, _TIME_UNITS, "a time", "0.5s")
+
+
+def format_bytes(value: float) -> str:
+    """Binary units with three significant figures, e.g. ``11.3 GiB``."""
+    if not math.isfinite(value):
+        return "∞"
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}" if value / factor < 1000 else f"{value / factor:.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_seconds(value: float) -> str:
+    """A readable time with three significant figures, e.g. ``12.4 ms``."""
+    if not math.isfinite(value):
+        return "∞"
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}" if value / factor < 1000 else f"{value / factor:.0f} {unit}"
+    return f"{value / 1e-9:.3g} ns" if value else "0 s"

@@ -1,0 +1,33 @@
+"""The models of the papers, by name, at the papers' sizes and at laptop sizes.
+
+In: a name. Out: a :class:`ZooModel`, a module whose forward returns a scalar loss, with example
+inputs. Importing the package registers every family; ``transformers`` is imported only when a model
+that needs it is built.
+"""
+
+from __future__ import annotations
+
+from tensoropt.zoo import convolution, decoder, hugging_face, perceptron
+from tensoropt.zoo.registry import (
+    MissingExtraError,
+    ZooEntry,
+    ZooError,
+    ZooModel,
+    build,
+    entry,
+    list_models,
+    register,
+)
+
+__all__ = [
+    "MissingExtraError",
+    "ZooEntry",
+    "ZooError",
+    "ZooModel",
+    "build",
+    "entry",
+    "list_models",
+    "register",
+]
+
+_FAMILIES = (convolution, decoder, hugging_face, perceptron)

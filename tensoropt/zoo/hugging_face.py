@@ -1,0 +1,165 @@
+"""Transformers whose definition is the ``transformers`` package's, with random weights.
+
+The package is an optional extra and is imported only when one of these is built. Dropout is off
+unless the name says otherwise, so that a split run can be compared with an unsplit one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import Tensor, nn
+
+from tensoropt.zoo.inputs import tokens
+from tensoropt.zoo.registry import MissingExtraError, Recipe, register
+
+_GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
+_GPT3 = "Brown et al., Language Models are Few-Shot Learners, 2020 (table 2.1)"
+_BERT = "Devlin et al., BERT, NAACL 2019"
+_LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024 (table 3)"
+
+
+class LanguageModelLoss(nn.Module):
+    """A ``transformers`` language model reduced to its loss: the logits are dropped, not kept alive."""
+
+    def __init__(self, network: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.network = network
+        self._options = options
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left out."""
+        return self.network(input_ids=input_ids, labels=labels, **self._options).loss
+
+
+def _transformers(name: str) -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"'{name}' is defined by the transformers package, which is not installed; "
+            "run: pip install 'tensoropt[zoo]'"
+        ) from error
+
+
+def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:
+    kwargs = {"input_ids": tokens(vocabulary, batch, sequence), "labels": tokens(vocabulary, batch, sequence)}
+    return LanguageModelLoss(network, **options), (), kwargs
+
+
+@register(
+    "gpt2-demo", paper=_GPT2, size="laptop", batch=8, requires="transformers",
+    layers=4, hidden=448, heads=8, vocabulary=8192, sequence=64,
+)  # fmt: skip
+@register(
+    "gpt2-tiny", paper=_GPT2, size="laptop", batch=4, requires="transformers",
+    layers=2, hidden=64, heads=4, vocabulary=512, sequence=32,
+)  # fmt: skip
+@register(
+    "gpt2-tiny-dropout", paper=_GPT2, size="laptop", batch=4, requires="transformers",
+    layers=2, hidden=64, heads=4, vocabulary=512, sequence=32, dropout=0.1,
+)  # fmt: skip
+@register("gpt2", paper=_GPT2, size="paper", batch=8, requires="transformers")
+@register(
+    "gpt2-medium", paper=_GPT2, size="paper", batch=8, requires="transformers",
+    layers=24, hidden=1024, heads=16,
+)  # fmt: skip
+@register(
+    "gpt2-large", paper=_GPT2, size="paper", batch=8, requires="transformers",
+    layers=36, hidden=1280, heads=20,
+)  # fmt: skip
+@register(
+    "gpt2-xl", paper=_GPT2, size="paper", batch=8, requires="transformers",
+    layers=48, hidden=1600, heads=25,
+)  # fmt: skip
+@register(
+    "gpt3-6.7b", paper=_GPT3, size="paper", batch=8, requires="transformers",
+    layers=32, hidden=4096, heads=32, sequence=2048,
+)  # fmt: skip
+@register(
+    "gpt3-175b", paper=_GPT3, size="paper", batch=8, requires="transformers",
+    layers=96, hidden=12288, heads=96, sequence=2048,
+)  # fmt: skip
+def gpt2(
+    batch: int,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    vocabulary: int = 50257,
+    sequence: int = 1024,
+    dropout: float = 0.0,
+) -> Recipe:
+    """GPT-2 decoder, tied embedding and head, language-model loss."""
+    package = _transformers("gpt2")
+    config = package.GPT2Config(
+        n_layer=layers, n_embd=hidden, n_head=heads, vocab_size=vocabulary, n_positions=sequence,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
+        bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1,
+    )  # fmt: skip
+    network = package.GPT2LMHeadModel(config)
+    network.loss_type = "ForCausalLM"  # the package guesses it from the class name and warns for this one
+    return _language_model(network, vocabulary, batch, sequence, use_cache=False)
+
+
+@register(
+    "bert-tiny", paper=_BERT, size="laptop", batch=4, requires="transformers",
+    layers=2, hidden=64, heads=4, vocabulary=512, sequence=32,
+)  # fmt: skip
+@register("bert-base", paper=_BERT, size="paper", batch=8, requires="transformers")
+@register(
+    "bert-large", paper=_BERT, size="paper", batch=8, requires="transformers",
+    layers=24, hidden=1024, heads=16,
+)  # fmt: skip
+def bert(
+    batch: int,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    vocabulary: int = 30522,
+    sequence: int = 512,
+    dropout: float = 0.0,
+) -> Recipe:
+    """BERT encoder, masked-language-model loss."""
+    package = _transformers("bert")
+    config = package.BertConfig(
+        num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, vocab_size=vocabulary,
+        intermediate_size=4 * hidden, max_position_embeddings=sequence,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    return _language_model(package.BertForMaskedLM(config), vocabulary, batch, sequence)
+
+
+@register(
+    "llama-tiny", paper=_LLAMA, size="laptop", batch=4, requires="transformers",
+    layers=2, hidden=64, heads=4, key_value_heads=2, inner=176, vocabulary=512, sequence=32,
+)  # fmt: skip
+@register("llama3-8b", paper=_LLAMA, size="paper", batch=1, requires="transformers")
+@register(
+    "llama3-70b", paper=_LLAMA, size="paper", batch=1, requires="transformers",
+    layers=80, hidden=8192, heads=64, inner=28672,
+)  # fmt: skip
+@register(
+    "llama3-405b", paper=_LLAMA, size="paper", batch=1, requires="transformers",
+    layers=126, hidden=16384, heads=128, inner=53248,
+)  # fmt: skip
+def llama(
+    batch: int,
+    layers: int = 32,
+    hidden: int = 4096,
+    heads: int = 32,
+    key_value_heads: int = 8,
+    inner: int = 14336,
+    vocabulary: int = 128256,
+    sequence: int = 8192,
+) -> Recipe:
+    """Llama 3 decoder with grouped-query attention, language-model loss."""
+    package = _transformers("llama")
+    config = package.LlamaConfig(
+        num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+        num_key_value_heads=key_value_heads, intermediate_size=inner, vocab_size=vocabulary,
+        max_position_embeddings=sequence, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        bos_token_id=vocabulary - 2, eos_token_id=vocabulary - 1,
+    )  # fmt: skip
+    return _language_model(package.LlamaForCausalLM(config), vocabulary, batch, sequence, use_cache=False)

@@ -1,0 +1,97 @@
+"""Every model of the zoo: builds without memory, trains where it is small, exports in train mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tensoropt import zoo
+
+LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop"]
+PAPER = [e.name for e in zoo.list_models() if e.size == "paper"]
+GIB = 2**30
+
+
+def _need(name: str) -> None:
+    package = zoo.entry(name).requires
+    if package:
+        pytest.importorskip(package)
+
+
+@pytest.mark.parametrize("name", LAPTOP + PAPER)
+def test_builds_on_the_meta_device(name: str) -> None:
+    _need(name)
+    built = zoo.build(name, device="meta")
+    tensors = [*built.model.parameters(), *built.model.buffers(), *built.args, *built.kwargs.values()]
+    assert all(t.device.type == "meta" for t in tensors if isinstance(t, torch.Tensor))
+    assert built.model.training
+    assert built.loss is None
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+def test_a_laptop_model_trains(name: str) -> None:
+    _need(name)
+    built = zoo.build(name)
+    loss = built.model(*built.args, **built.kwargs)
+    assert loss.shape == ()
+    assert torch.isfinite(loss)
+    loss.backward()
+    for key, parameter in built.model.named_parameters():
+        assert parameter.grad is not None, f"{key} takes no part in the loss"
+        assert torch.isfinite(parameter.grad).all(), key
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+def test_a_laptop_model_exports_and_gives_the_same_loss(name: str) -> None:
+    _need(name)
+    built = zoo.build(name)
+    program = torch.export.export(built.model, built.args, dict(built.kwargs))
+    torch.manual_seed(7)
+    expected = built.model(*built.args, **built.kwargs)
+    torch.manual_seed(7)
+    found = program.module()(*built.args, **built.kwargs)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPER)
+def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
+    _need(name)
+    built = zoo.build(name, device="meta")
+    program = torch.export.export(built.model, built.args, dict(built.kwargs))
+    (loss,) = (node for node in program.graph.find_nodes(op="output")[0].args[0])
+    assert loss.meta["val"].shape == ()
+
+
+# GiB of float32 parameters. TensorOpt's table 1 writes GB for 2^30 bytes: VGG16 has 138.36 million
+# parameters, which is 0.553e9 bytes and 0.515 * 2^30 bytes; the table says 0.52.
+FIGURES = {"vgg16": (0.52, "TensorOpt, table 1")}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_parameter_bytes_match_the_papers(name: str) -> None:
+    figure, source = FIGURES[name]
+    found = zoo.build(name, device="meta").parameter_bytes / GIB
+    assert found == pytest.approx(figure, rel=0.02), source
+
+
+# Millions of parameters as the models' own papers or reference implementations count them.
+COUNTS = {
+    "alexnet": 61.1,
+    "vgg16": 138.36,
+    "vgg19": 143.67,
+    "gpt2": 124.44,
+    "gpt2-medium": 354.82,
+    "gpt2-xl": 1557.61,
+    "bert-base": 109.51,
+    "llama3-8b": 8030.26,
+    "llama3-70b": 70553.71,
+    "llama3-405b": 405853.39,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_match_the_references(name: str) -> None:
+    _need(name)
+    found = zoo.build(name, device="meta").parameter_count / 1e6
+    assert found == pytest.approx(COUNTS[name], rel=1e-3)

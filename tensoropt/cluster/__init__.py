@@ -1,0 +1,22 @@
+"""Hardware: devices, links, the meshes they can be seen as, and where descriptions come from."""
+
+from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links
+from tensoropt.cluster.files import load_cluster
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
+from tensoropt.cluster.local import available_cores
+from tensoropt.cluster.mesh import Mesh
+
+__all__ = [
+    "Cluster",
+    "DeviceKind",
+    "Level",
+    "Link",
+    "Mesh",
+    "available_cores",
+    "device_kind",
+    "link",
+    "list_clusters",
+    "list_devices",
+    "list_links",
+    "load_cluster",
+]

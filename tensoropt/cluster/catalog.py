@@ -1,0 +1,159 @@
+"""The hardware catalogue: device kinds, links and clusters from the data files in ``presets/``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from tensoropt.cluster.hardware import DeviceKind, Link
+from tensoropt.cluster.quantities import bandwidth, latency_s, size_bytes, suggest
+from tensoropt.errors import ClusterError
+
+DEVICE_FIELDS = (
+    "name",
+    "base",
+    "type",
+    "memory",
+    "memory_bandwidth",
+    "flops",
+    "price_per_hour",
+    "source",
+    "nvml",
+)
+LINK_FIELDS = ("name", "latency", "alpha", "bandwidth", "beta", "dedicated", "source")
+
+
+@cache
+def _preset(name: str) -> dict[str, Any]:
+    text = (
+        resources.files("tensoropt.cluster").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    )
+    return yaml.safe_load(text)
+
+
+def list_devices() -> tuple[str, ...]:
+    """Names of the device kinds that cluster files may use."""
+    return tuple(_preset("devices"))
+
+
+def list_links() -> tuple[str, ...]:
+    """Names of the links that cluster files may use."""
+    return tuple(_preset("links"))
+
+
+def list_clusters() -> tuple[str, ...]:
+    """Names of the cluster presets; the ``NAMExN`` family stands as ``NAMExN`` for any N."""
+    names = []
+    for name, entry in _preset("clusters").items():
+        names.append(name)
+        if entry.get("scalable"):
+            names.append(f"{name}xN")
+    return tuple(names)
+
+
+def device_kind(name: str) -> DeviceKind:
+    """A device kind of the catalogue."""
+    devices = _preset("devices")
+    if name not in devices:
+        raise ClusterError(f"unknown device kind '{name}'; {suggest(name, devices)}")
+    return _kind_from(name, devices[name])
+
+
+def link(name: str) -> Link:
+    """A link of the catalogue."""
+    links = _preset("links")
+    if name not in links:
+        raise ClusterError(f"unknown link '{name}'; {suggest(name, links)}")
+    return link_from({"name": name, **links[name]}, f"link '{name}'")
+
+
+def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
+    """The description of a cluster preset and the number of nodes of its ``xN`` ending; None if unknown."""
+    clusters = _preset("clusters")
+    if name in clusters:
+        return clusters[name], None
+    match = re.fullmatch(r"(.+)x(\d+)", name)
+    if match and clusters.get(match.group(1), {}).get("scalable") and int(match.group(2)) > 0:
+        return clusters[match.group(1)], int(match.group(2))
+    return None
+
+
+def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
+    """The catalogue's kind for a device name that NVML reports; the longest matching name wins."""
+    best: tuple[int, str] | None = None
+    for name, entry in _preset("devices").items():
+        for part in entry.get("nvml", ()):
+            if part.lower() in nvml_name.lower() and (best is None or len(part) > best[0]):
+                best = (len(part), name)
+    return None if best is None else device_kind(best[1])
+
+
+def device_from(value: object, where: str) -> DeviceKind:
+    """A device kind from a file: a catalogue name, or a mapping (with ``base`` to start from a kind)."""
+    if isinstance(value, str):
+        return device_kind(value)
+    entry = check_fields(value, DEVICE_FIELDS, where)
+    if "name" not in entry:
+        raise ClusterError(f"{where} has no name; add 'name: MyDevice'")
+    merged: dict[str, Any] = {}
+    if "base" in entry:
+        devices = _preset("devices")
+        if entry["base"] not in devices:
+            raise ClusterError(f"{where}: unknown base '{entry['base']}'; {suggest(entry['base'], devices)}")
+        merged.update(devices[entry["base"]])
+    merged.update(entry)
+    return _kind_from(str(entry["name"]), merged)
+
+
+def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
+    missing = [key for key in ("type", "memory", "memory_bandwidth", "flops") if key not in entry]
+    if missing:
+        raise ClusterError(
+            f"device kind '{name}' lacks {', '.join(missing)}; add them, or 'base: KIND' to start from"
+        )
+    return DeviceKind(
+        name=name,
+        type=entry["type"],
+        memory_bytes=size_bytes(entry["memory"], f"memory of device kind '{name}'"),
+        flops=entry["flops"],
+        memory_bandwidth=bandwidth(entry["memory_bandwidth"], f"memory bandwidth of device kind '{name}'"),
+        price_per_hour=entry.get("price_per_hour"),
+        source=entry.get("source", "cluster file"),
+    )
+
+
+def link_from(value: object, where: str) -> Link:
+    """A link from a file: a catalogue name, or ``latency``/``alpha`` and ``bandwidth``/``beta``."""
+    if isinstance(value, str):
+        return link(value)
+    entry = check_fields(value, LINK_FIELDS, where)
+    for short, long in (("alpha", "latency"), ("beta", "bandwidth")):
+        if short in entry and long in entry:
+            raise ClusterError(f"{where} gives both {long} and {short}, which mean the same; keep one")
+    alpha, beta = (entry.get("latency", entry.get("alpha")), entry.get("bandwidth", entry.get("beta")))
+    if alpha is None or beta is None:
+        raise ClusterError(
+            f"{where} needs latency and bandwidth (or alpha and beta), for example 5us and 25GB/s"
+        )
+    return Link(
+        name=str(entry.get("name", "custom")),
+        latency_s=latency_s(alpha, f"latency of {where}"),
+        bandwidth_bytes_per_s=bandwidth(beta, f"bandwidth of {where}"),
+        source=str(entry.get("source", "cluster file")),
+        dedicated=bool(entry.get("dedicated", False)),
+    )
+
+
+def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str, Any]:
+    """The mapping itself, after refusing anything else and any key outside ``fields``."""
+    if not isinstance(value, dict):
+        raise ClusterError(f"{where} is {value!r}, but must be a mapping with {', '.join(fields)}")
+    for key in value:
+        if key not in fields:
+            raise ClusterError(f"{where} has the unknown key '{key}'; {suggest(key, fields)}")
+    return value

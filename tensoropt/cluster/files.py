@@ -1,0 +1,263 @@
+"""From a name, a file or ``local`` to a :class:`Cluster` (DESIGN section 11)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tensoropt.cluster.catalog import (
+    check_fields,
+    cluster_preset,
+    device_from,
+    link,
+    link_from,
+    list_clusters,
+)
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, all_pairs, levels_from_pairs
+from tensoropt.cluster.local import cpu_cluster, local_cluster
+from tensoropt.cluster.quantities import count, positive, size_bytes, suggest
+from tensoropt.errors import ClusterError
+
+FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
+DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
+LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
+PAIR_FIELDS = (
+    "between",
+    "from",
+    "to",
+    "link",
+    "name",
+    "latency",
+    "alpha",
+    "bandwidth",
+    "beta",
+    "dedicated",
+    "source",
+)
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+
+def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
+    """The cluster that a text names.
+
+    Args:
+        description: ``local`` (GPUs that NVML sees, else one CPU rank per core), ``local:N`` (N CPU
+            ranks), a preset (see :func:`list_clusters`), or the path of a YAML or JSON file; a file
+            may also hold what :meth:`Cluster.to_dict` gave.
+
+    Raises:
+        ClusterError: the text names nothing, or the file does not describe a cluster; the message
+            has the rule, the value and the remedy.
+    """
+    if isinstance(description, Cluster):
+        return description
+    text = os.fspath(description).strip()
+    if text == "local":
+        return local_cluster()
+    if match := re.fullmatch(r"local:(.*)", text):
+        if not re.fullmatch(r"[1-9]\d*", match.group(1)):
+            raise ClusterError(
+                f"'{text}': after 'local:' stands the number of CPU ranks, at least 1, e.g. local:2"
+            )
+        return cpu_cluster(int(match.group(1)))
+    if preset := cluster_preset(text):
+        entry, nodes = preset
+        return cluster_from(entry, name=text, nodes=nodes)
+    path = Path(text)
+    if not path.is_file():
+        if path.suffix.lower() in _FILE_ENDINGS or os.sep in text:
+            raise ClusterError(f"cluster file '{text}' does not exist; correct the path")
+        raise ClusterError(
+            f"unknown cluster '{text}'; {suggest(text, ('local', 'local:N', *list_clusters()))};"
+            " or give the path of a YAML or JSON file"
+        )
+    return _load_file(path)
+
+
+def _load_file(path: Path) -> Cluster:
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ClusterError(
+            f"cluster file '{path}' is not valid YAML or JSON ({reason}); correct that line"
+        ) from None
+    except OSError as error:
+        raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
+    if isinstance(data, dict) and "kinds" in data:
+        return Cluster.from_dict(data)
+    try:
+        return cluster_from(data, name=path.stem)
+    except ClusterError as error:
+        raise ClusterError(f"cluster file '{path}': {error}") from None
+
+
+def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluster:
+    """A cluster from the parsed content of a cluster file; ``nodes`` overrides the file's."""
+    entry = check_fields(data, FILE_FIELDS, "a cluster")
+    if "devices" not in entry:
+        raise ClusterError("a cluster needs devices, for example devices: [{kind: H100-80GB, count: 8}]")
+    per_node = _devices(entry["devices"])
+    node_count = nodes if nodes is not None else count(entry.get("nodes", 1), "nodes")
+    links = check_fields(entry.get("links", {}), LINK_ENTRY_FIELDS, "links")
+    pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
+    if pairs_are_global:
+        return Cluster(
+            name=str(entry.get("name", name)),
+            devices=tuple(per_node * node_count),
+            levels=levels_from_pairs(pairs, len(per_node) * node_count, _level_name(per_node)),
+            pairs=pairs,
+            source=str(entry.get("source", "cluster file")),
+        )
+    levels = []
+    if node_count > 1:
+        outer, cards = _level_link(links, "inter_node", f"{node_count} nodes")
+        levels.append(Level(name="node", size=node_count, link=outer, link_count=cards))
+    if len(per_node) > 1:
+        if "intra_node" not in links and pairs:
+            levels += levels_from_pairs(pairs, len(per_node), _level_name(per_node))
+        else:
+            inner, wires = _level_link(links, "intra_node", f"{len(per_node)} devices per node")
+            levels.append(Level(name=_level_name(per_node), size=len(per_node), link=inner, link_count=wires))
+    return Cluster(
+        name=str(entry.get("name", name)),
+        devices=tuple(per_node * node_count),
+        levels=tuple(levels),
+        pairs={
+            (low + base, high + base): value
+            for base in range(0, len(per_node) * node_count, len(per_node))
+            for (low, high), value in pairs.items()
+        },
+        source=str(entry.get("source", "cluster file")),
+    )
+
+
+def _level_name(devices: list[DeviceKind]) -> str:
+    return "gpu" if devices[0].type == "cuda" else "cpu"
+
+
+def _devices(value: object) -> list[DeviceKind]:
+    if not isinstance(value, list) or not value:
+        raise ClusterError(
+            f"devices is {value!r}, but there must be at least one,"
+            " for example devices: [{kind: H100-80GB, count: 8}]"
+        )
+    devices: list[DeviceKind] = []
+    for position, item in enumerate(value):
+        where = f"devices[{position}]"
+        entry = {"kind": item} if isinstance(item, str) else check_fields(item, DEVICE_ENTRY_FIELDS, where)
+        if "kind" not in entry:
+            raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
+        kind = device_from(entry["kind"], f"{where}.kind")
+        if "memory" in entry:
+            kind = replace(kind, memory_bytes=size_bytes(entry["memory"], f"memory of {where}"))
+        if entry.get("price_per_hour") is not None:
+            kind = replace(
+                kind, price_per_hour=positive(entry["price_per_hour"], f"price_per_hour of {where}")
+            )
+        namesake = next((other for other in devices if other.name == kind.name and other != kind), None)
+        if namesake is not None:
+            raise ClusterError(
+                f"{where}: two kinds are called '{kind.name}' but differ; name one of them otherwise"
+            )
+        devices += [kind] * count(entry.get("count", 1), f"count of {where}")
+    return devices
+
+
+def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
+    """A level's link and how many each child has: ``IB-400G`` or ``{link: IB-400G, count: 8}``."""
+    if key not in links:
+        raise ClusterError(
+            f"links lacks {key}, needed for {why}; add for example {key}: "
+            + ("NVLink4" if key == "intra_node" else "IB-400G")
+        )
+    value = links[key]
+    if not isinstance(value, dict):
+        return link_from(value, f"links.{key}"), 1
+    inner = dict(value)
+    cards = count(inner.pop("count", 1), f"count of links.{key}")
+    if "link" in inner:
+        if len(inner) > 1:
+            raise ClusterError(f"links.{key} names a link and gives figures as well; keep one")
+        return link_from(inner["link"], f"links.{key}"), cards
+    inner.setdefault("name", key)
+    return link_from(inner, f"links.{key}"), cards
+
+
+def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
+    """Links by pair, and whether they cover the whole cluster (else one node, repeated in each)."""
+    if value is None:
+        return {}, False
+    if not isinstance(value, list) or not value:
+        raise ClusterError("links.pairs must be a list such as [{between: [0, 1], alpha: 5us, beta: 25GB/s}]")
+    total = per_node * nodes
+    given: dict[tuple[int, int], Link] = {}
+    directed: set[tuple[int, int]] = set()
+    for position, item in enumerate(value):
+        where = f"links.pairs[{position}]"
+        entry = dict(check_fields(item, PAIR_FIELDS, where))
+        ends, both = _ends(entry, where, total)
+        if "link" in entry:
+            if len(entry) > 1:
+                raise ClusterError(f"{where} names a link and gives figures as well; keep one")
+            pair_link = link(str(entry["link"]))
+        else:
+            entry.setdefault("name", f"{ends[0]}-{ends[1]}")
+            pair_link = link_from(entry, where)
+        for direction in (ends, ends[::-1]) if both else (ends,):
+            if direction in directed:
+                raise ClusterError(f"{where}: the pair {direction} is given twice; keep one")
+            directed.add(direction)
+        _join(given, ends, pair_link, where)
+    lone = sorted(pair for pair in directed if pair[::-1] not in directed)
+    if lone:
+        raise ClusterError(
+            f"links.pairs is asymmetric: {lone[0]} is given but {lone[0][::-1]} is not;"
+            " write 'between' for both directions at once"
+        )
+    covers_all = nodes == 1 or any(high >= per_node for _, high in given)
+    expected = all_pairs(total if covers_all else per_node)
+    missing = [pair for pair in expected if pair not in given]
+    if missing:
+        shown = ", ".join(str(pair) for pair in missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise ClusterError(f"links.pairs lacks {len(missing)} of {len(expected)} pairs: {shown}; add them")
+    return given, covers_all and nodes > 1
+
+
+def _ends(entry: dict[str, Any], where: str, total: int) -> tuple[tuple[int, int], bool]:
+    if "between" in entry:
+        ends, both = entry.pop("between"), True
+    elif "from" in entry and "to" in entry:
+        ends, both = [entry.pop("from"), entry.pop("to")], False
+    else:
+        raise ClusterError(f"{where} needs between: [0, 1] (or from and to)")
+    good = (
+        isinstance(ends, list)
+        and len(ends) == 2
+        and all(type(end) is int and 0 <= end < total for end in ends)
+    )
+    if not good or ends[0] == ends[1]:
+        raise ClusterError(
+            f"{where} is between {ends!r}, but must name two different devices from 0 to {total - 1}"
+        )
+    return (ends[0], ends[1]), both
+
+
+def _join(given: dict[tuple[int, int], Link], ends: tuple[int, int], value: Link, where: str) -> None:
+    pair = (min(ends), max(ends))
+    other = given.get(pair)
+    figures = (value.latency_s, value.bandwidth_bytes_per_s)
+    if other is not None and figures != (other.latency_s, other.bandwidth_bytes_per_s):
+        raise ClusterError(
+            f"{where}: pair {pair} is asymmetric, {other.latency_s:g} s and {other.bandwidth_bytes_per_s:g} B/s"
+            f" one way, {figures[0]:g} s and {figures[1]:g} B/s the other; links are symmetric here, give the"
+            " slower for both"
+        )
+    given.setdefault(pair, value)

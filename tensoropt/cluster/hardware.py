@@ -1,0 +1,369 @@
+"""Devices, links and the cluster they make. All figures in bytes, seconds, FLOP/s, bytes/second."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations, pairwise
+from types import MappingProxyType
+from typing import Any
+
+from tensoropt.cluster.mesh import Mesh, aligned_meshes
+from tensoropt.cluster.quantities import bandwidth, count, latency_s, positive, size_bytes, suggest
+from tensoropt.errors import ClusterError
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """One kind of device.
+
+    Attributes:
+        type: PyTorch's device type, ``cpu`` or ``cuda``.
+        memory_bytes: what one rank may use.
+        flops: peak dense FLOP/s per dtype name (``float32``, ``bfloat16``, … and ``tf32``).
+        memory_bandwidth: bytes/second.
+        price_per_hour: of one device, in any currency; None where unknown.
+        source: where the figures come from.
+    """
+
+    name: str
+    type: str
+    memory_bytes: int
+    flops: Mapping[str, float] = field(hash=False)
+    memory_bandwidth: float
+    price_per_hour: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.type not in DEVICE_TYPES:
+            raise ClusterError(
+                f"device kind '{self.name}' has type '{self.type}'; {suggest(self.type, DEVICE_TYPES)}"
+            )
+        size_bytes(self.memory_bytes, f"memory of device kind '{self.name}'")
+        bandwidth(self.memory_bandwidth, f"memory bandwidth of device kind '{self.name}'")
+        if not isinstance(self.flops, Mapping) or "float32" not in self.flops:
+            raise ClusterError(
+                f"device kind '{self.name}' must give flops for float32 at least,"
+                " for example {float32: 15.7e12}"
+            )
+        checked = {
+            str(dtype): positive(value, f"{dtype} FLOP/s of device kind '{self.name}'")
+            for dtype, value in self.flops.items()
+        }
+        object.__setattr__(self, "flops", MappingProxyType(checked))
+        if self.price_per_hour is not None:
+            object.__setattr__(
+                self,
+                "price_per_hour",
+                positive(self.price_per_hour, f"price per hour of device kind '{self.name}'"),
+            )
+
+    def flops_of(self, dtype: str) -> float:
+        """Peak FLOP/s for a dtype (``torch.`` may stand before it); float32's where the table lacks it."""
+        return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type,
+            "memory_bytes": self.memory_bytes,
+            "flops": dict(self.flops),
+            "memory_bandwidth": self.memory_bandwidth,
+            "price_per_hour": self.price_per_hour,
+            "source": self.source,
+        }
+
+    def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled
+        return _rebuild_kind, (self.to_dict(),)
+
+
+def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
+    return DeviceKind(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """``t = latency_s + bytes / bandwidth_bytes_per_s`` per hop, each direction at once.
+
+    ``dedicated`` marks a wire between just two devices (NVLink without a switch): a device can use
+    all of its dedicated wires at the same time.
+    """
+
+    name: str
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    source: str = ""
+    dedicated: bool = False
+
+    def __post_init__(self) -> None:
+        latency_s(self.latency_s, f"latency of link '{self.name}'")
+        bandwidth(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the hierarchy: ``size`` children, each tied to the others by ``link_count`` links.
+
+    For the level of nodes, ``link_count`` is the number of network cards of one node, which all of
+    its devices share.
+    """
+
+    name: str
+    size: int
+    link: Link
+    link_count: int = 1
+
+    def __post_init__(self) -> None:
+        count(self.size, f"size of level '{self.name}'")
+        count(self.link_count, f"links per {self.name}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "size": self.size,
+            "link": self.link.to_dict(),
+            "link_count": self.link_count,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices by rank and the links between them.
+
+    Attributes:
+        devices: the kind of each rank.
+        levels: outermost first (``node``, ``gpu``); the sizes multiply to the number of devices.
+        pairs: links of single pairs ``(low rank, high rank)`` that differ from their level's.
+    """
+
+    name: str
+    devices: tuple[DeviceKind, ...]
+    levels: tuple[Level, ...]
+    pairs: Mapping[tuple[int, int], Link] = field(default_factory=dict, hash=False)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ClusterError(f"cluster '{self.name}' has no devices; give at least one")
+        object.__setattr__(self, "devices", tuple(self.devices))
+        object.__setattr__(self, "levels", tuple(level for level in self.levels if level.size > 1))
+        product = 1
+        for level in self.levels:
+            product *= level.size
+        if product != len(self.devices):
+            sizes = " x ".join(f"{level.size} ({level.name})" for level in self.levels) or "1"
+            raise ClusterError(
+                f"cluster '{self.name}': levels {sizes} = {product} but there are"
+                f" {len(self.devices)} devices; make them equal"
+            )
+        if len({kind.type for kind in self.devices}) > 1:
+            raise ClusterError(f"cluster '{self.name}' mixes cpu and cuda devices; use one device type")
+        for low, high in self.pairs:
+            if not 0 <= low < high < len(self.devices):
+                raise ClusterError(
+                    f"cluster '{self.name}': pair ({low}, {high}) is not two of the ranks 0 to"
+                    f" {len(self.devices) - 1}"
+                )
+        object.__setattr__(self, "pairs", MappingProxyType(dict(sorted(self.pairs.items()))))
+
+    @property
+    def device_count(self) -> int:
+        return len(self.devices)
+
+    @property
+    def device_kinds(self) -> tuple[DeviceKind, ...]:
+        """The different kinds, in order of first appearance."""
+        return tuple({kind.name: kind for kind in self.devices}.values())
+
+    @property
+    def device(self) -> DeviceKind:
+        """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan goes at its pace."""
+        return min(self.device_kinds, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
+
+    @property
+    def device_type(self) -> str:
+        return self.devices[0].type
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the smallest device: what a sharded plan may use per rank."""
+        return min(kind.memory_bytes for kind in self.devices)
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all devices together; None when any price is unknown."""
+        prices = [kind.price_per_hour for kind in self.devices]
+        return (
+            None if any(price is None for price in prices) else float(sum(price or 0.0 for price in prices))
+        )
+
+    def link(self, first: int, second: int) -> Link:
+        """The link between two ranks: the pair's own, else that of the outermost level where they differ."""
+        if first == second or not all(0 <= rank < self.device_count for rank in (first, second)):
+            raise ClusterError(
+                f"({first}, {second}) is not a pair of different ranks from 0 to {self.device_count - 1}"
+            )
+        pair = self.pairs.get((min(first, second), max(first, second)))
+        return pair if pair is not None else self.crossing_level(first, second).link
+
+    def crossing_level(self, first: int, second: int) -> Level:
+        """The outermost level at which two different ranks differ."""
+        block = self.device_count
+        for level in self.levels:
+            block //= level.size
+            if first // block != second // block:
+                return level
+        raise ClusterError(f"ranks {first} and {second} are the same device")
+
+    def meshes(self, max_axes: int = 3) -> tuple[Mesh, ...]:
+        """Every mesh of 1 … ``max_axes`` axes that is aligned with the link levels, flat mesh first.
+
+        Of meshes that differ only by the order of axes inside one uniform level, one is kept.
+        """
+        count(max_axes, "max_axes")
+        return aligned_meshes(
+            tuple((level.name, level.size) for level in self.levels), max_axes, ordered=bool(self.pairs)
+        )
+
+    def subset(self, device_count: int) -> Cluster:
+        """The first ``device_count`` devices as a cluster of their own (mini-parallelism).
+
+        The number must keep the levels regular: a divisor of the innermost level, or whole inner
+        levels times any number of outer children.
+        """
+        wanted, levels = count(device_count, "device count"), []
+        remaining = wanted
+        for level in reversed(self.levels):
+            if remaining <= level.size:
+                levels.append(replace(level, size=remaining))
+                remaining = 1
+                break
+            if remaining % level.size:
+                break
+            levels.append(level)
+            remaining //= level.size
+        if remaining != 1:
+            sizes = " x ".join(str(level.size) for level in self.levels)
+            raise ClusterError(
+                f"{wanted} devices do not fill whole levels of cluster '{self.name}' ({sizes});"
+                " take whole inner levels"
+            )
+        return replace(
+            self,
+            name=self.name if wanted == self.device_count else f"{self.name}[{wanted}]",
+            devices=self.devices[:wanted],
+            levels=tuple(reversed(levels)),
+            pairs={pair: link for pair, link in self.pairs.items() if pair[1] < wanted},
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of devices and links only; the cluster's name, prices and sources do not count."""
+        data = self.to_dict()
+        del data["name"], data["source"]
+        for part in (
+            *data["kinds"],
+            *(level["link"] for level in data["levels"]),
+            *(p["link"] for p in data["pairs"]),
+        ):
+            part.pop("source", None)
+            part.pop("price_per_hour", None)
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able, read back by :meth:`from_dict`."""
+        names = [kind.name for kind in self.device_kinds]
+        return {
+            "name": self.name,
+            "kinds": [kind.to_dict() for kind in self.device_kinds],
+            "devices": [names.index(kind.name) for kind in self.devices],
+            "levels": [level.to_dict() for level in self.levels],
+            "pairs": [{"between": list(pair), "link": link.to_dict()} for pair, link in self.pairs.items()],
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
+        """ClusterError when a key is missing or a value impossible."""
+        try:
+            kinds = [DeviceKind(**kind) for kind in data["kinds"]]
+            return cls(
+                name=data["name"],
+                devices=tuple(kinds[index] for index in data["devices"]),
+                levels=tuple(Level(**{**level, "link": Link(**level["link"])}) for level in data["levels"]),
+                pairs={tuple(pair["between"]): Link(**pair["link"]) for pair in data["pairs"]},
+                source=data.get("source", ""),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise ClusterError(
+                f"this is not a saved cluster ({type(error).__name__}: {error}); save it again with to_dict"
+            ) from None
+
+    def describe(self) -> str:
+        """One line for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
+        kinds = ", ".join(
+            f"{sum(device.name == kind.name for device in self.devices)} x {kind.name}"
+            for kind in self.device_kinds
+        )
+        levels = ", ".join(
+            f"{level.name} x{level.size} over "
+            + (f"{level.link_count} x " if level.link_count > 1 else "")
+            + level.link.name
+            for level in self.levels
+        )
+        return f"{self.name}: {kinds}" + (f", {levels}" if levels else "")
+
+    def __reduce__(self) -> tuple:
+        return Cluster.from_dict, (self.to_dict(),)
+
+
+def levels_from_pairs(
+    pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
+) -> tuple[Level, ...]:
+    """Find the hierarchy in a full pair list: nested blocks of consecutive ranks whose inside is faster.
+
+    Each level's link is the slowest one inside it. A list without such blocks is one level.
+    """
+
+    def slowest(links: list[Link]) -> Link:
+        return min(links, key=lambda link: (link.bandwidth_bytes_per_s, -link.latency_s))
+
+    blocks = [1]
+    for block in range(2, device_count):
+        if device_count % block or block % blocks[-1]:
+            continue
+        inside = [pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block == pair[1] // block]
+        outside = [
+            pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block != pair[1] // block
+        ]
+        if min(inside) > max(outside):
+            blocks.append(block)
+    blocks.append(device_count)
+    levels = []
+    for depth, (inner, outer) in enumerate(pairwise(blocks)):
+        crossing = [
+            link
+            for (low, high), link in pairs.items()
+            if low // outer == high // outer and low // inner != high // inner
+        ]
+        levels.append(
+            Level(
+                name=name if depth == 0 else f"{name}_group{depth}",
+                size=outer // inner,
+                link=slowest(crossing),
+            )
+        )
+    return tuple(reversed(levels))
+
+
+def all_pairs(device_count: int) -> list[tuple[int, int]]:
+    """Every ``(low, high)`` pair of ranks."""
+    return list(combinations(range(device_count), 2))

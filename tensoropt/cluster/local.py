@@ -1,0 +1,104 @@
+"""What is here: GPUs through NVML, else CPU ranks over gloo, one per core this process may use."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from tensoropt.cluster.catalog import device_kind, link
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level
+from tensoropt.cluster.nvml import gpu_cluster
+
+# float32 FLOP per cycle of one core: two fused multiply-adds of the widest vectors is the common case
+# for AVX2; one for AVX-512, as many parts have a single 512-bit unit or halve it.
+_FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
+_DEFAULT_HERTZ = 2.5e9
+
+
+def local_cluster() -> Cluster:
+    """GPUs if NVML sees any, else one CPU rank per available core."""
+    gpus = gpu_cluster()
+    return gpus if gpus is not None else cpu_cluster(len(available_cores()), name="local")
+
+
+def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
+    """``ranks`` CPU processes of this machine, each with an equal share of its memory."""
+    level = Level(name="cpu", size=ranks, link=link("CPU-memory"))
+    return Cluster(
+        name=name or f"local:{ranks}",
+        devices=(cpu_kind(ranks),) * ranks,
+        levels=(level,),
+        source="this machine",
+    )
+
+
+def available_cores() -> tuple[int, ...]:
+    """The physical cores this process may run on (one logical CPU of each)."""
+    try:
+        allowed = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return tuple(range(os.cpu_count() or 1))
+    chosen: dict[str, int] = {}
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            key = siblings.read_text().strip()
+        except OSError:
+            key = str(cpu)
+        chosen.setdefault(key, cpu)
+    return tuple(chosen.values())
+
+
+def cpu_kind(ranks: int) -> DeviceKind:
+    """One core of this machine: peak from its clock and vector width, memory from the machine's total."""
+    base = device_kind("CPU-core")
+    model, hertz, flags = _cpu_info()
+    flop_per_cycle = next((flop for flag, flop in _FLOP_PER_CYCLE if flag in flags), 8)
+    peak = hertz * flop_per_cycle
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", model)).strip("-") or "unknown"
+    return replace(
+        base,
+        name=f"CPU-core-{slug}",
+        memory_bytes=max(1, _total_memory_bytes() // ranks),
+        flops={"float64": peak / 2, "float32": peak},
+        source=f"this machine: {hertz / 1e9:.1f} GHz x {flop_per_cycle} FLOP per cycle; bandwidth of the preset",
+    )
+
+
+def _cpu_info() -> tuple[str, float, frozenset[str]]:
+    """Model name, nominal clock in Hz and feature flags from /proc/cpuinfo, with defaults elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+
+    def value(pattern: str) -> str:
+        match = re.search(rf"^(?:{pattern})\s*:\s*(.*)$", text, flags=re.MULTILINE)
+        return match.group(1).strip() if match else ""
+
+    model = value("model name") or value("Hardware")
+    nominal = re.search(r"@\s*([0-9.]+)\s*GHz", model)
+    # "cpu MHz" moves with load; round it so that the same machine gives the same cluster.
+    measured = value("cpu MHz")
+    if nominal:
+        hertz = float(nominal.group(1)) * 1e9
+    elif measured:
+        hertz = max(0.5, round(float(measured) / 500) / 2) * 1e9
+    else:
+        hertz = _DEFAULT_HERTZ
+    return model or os.uname().machine, hertz, frozenset((value("flags") or value("Features")).split())
+
+
+def _total_memory_bytes() -> int:
+    """Memory of the machine, or of the container if that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(limit).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total

@@ -1,0 +1,235 @@
+"""GPUs and their topology through NVML (package ``nvidia-ml-py``, module ``pynvml``)."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from tensoropt.cluster.catalog import kind_by_nvml_name
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, all_pairs, levels_from_pairs
+from tensoropt.errors import ClusterError
+
+logger = logging.getLogger(__name__)
+
+# NVML's common-ancestor levels, as `nvidia-smi topo -m` writes them.
+_ANCESTORS = ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"))
+# Share of a PCIe link's bandwidth left, and latency per hop, by the path between two devices. PIX is
+# packet overhead alone; the others are estimates that `measure-links` replaces.
+_PCIE_PATHS = {
+    "PIX": (0.82, 5.7e-6),
+    "PXB": (0.80, 6.0e-6),
+    "PHB": (0.70, 6.5e-6),
+    "NODE": (0.63, 7.0e-6),
+    "SYS": (0.50, 9.0e-6),
+}
+_PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+# One NVLink, each way, by generation (NVML's link version): the data sheets of P100, V100, A100, H100, B200.
+_NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
+_NVLINK_LATENCY_S = 3.4e-6
+_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_MAX_NVLINKS = 18
+
+
+def gpu_cluster(nvml: Any = None) -> Cluster | None:
+    """The GPUs of this machine, or None where NVML is missing or sees none.
+
+    Args:
+        nvml: an object with pynvml's functions; the module itself by default.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        logger.debug("NVML is not usable here: %s", error)
+        return None
+    try:
+        handles = _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return _cluster(nvml, handles) if handles else None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _visible(nvml: Any, visible: str | None) -> list[Any]:
+    """Handles in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects by number or by the start of a UUID."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if visible is None:
+        return handles
+    chosen = []
+    for item in (part.strip() for part in visible.split(",")):
+        if item.isdigit() and int(item) < len(handles):
+            chosen.append(handles[int(item)])
+        elif item.startswith(("GPU-", "MIG-")):
+            chosen += [
+                handle for handle in handles if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(item)
+            ][:1]
+        else:
+            break  # as CUDA does: an invalid entry hides itself and all after it
+    return chosen
+
+
+def _cluster(nvml: Any, handles: list[Any]) -> Cluster:
+    devices = tuple(_kind(nvml, handle) for handle in handles)
+    if len(handles) == 1:
+        return Cluster(name="local", devices=devices, levels=(), source="NVML")
+    neighbours = [_nvlinks(nvml, handle) for handle in handles]
+    bus_ids = [_bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    if all("switch" in links for links in neighbours):
+        count, version = min(links["switch"] for links in neighbours)
+        switch = Link(
+            name=f"NV{count}",
+            latency_s=_NVLINK_LATENCY_S,
+            bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
+            source=f"NVML: {count} NVLinks (version {version}) to a switch",
+        )
+        level = Level(name="gpu", size=len(handles), link=switch)
+        return Cluster(name="local", devices=devices, levels=(level,), source="NVML")
+    pairs = {}
+    for low, high in all_pairs(len(handles)):
+        wires = neighbours[low].get(bus_ids[high])
+        pairs[low, high] = _nvlink(*wires) if wires else _pcie(nvml, handles[low], handles[high])
+    return Cluster(
+        name="local",
+        devices=devices,
+        levels=_levels(pairs, neighbours, bus_ids),
+        pairs=pairs if len({(p.name, p.bandwidth_bytes_per_s) for p in pairs.values()}) > 1 else {},
+        source="NVML",
+    )
+
+
+def _levels(
+    pairs: dict[tuple[int, int], Link], neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]
+) -> tuple[Level, ...]:
+    """One level when the NVLinks join all devices (a cube mesh), else the blocks of the pair list."""
+    if _connected(neighbours, bus_ids):
+        total = [
+            sum(
+                count * _NVLINK_BYTES_PER_S.get(version, 25e9)
+                for peer, (count, version) in links.items()
+                if peer in bus_ids
+            )
+            for links in neighbours
+        ]
+        mesh = Link(
+            name="NVLink-mesh",
+            latency_s=_NVLINK_LATENCY_S,
+            bandwidth_bytes_per_s=min(total),
+            source="NVML: sum of one device's NVLinks to the others",
+        )
+        return (Level(name="gpu", size=len(bus_ids), link=mesh),)
+    return levels_from_pairs(pairs, len(bus_ids), "gpu")
+
+
+def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]) -> bool:
+    reached, frontier = {0}, [0]
+    while frontier:
+        here = frontier.pop()
+        for other, bus_id in enumerate(bus_ids):
+            if other not in reached and bus_id in neighbours[here]:
+                reached.add(other)
+                frontier.append(other)
+    return len(reached) == len(bus_ids)
+
+
+def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
+    """Active NVLinks by the other end's bus id (``switch`` for NVSwitch): (count, version)."""
+    counts: Counter[str] = Counter()
+    versions: dict[str, int] = {}
+    for index in range(_MAX_NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, index):
+                continue
+            try:
+                is_switch = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, index) == _SWITCH
+            except nvml.NVMLError:
+                is_switch = False
+            peer = (
+                "switch" if is_switch else _bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, index).busId)
+            )
+            version = int(nvml.nvmlDeviceGetNvLinkVersion(handle, index))
+        except nvml.NVMLError:
+            break  # no such link: this device has no more
+        counts[peer] += 1
+        versions[peer] = version
+    return {peer: (number, versions[peer]) for peer, number in counts.items()}
+
+
+def _nvlink(count: int, version: int) -> Link:
+    return Link(
+        name=f"NV{count}",
+        latency_s=_NVLINK_LATENCY_S,
+        bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
+        source=f"NVML: {count} NVLinks (version {version})",
+        dedicated=True,
+    )
+
+
+def _pcie(nvml: Any, first: Any, second: Any) -> Link:
+    try:
+        ancestor = int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
+    except nvml.NVMLError:
+        ancestor = 50
+    path = next(name for level, name in reversed(_ANCESTORS) if ancestor >= level)
+    generation = min(
+        _or(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device, 3) for device in (first, second)
+    )
+    width = min(_or(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device, 16) for device in (first, second))
+    share, latency = _PCIE_PATHS[path]
+    return Link(
+        name=path,
+        latency_s=latency,
+        bandwidth_bytes_per_s=share * width * _PCIE_LANE_BYTES_PER_S.get(generation, 7.563e9),
+        source=f"NVML: {path}, PCIe {generation} x{width}",
+    )
+
+
+def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
+    try:
+        return int(function(handle))
+    except nvml.NVMLError:
+        return default
+
+
+def _kind(nvml: Any, handle: Any) -> DeviceKind:
+    """The catalogue's kind with the memory this device has; an unlisted device from NVML's own figures."""
+    name = _text(nvml.nvmlDeviceGetName(handle))
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    known = kind_by_nvml_name(name)
+    if known is not None:
+        return replace(known, memory_bytes=memory)
+    try:
+        cores = nvml.nvmlDeviceGetNumGpuCores(handle)
+        peak = 2.0 * cores * nvml.nvmlDeviceGetMaxClockInfo(handle, 1) * 1e6  # 1: NVML_CLOCK_SM, in MHz
+        memory_clock = nvml.nvmlDeviceGetMaxClockInfo(handle, 2) * 1e6  # 2: NVML_CLOCK_MEM
+        bandwidth = 2.0 * memory_clock * nvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
+    except nvml.NVMLError as error:
+        raise ClusterError(
+            f"GPU '{name}' is not in the catalogue and NVML does not tell its speed ({error});"
+            " describe it in a cluster file with a device kind of its own"
+        ) from None
+    logger.warning("GPU '%s' is not in the catalogue; its speed is taken from NVML (cores x clock)", name)
+    return DeviceKind(
+        name=name.replace(" ", "-"),
+        type="cuda",
+        memory_bytes=memory,
+        flops={"float32": peak},
+        memory_bandwidth=bandwidth,
+        source="NVML: cores x clock, bus width x memory clock",
+    )
+
+
+def _bus_id(value: bytes | str) -> str:
+    """A PCI bus id in one form: NVML pads the domain to 4 or 8 digits depending on the call."""
+    domain, _, rest = _text(value).lower().strip("\x00").partition(":")
+    return f"{int(domain, 16):x}:{rest}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

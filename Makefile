@@ -1,0 +1,47 @@
+# Everything is run through these targets; .ci/run and the pre-commit hooks call the same ones.
+#
+#   PYTHON       the interpreter that makes .venv (default: python3, at least 3.11)
+#   TORCH_INDEX  where the CPU build of PyTorch is found when the default index has only the CUDA one
+#   TORCH        what is installed as torch; `make install TORCH=torch` overrides the choice of build
+
+PYTHON ?= python3
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH ?=
+WORKERS ?= 2
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint clean
+
+help: ## show the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP) ## make .venv and install the package with all extras
+
+$(STAMP): pyproject.toml constraints.txt .ci/install-torch.py
+	@.ci/make-venv "$(PYTHON)"
+	$(BIN)/python .ci/install-torch.py --index "$(TORCH_INDEX)" --requirement "$(TORCH)"
+	$(PIP) install --constraint constraints.txt --editable ".[all,test]"
+	@touch $@
+
+demo: $(STAMP) ## the whole loop on a GPT-2-style model: frontier, plan, run, compare
+	$(BIN)/python -m tensoropt demo
+
+test: $(STAMP) ## the test suite
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+test-all: $(STAMP) ## the test suite with its slow part, and coverage
+	$(BIN)/python -m pytest -n $(WORKERS) --cov $(ARGS)
+
+lint: $(STAMP) ## style, types, direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: ## remove what was built, .venv included
+	rm -rf .venv build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache .coverage*
+	find tensoropt app tests notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

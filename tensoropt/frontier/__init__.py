@@ -1,0 +1,6 @@
+"""The Pareto algebra on (memory, time) points. Knows nothing of models."""
+
+from tensoropt.frontier.algebra import Frontier, product, reduce, union
+from tensoropt.frontier.tools import distance, hypervolume, knee, merge
+
+__all__ = ["Frontier", "distance", "hypervolume", "knee", "merge", "product", "reduce", "union"]

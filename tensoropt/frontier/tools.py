@@ -1,0 +1,99 @@
+"""What people ask of finished frontiers: merge, knee, hypervolume, distance.
+
+Every function takes anything with ``memory`` and ``time`` arrays: a :class:`~tensoropt.frontier.Frontier`, the
+result of a search, or a planner's points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tensoropt.frontier.algebra import FloatArray, Frontier, reduce
+
+
+class Points(Protocol):
+    """Anything with the costs of n points; ``memory`` and ``time`` are (n,) arrays."""
+
+    @property
+    def memory(self) -> FloatArray: ...
+
+    @property
+    def time(self) -> FloatArray: ...
+
+
+def merge(frontiers: Sequence[Points]) -> Frontier:
+    """The frontier over several ones (meshes, micro-batch counts, planners), origins kept.
+
+    ``origin[p] = (which, index)``: point ``p`` is point ``index`` of ``frontiers[which]``. Of equal points the one
+    of the earliest frontier is kept. The inputs need not be reduced.
+    """
+    if not frontiers:
+        return reduce(np.empty(0), np.empty(0))
+    sizes = [len(f.memory) for f in frontiers]
+    which = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    index = np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
+    return reduce(
+        np.concatenate([np.asarray(f.memory, dtype=np.float64) for f in frontiers]),
+        np.concatenate([np.asarray(f.time, dtype=np.float64) for f in frontiers]),
+        np.stack([which, index], axis=1),
+    )
+
+
+def knee(points: Points) -> int:
+    """Index of the knee: the point farthest below the chord between the two ends, in logarithms of both costs.
+
+    Logarithms, because a person trades percentages (factors), not bytes for seconds. The first of equals; 0 for
+    fewer than three points. Raises ``ValueError`` for no points.
+    """
+    memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
+    if len(memory) == 0:
+        raise ValueError("an empty frontier has no knee")
+    if len(memory) < 3:
+        return 0
+    x, y = _unit_log(memory), _unit_log(time)
+    return int(np.argmax(1.0 - x - y))
+
+
+def _unit_log(values: FloatArray) -> FloatArray:
+    positive = values[values > 0]
+    floor = positive.min() if len(positive) else 1.0
+    logs = np.log(np.maximum(values, floor * 1e-3))
+    span = logs.max() - logs.min()
+    return (logs - logs.min()) / span if span > 0 else np.zeros_like(logs)
+
+
+def hypervolume(points: Points, reference: tuple[float, float]) -> float:
+    """Area between the frontier and ``reference`` = (memory, time), in byte-seconds; larger is better.
+
+    Computed by moocore (Fonseca, Paquete, López-Ibáñez 2006).
+    """
+    import moocore
+
+    data = _matrix(points)
+    return float(moocore.hypervolume(data, ref=np.asarray(reference, np.float64))) if len(data) else 0.0
+
+
+def distance(points: Points, reference: Points) -> float:
+    """How far ``points`` stay behind ``reference``: the multiplicative epsilon indicator minus one.
+
+    0.01 means that for every point of ``reference`` there is one in ``points`` at most 1 % worse in both costs
+    (Zitzler et al. 2003; moocore). Zero costs are compared with each other only: a zero that is not reached gives
+    ``inf``. Raises ``ValueError`` for empty frontiers.
+    """
+    import moocore
+
+    ours, theirs = _matrix(points), _matrix(reference)
+    if not len(ours) or not len(theirs):
+        raise ValueError("the distance of an empty frontier is undefined")
+    if (ours > 0).all() and (theirs > 0).all():
+        return float(moocore.epsilon_mult(ours, ref=theirs)) - 1.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(ours[:, None] == theirs[None], 1.0, ours[:, None] / theirs[None])
+    return float(ratio.max(axis=2).min(axis=0).max()) - 1.0
+
+
+def _matrix(points: Points) -> FloatArray:
+    return np.stack([np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)], axis=1)

@@ -1,0 +1,257 @@
+"""The input of the search: operators with configurations, and costs on operators and edges."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CostTable:
+    """Small frontiers in one flat table: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
+
+    ``shape``: (K,) for an operator, (P, Q) for an edge, entries in row-major order. ``memory``, ``time`` (points,)
+    finite, ``option`` (points,) int32: the caller's option index of each point. Every entry is reduced: memory
+    strictly ascending, time strictly descending. An entry without points is impossible.
+    """
+
+    shape: tuple[int, ...]
+    offsets: IntArray
+    memory: FloatArray
+    time: FloatArray
+    option: NDArray[np.int32]
+
+    @property
+    def entries(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Edge:
+    """Costs between two operators; the cost of configurations (i, j) is entry (rows[i], cols[j]) of ``table``.
+
+    ``ordinal``: this is the n-th edge added from ``source`` to ``target``, counted from 0.
+    """
+
+    source: int
+    target: int
+    ordinal: int
+    table: CostTable
+    rows: IntArray
+    cols: IntArray
+
+
+class CostGraph:
+    """Operators, their configurations, and what each choice costs in memory (bytes) and time (seconds).
+
+    See DESIGN section 7 for the contract. Tables of equal content are kept once, so identical layers cost nothing.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[Hashable] = []
+        self.nodes: list[CostTable] = []
+        self.edges: list[Edge] = []
+        self._index: dict[Hashable, int] = {}
+        self._ordinals: dict[tuple[int, int], int] = {}
+        self._tables: dict[bytes, CostTable] = {}
+        self._maps: dict[bytes, IntArray] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        configurations = sum(t.entries for t in self.nodes)
+        return f"CostGraph({len(self.names)} operators, {configurations} configurations, {len(self.edges)} edges)"
+
+    def add_operator(self, name: Hashable, costs: Any) -> None:
+        """Add an operator; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
+
+        A float array (K, options, 2) is the same; (K, 2) means one option each. Raises ``ValueError`` naming the
+        operator for a repeated name, no configurations, none that is possible, or negative, NaN or ragged costs.
+        """
+        what = f"operator {name!r}"
+        if name in self._index:
+            raise ValueError(f"{what} is already in the graph; give every operator its own name")
+        table = self._shared(_table(costs, 1, what))
+        if table.entries == 0:
+            raise ValueError(f"{what} has no configurations; give it at least one")
+        if len(table.memory) == 0:
+            raise ValueError(
+                f"{what} has {table.entries} configurations and all are impossible (inf or without options); "
+                "give it at least one with finite costs"
+            )
+        self._index[name] = len(self.names)
+        self.names.append(name)
+        self.nodes.append(table)
+
+    def add_edge(
+        self,
+        source: Hashable,
+        target: Hashable,
+        costs: Any,
+        rows: ArrayLike | None = None,
+        cols: ArrayLike | None = None,
+    ) -> None:
+        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` (Ka, Kb, 2) or (Ka, Kb, options, 2).
+
+        With ``rows`` (Ka,) and ``cols`` (Kb,) the edge is factored: configurations (i, j) cost
+        ``costs[rows[i]][cols[j]]``. Parallel edges are kept apart. Raises ``ValueError`` naming the edge for unknown
+        ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
+        """
+        what = f"edge {source!r} -> {target!r}"
+        for end in (source, target):
+            if end not in self._index:
+                raise ValueError(f"{what}: {end!r} is not in the graph; add the operator before its edges")
+        if source == target:
+            raise ValueError(f"{what} joins an operator with itself; add its cost to the operator instead")
+        a, b = self._index[source], self._index[target]
+        table = self._shared(_table(costs, 2, what))
+        maps = []
+        for side, end, size, given in (("rows", a, table.shape[0], rows), ("cols", b, table.shape[1], cols)):
+            maps.append(self._shared_map(_class_map(given, self.nodes[end].entries, size, f"{what}: {side}")))
+        reached = np.zeros(table.shape, dtype=bool)
+        reached[np.ix_(np.unique(maps[0]), np.unique(maps[1]))] = True
+        if not (np.diff(table.offsets).reshape(table.shape)[reached] > 0).any():
+            raise ValueError(f"{what} allows no pair of configurations; give it at least one finite entry")
+        ordinal = self._ordinals.get((a, b), 0)
+        self._ordinals[a, b] = ordinal + 1
+        self.edges.append(Edge(a, b, ordinal, table, maps[0], maps[1]))
+
+    def _shared(self, table: CostTable) -> CostTable:
+        digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
+        for array in (table.offsets, table.memory, table.time, table.option):
+            digest.update(array.tobytes())
+        return self._tables.setdefault(digest.digest(), table)
+
+    def _shared_map(self, values: IntArray) -> IntArray:
+        return self._maps.setdefault(values.tobytes(), values)
+
+
+def _class_map(given: ArrayLike | None, configurations: int, size: int, what: str) -> IntArray:
+    if given is None:
+        if configurations != size:
+            raise ValueError(
+                f"{what}: the table has {size} entries along this side and the operator has {configurations} "
+                "configurations; make them equal or say which entry each configuration uses"
+            )
+        return np.arange(size, dtype=np.int64)
+    values = np.asarray(given)
+    if values.shape != (configurations,) or values.dtype.kind not in "iu":
+        raise ValueError(
+            f"{what} must be {configurations} integers, one per configuration; got shape {values.shape} of "
+            f"{values.dtype}"
+        )
+    if len(values) and (values.min() < 0 or values.max() >= size):
+        raise ValueError(
+            f"{what} has values from {values.min()} to {values.max()}, but the table has {size} entries along this "
+            f"side; use 0 to {size - 1}"
+        )
+    return values.astype(np.int64)
+
+
+def _table(costs: Any, dims: int, what: str) -> CostTable:
+    if isinstance(costs, np.ndarray) and costs.dtype.kind in "fiu" and costs.ndim in (dims + 1, dims + 2):
+        return _dense_table(costs, dims, what)
+    if dims == 2:
+        try:
+            rows: Sequence[Any] = [list(row) for row in costs]
+        except TypeError:
+            raise ValueError(f"{what}: costs must be a table of rows, each a list of entries") from None
+        widths = {len(row) for row in rows}
+        if len(widths) > 1:
+            raise ValueError(
+                f"{what}: the rows are ragged, with {sorted(widths)} entries; make them equally long"
+            )
+        entries = [entry for row in rows for entry in row]
+        shape: tuple[int, ...] = (len(rows), widths.pop() if widths else 0)
+        names = [
+            f"{what}, entry ({i // max(shape[1], 1)}, {i % max(shape[1], 1)})" for i in range(len(entries))
+        ]
+    else:
+        try:
+            entries = list(costs)
+        except TypeError:
+            raise ValueError(
+                f"{what}: costs must be a list with one array (options, 2) per configuration"
+            ) from None
+        shape = (len(entries),)
+        names = [f"{what}, configuration {i}" for i in range(len(entries))]
+    return _ragged_table([_options(e, n) for e, n in zip(entries, names, strict=True)], shape, what)
+
+
+def _options(entry: Any, what: str) -> FloatArray:
+    try:
+        points = np.asarray(entry, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{what}: the options are ragged or not numbers; give an array (options, 2)"
+        ) from None
+    if points.size == 0:
+        return np.empty((0, 2))
+    if points.shape == (2,):
+        return points[None]
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ValueError(
+            f"{what}: expected an array (options, 2) of memory and time; got shape {points.shape}"
+        )
+    return points
+
+
+def _check(points: FloatArray, what: str) -> None:
+    if np.isnan(points).any():
+        raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
+    if (points < 0).any():
+        raise ValueError(f"{what}: the cost {points[points < 0].flat[0]:g} is negative; costs are at least 0")
+
+
+def _dense_table(costs: NDArray[Any], dims: int, what: str) -> CostTable:
+    values = np.asarray(costs, dtype=np.float64)
+    if values.shape[-1] != 2:
+        raise ValueError(f"{what}: the last dimension must be (memory, time); got shape {values.shape}")
+    _check(values, what)
+    shape = values.shape[:dims]
+    points = values.reshape(int(np.prod(shape)), int(np.prod(values.shape[dims:-1])), 2)
+    entry = np.repeat(np.arange(len(points)), points.shape[1])
+    option = np.tile(np.arange(points.shape[1]), len(points))
+    return _reduced(entry, option, points.reshape(-1, 2), shape)
+
+
+def _ragged_table(entries: list[FloatArray], shape: tuple[int, ...], what: str) -> CostTable:
+    sizes = [len(e) for e in entries]
+    points = np.concatenate([*entries, np.empty((0, 2))])
+    _check(points, what)
+    entry = np.repeat(np.arange(len(entries)), sizes)
+    option = np.concatenate([*(np.arange(n) for n in sizes), np.empty(0, np.int64)])
+    return _reduced(entry, option, points, shape)
+
+
+def _reduced(entry: IntArray, option: IntArray, points: FloatArray, shape: tuple[int, ...]) -> CostTable:
+    """Reduce every entry of a flat table at once: one sort, one segmented running minimum."""
+    finite = np.isfinite(points).all(axis=1)
+    entry, option, points = entry[finite], option[finite], points[finite]
+    entries = int(np.prod(shape))
+    counts = np.bincount(entry, minlength=entries)
+    if len(counts) and counts.max() > 1:
+        order = np.lexsort((option, points[:, 1], points[:, 0], entry))
+        entry, option, points = entry[order], option[order], points[order]
+        best = points[:, 1].copy()  # running minimum of time inside each entry, by doubling steps
+        step = 1
+        while step < counts.max():
+            same = entry[step:] == entry[:-step]
+            best[step:] = np.where(same, np.minimum(best[step:], best[:-step]), best[step:])
+            step *= 2
+        first = np.concatenate([[True], entry[1:] != entry[:-1]])
+        kept = first | np.concatenate([[True], points[1:, 1] < best[:-1]])
+        entry, option, points = entry[kept], option[kept], points[kept]
+        counts = np.bincount(entry, minlength=entries)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    memory, time = np.ascontiguousarray(points[:, 0]), np.ascontiguousarray(points[:, 1])
+    return CostTable(tuple(shape), offsets, memory, time, option.astype(np.int32))

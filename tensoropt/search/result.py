@@ -1,0 +1,65 @@
+"""What a search returns: the frontier, its certificate, and lazily the strategy of any point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensoropt.search.costgraph import FloatArray
+
+Choice = tuple[dict[Hashable, int], dict[Hashable, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class TrackedFrontier:
+    """The cost frontier of a graph; fixed API of DESIGN section 7.
+
+    ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only when it is
+    proven that no strategy beats or is missing from these points (of the additive model, costs snapped to a dyadic
+    grid of about 1e-13 of their total). ``notes``: what was heuristic, in words, empty when nothing was.
+    """
+
+    memory: FloatArray
+    time: FloatArray
+    exact: bool
+    notes: tuple[str, ...]
+    unroll: Callable[[int], Choice] = field(repr=False)
+    bound: Callable[[float], float] = field(repr=False)
+    _cache: dict[int, Choice] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    def __repr__(self) -> str:
+        word = "exact" if self.exact else "not proven exact"
+        return f"TrackedFrontier({len(self.memory)} points, {word})"
+
+    def lower_bound(self, memory: float) -> float:
+        """A time no strategy within ``memory`` bytes can beat; inf where none fits."""
+        return self.bound(float(memory))
+
+    @property
+    def gap(self) -> FloatArray:
+        """(n,) per point: how much faster, at most, a strategy of no more memory could be (time / bound - 1)."""
+        bounds = np.array([self.bound(float(m)) for m in self.memory])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0)
+
+    def strategy(self, index: int) -> dict[Hashable, int]:
+        """Configuration of every operator at point ``index``; only this point is rebuilt."""
+        return dict(self._choice(index)[0])
+
+    def options(self, index: int) -> dict[Hashable, int]:
+        """Option of every operator, and of every edge under the key (source, target, n-th edge between them)."""
+        return dict(self._choice(index)[1])
+
+    def _choice(self, index: int) -> Choice:
+        n = len(self.memory)
+        if not -n <= index < n:
+            raise IndexError(f"point {index} of a frontier with {n} points")
+        index %= n
+        if index not in self._cache:
+            self._cache[index] = self.unroll(index)
+        return self._cache[index]

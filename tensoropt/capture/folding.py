@@ -1,0 +1,76 @@
+"""Constant folding: what depends on no input and no parameter is computed once, at capture.
+
+Masks and position ids are dozens of nodes in a language model (35 for GPT-2's causal mask); the
+search must never see them. Values are kept at broadcast-reduced shape: a dim along which the value
+does not change has size 1 and is expanded where it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+_GENERATORS = frozenset({"rand", "randn", "randint", "randperm", "bernoulli", "normal", "dropout", "native_dropout"})
+_COMPARED_ELEMENTS = 1 << 27
+"""Above this many elements only stride-0 dims are reduced; comparing values would cost seconds."""
+
+
+class Folder:
+    """Values of the nodes that depend on constants only."""
+
+    def __init__(self) -> None:
+        self._known: dict[torch.fx.Node, Any] = {}
+        self.values: dict[str, torch.Tensor] = {}
+        self._names: dict[Any, str] = {}
+
+    def __contains__(self, node: torch.fx.Node) -> bool:
+        return node in self._known
+
+    def give(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        self._known[node] = value.detach()
+
+    def can_fold(self, node: torch.fx.Node) -> bool:
+        if str(node.target).split(".")[1] in _GENERATORS:
+            return False
+        return all(source in self._known for source in node.all_input_nodes)
+
+    def fold(self, node: torch.fx.Node) -> None:
+        def known(value: Any) -> Any:
+            return self._known[value] if isinstance(value, torch.fx.Node) else value
+
+        args = torch.fx.node.map_aggregate(node.args, known)
+        kwargs = dict(torch.fx.node.map_aggregate(node.kwargs, known))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+        if any(t.is_meta for t in tensors):
+            args, kwargs = torch.utils._pytree.tree_map(
+                lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
+            )
+        with torch.no_grad():
+            self._known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
+        """Record the value of a folded node that a live operator reads; equal values share a name."""
+        value = broadcast_reduced(self._known[node])
+        if not value.is_meta:
+            digest = hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            key = (shape, tuple(value.shape), str(value.dtype), digest.digest())
+            name = self._names.setdefault(key, name)
+        self.values[name] = value
+        return name
+
+
+def broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
+    """``value`` with every dim along which it is constant narrowed to size 1."""
+    for dim, size in enumerate(value.shape):
+        if size <= 1:
+            continue
+        first = value.narrow(dim, 0, 1)
+        if value.stride(dim) == 0 or (
+            not value.is_meta and value.numel() <= _COMPARED_ELEMENTS and bool((value == first).all())
+        ):
+            value = first
+    return value.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,483 @@
+"""PyTorch model -> operator graph, through ``torch.export``.
+
+``torch.export.export`` followed by ``run_decompositions({})`` gives a flat, functional ATen graph
+that keeps ``linear``, ``layer_norm``, ``scaled_dot_product_attention``, ... whole. What is done to it
+here: outputs other than the loss are dropped in training (they would stay alive), calls that only
+rename a tensor are skipped, everything that depends on no input and no parameter is folded into a
+constant kept at broadcast-reduced shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator as python_operator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture.folding import Folder
+from tensoropt.errors import CaptureError
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral
+
+Mode = Literal["train", "inference"]
+
+_RENAMES = frozenset(
+    {
+        "aten.alias.default",
+        "aten.clone.default",
+        "aten.contiguous.default",
+        "aten.lift_fresh_copy.default",
+        "aten.detach_copy.default",
+    }
+)
+"""Calls whose result equals their first argument in a functional graph."""
+_MAYBE_RENAMES = frozenset(
+    {
+        "aten.view.default",
+        "aten._unsafe_view.default",
+        "aten.reshape.default",
+        "aten.expand.default",
+        "aten.slice.Tensor",
+        "aten._to_copy.default",
+        "aten.to.dtype",
+    }
+)
+"""Calls that rename when shape and dtype do not change."""
+_SKIPPED_PREFIXES = ("aten._assert", "aten.sym_", "aten._functional_assert", "aten._assert_async")
+
+
+class WithLoss(torch.nn.Module):
+    """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
+
+    ``returned`` says after a call what the model itself returned: its type and where the loss was.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.returned: Returned | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = self.model(*args, **kwargs)
+        if self.loss is not None:
+            self.returned = Returned(None, None)
+            return self.loss(output)
+        self.returned, value = find_loss(output)
+        return value
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Where a model puts its loss: alone (``container`` None) or in a container under ``key``."""
+
+    container: type | None
+    key: str | int | None
+
+    def rebuild(self, loss: torch.Tensor) -> Any:
+        """What the model would have returned, holding the loss only."""
+        if self.container is None:
+            return loss
+        if isinstance(self.key, str):
+            return self.container(**{self.key: loss})
+        return (loss,)
+
+
+def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
+    """The scalar loss in a model's output: the output itself, ``output.loss``, or the first scalar in it.
+
+    Raises:
+        CaptureError: there is no differentiable scalar.
+    """
+
+    def is_loss(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
+
+    if is_loss(output):
+        return Returned(None, None), output
+    if is_loss(getattr(output, "loss", None)):
+        return Returned(type(output), "loss"), output.loss
+    items: list[tuple[Any, Any]] = []
+    if isinstance(output, Mapping):
+        items = list(output.items())
+    elif isinstance(output, (tuple, list)):
+        items = list(enumerate(output))
+    for key, value in items:
+        if is_loss(value):
+            return Returned(type(output), key), value
+    raise CaptureError(
+        f"the model returns {type(output).__name__} without a scalar that depends on its parameters; training "
+        "needs a loss: return one from forward, or pass loss=function(output)"
+    )
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured model: its graph and how a call maps onto it.
+
+    Attributes:
+        graph: the operator graph.
+        in_spec: pytree of ``(args, kwargs)``.
+        returned: how the model returns its loss (training), None in inference.
+        out_spec: pytree of what the model returns (inference).
+        model: the module captured, with its parameters (possibly on the meta device).
+    """
+
+    graph: OperatorGraph
+    model: torch.nn.Module
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    returned: Returned | None
+    example: tuple[Any, ...] = field(repr=False, default=())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _no_cache(model: torch.nn.Module) -> Iterator[None]:
+    """Switch off the key/value cache of ``transformers`` models: one step has no use for it."""
+    config = getattr(model, "config", None)
+    if getattr(config, "use_cache", None) is not True:
+        yield
+        return
+    config.use_cache = False  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        config.use_cache = True  # type: ignore[union-attr]
+
+
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    mode: Mode = "train",
+) -> Capture:
+    """Capture ``model(*args, **kwargs)`` as an operator graph.
+
+    Args:
+        model: any module ``torch.export`` accepts; on the meta device for big models.
+        args, kwargs: example inputs at the global batch size.
+        loss: maps the model's output to a scalar; needed in training unless the model's output
+            holds a scalar, which is then taken to be the loss.
+        mode: ``"train"`` keeps only the loss and expects a backward pass; ``"inference"`` keeps all
+            outputs.
+
+    Raises:
+        CaptureError: the export fails (with its reason), or no loss is found.
+    """
+    kwargs = dict(kwargs or {})
+    args, kwargs = _separate_inputs(args, kwargs)
+    subject: torch.nn.Module = WithLoss(model, loss) if mode == "train" else model
+    was_training = subject.training
+    subject.train(mode == "train")
+    try:
+        with _quiet(), _no_cache(model):
+            exported = torch.export.export(subject, args, kwargs).run_decompositions({})
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"torch.export refuses {type(model).__name__}: {_first_lines(error)}. "
+            "Usual remedies: no Python branches on tensor values, no .item(), fixed shapes."
+        ) from error
+    finally:
+        subject.train(was_training)
+    prefix = "model." if mode == "train" else ""
+    graph = _Converter(exported, prefix, mode, subject).convert()
+    leaves, in_spec = pytree.tree_flatten((args, kwargs))
+    returned = subject.returned if isinstance(subject, WithLoss) else None
+    return Capture(graph, model, in_spec, exported.call_spec.out_spec, returned, tuple(leaves))
+
+
+def _separate_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Clone tensors passed twice: export would merge them into one input."""
+    seen: set[int] = set()
+
+    def separate(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) in seen:
+            return leaf.clone()
+        seen.add(id(leaf))
+        return leaf
+
+    return pytree.tree_map(separate, (tuple(args), kwargs))
+
+
+def _first_lines(error: Exception, count: int = 3) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:count]) or type(error).__name__
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class _Converter:
+    """One walk over an exported program's graph, building the operator graph."""
+
+    def __init__(self, exported: Any, prefix: str, mode: Mode, model: torch.nn.Module):
+        self.exported = exported
+        self.prefix = prefix
+        self.mode = mode
+        self.model = model
+        self.tensors: dict[str, Tensor] = {}
+        self.operators: list[Operator] = []
+        self.name_of: dict[torch.fx.Node, str] = {}
+        self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
+        self.folder = Folder()
+        self.notes: list[str] = []
+
+    # -- placeholders -----------------------------------------------------------------------------
+
+    def _placeholders(self) -> list[str]:
+        signature = self.exported.graph_signature
+        mutated = set(signature.buffers_to_mutate.values())
+        inputs: list[str] = []
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        nodes = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(nodes, signature.input_specs, strict=True):
+            value, kind = node.meta["val"], spec.kind.name
+            if kind == "USER_INPUT":
+                if not isinstance(value, torch.Tensor):
+                    inputs.append("")
+                    continue
+                self._add(node, value, "input", key=str(len(inputs)))
+                inputs.append(node.name)
+            elif kind == "PARAMETER":
+                trains = self.mode == "train" and parameters[spec.target].requires_grad
+                self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
+            elif kind == "BUFFER" and spec.target in mutated:
+                self._add(node, value, "buffer", key=self._key(spec.target))
+            elif kind in ("BUFFER", "CONSTANT_TENSOR"):
+                self._add(node, value, "buffer", key=self._key(spec.target))
+                self.folder.give(node, self._stored(spec))
+            else:
+                raise CaptureError(f"{node.name}: inputs of kind {kind} are not supported; pass tensors only")
+        return inputs
+
+    def _stored(self, spec: Any) -> torch.Tensor:
+        if spec.target in self.exported.constants:
+            return self.exported.constants[spec.target]
+        return self.exported.state_dict[spec.target]
+
+    def _key(self, target: str) -> str:
+        return target.removeprefix(self.prefix)
+
+    def _aliases(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Further state-dict keys of each captured parameter (tied weights)."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        captured = {t.key for t in tensors.values() if t.kind == "parameter"}
+        main: dict[int, str] = {}
+        for name, parameter in parameters.items():
+            if self._key(name) in captured:
+                main[id(parameter)] = self._key(name)
+        return {
+            self._key(name): main[id(parameter)]
+            for name, parameter in parameters.items()
+            if id(parameter) in main and main[id(parameter)] != self._key(name)
+        }
+
+    def _add(
+        self,
+        node: torch.fx.Node,
+        value: torch.Tensor,
+        kind: Any,
+        *,
+        key: str | None = None,
+        requires_grad: bool = False,
+        name: str | None = None,
+    ) -> str:
+        name = name or node.name
+        shape = tuple(int(size) for size in value.shape)
+        self.tensors[name] = Tensor(name, shape, _dtype_name(value.dtype), kind, requires_grad, key)
+        self.name_of.setdefault(node, name)
+        return name
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def convert(self) -> OperatorGraph:
+        inputs = self._placeholders()
+        output_node = None
+        for node in self.exported.graph.nodes:
+            if node.op == "output":
+                output_node = node
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                raise CaptureError(f"{node.target}: higher-order operators are not supported in the model")
+        assert output_node is not None
+        outputs, mutations = self._outputs(output_node)
+        operators, tensors = self._prune(outputs, mutations, inputs)
+        aliases = self._aliases(tensors)
+        self._note_unused(tensors, aliases)
+        return OperatorGraph(
+            tensors=tensors,
+            operators=operators,
+            inputs=tuple(name for name in inputs if name),
+            outputs=outputs,
+            mutations=mutations,
+            constants={n: self.folder.values[n] for n, t in tensors.items() if t.kind == "constant"},
+            aliases=aliases,
+            training=self.mode == "train",
+            notes=tuple(self.notes),
+        )
+
+    def _call(self, node: torch.fx.Node) -> None:
+        target = str(node.target)
+        if target.startswith(_SKIPPED_PREFIXES):
+            return
+        if node.target is python_operator.getitem:
+            source, index = node.args
+            assert isinstance(source, torch.fx.Node)
+            if source in self.folder:
+                self.folder.fold(node)
+            else:
+                assert isinstance(index, int)
+                self.name_of[node] = self.parts_of[source][index]
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{node.name}: {target} is not an ATen operator; see {_source(node)}")
+        if self.folder.can_fold(node):
+            self.folder.fold(node)
+            return
+        value = node.meta["val"]
+        if self._renames(node, target, value):
+            source = node.args[0]
+            assert isinstance(source, torch.fx.Node)
+            self.name_of[node] = self.name_of[source]
+            return
+        self._emit(node, target, value)
+
+    def _renames(self, node: torch.fx.Node, target: str, value: Any) -> bool:
+        source = node.args[0] if node.args else None
+        if not isinstance(source, torch.fx.Node) or source in self.folder:
+            return False
+        if target in _RENAMES:
+            return True
+        if target == "aten.dropout.default":
+            return not node.args[2] or node.args[1] == 0.0
+        if target not in _MAYBE_RENAMES:
+            return False
+        before = self.tensors[self.name_of[source]]
+        return before.shape == tuple(value.shape) and before.dtype == _dtype_name(value.dtype)
+
+    def _emit(self, node: torch.fx.Node, target: str, value: Any) -> None:
+        args, kwargs = self._arguments(node)
+        if target == "aten.native_dropout.default":
+            if len(node.users) == 1 and (node.args[1] == 0.0 or node.args[2] is False):
+                self.parts_of[node] = (self.name_of[node.args[0]],)  # type: ignore[index]
+                return
+            target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
+        reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
+        differentiable = self.mode == "train" and target != "aten.detach.default"
+        differentiable = differentiable and any(t.requires_grad for t in reads)
+        single = isinstance(value, torch.Tensor)
+        names = []
+        for index, part in enumerate([value] if single else value):
+            if not isinstance(part, torch.Tensor):
+                names.append("")
+                continue
+            grad = differentiable and _dtype_name(part.dtype) in FLOATING
+            name = node.name if single else f"{node.name}.{index}"
+            names.append(self._add(node, part, "activation", requires_grad=grad, name=name))
+        if not single:
+            self.parts_of[node] = tuple(names)
+        outputs = tuple(name for name in names if name)
+        self.operators.append(
+            Operator(node.name, target, args, kwargs, outputs, _module(node, self.prefix), _source(node))
+        )
+
+    def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(self._argument(a) for a in node.args)
+        kwargs = {
+            k: self._argument(v)
+            for k, v in node.kwargs.items()
+            if k not in ("device", "pin_memory", "layout") and v is not None
+        }
+        return args, kwargs
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return Ref(self._reference(value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(item) for item in value)
+        if isinstance(value, (torch.dtype, torch.memory_format)):
+            return TorchLiteral(str(value).removeprefix("torch."))
+        if isinstance(value, (torch.device, torch.layout)):
+            return None
+        return value
+
+    def _reference(self, node: torch.fx.Node) -> str:
+        if node in self.folder:
+            name = self.name_of.get(node, node.name)
+            existing = self.tensors.get(name)
+            if existing is None or existing.kind != "buffer":
+                value = node.meta["val"]
+                kept = self.folder.keep(node, name, tuple(value.shape))
+                if kept == name:
+                    self._add(node, value, "constant", name=name)
+                self.name_of[node] = name = kept
+            return name
+        return self.name_of[node]
+
+    # -- outputs ----------------------------------------------------------------------------------
+
+    def _outputs(self, node: torch.fx.Node) -> tuple[tuple[str, ...], dict[str, str]]:
+        specs = self.exported.graph_signature.output_specs
+        returned: list[Any] = []
+        mutations: dict[str, str] = {}
+        by_key = {t.key: t.name for t in self.tensors.values() if t.kind == "buffer"}
+        for argument, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind.name == "BUFFER_MUTATION":
+                mutations[by_key[self._key(spec.target)]] = self._reference(argument)
+            else:
+                returned.append(argument)
+        names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))
+        return names, mutations
+
+    def _prune(
+        self, outputs: tuple[str, ...], mutations: Mapping[str, str], inputs: list[str]
+    ) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
+        """Drop operators nothing depends on, and tensors nobody mentions."""
+        needed = set(outputs) | set(mutations.values()) | set(mutations)
+        kept: list[Operator] = []
+        for op in reversed(self.operators):
+            if needed.intersection(op.outputs):
+                kept.append(op)
+                needed.update(op.inputs())
+        kept.reverse()
+        made = {name for op in kept for name in op.outputs}
+        needed |= made | set(inputs)
+        return tuple(kept), {name: t for name, t in self.tensors.items() if name in needed}
+
+    def _note_unused(self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        used = {t.key for t in tensors.values()} | set(aliases)
+        unused = [str(t.key) for t in self.tensors.values() if t.kind == "parameter" and t.key not in used]
+        if unused:
+            self.notes.append(f"{len(unused)} parameters are not used by the loss: {', '.join(unused[:5])}")
+
+
+def _module(node: torch.fx.Node, prefix: str) -> str:
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return str(path).removeprefix("L['self'].").removeprefix("L['self']").removeprefix(prefix)
+
+
+def _source(node: torch.fx.Node) -> str:
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    return trace[-2].strip() if len(trace) >= 2 else ""

@@ -1,0 +1,191 @@
+"""The operator graph: what one training step computes, as plain data.
+
+Nothing here needs PyTorch: targets and dtypes are strings, constants are opaque values kept beside
+the structure. A graph is therefore cheap to copy, to hash and to save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+TensorKind = Literal["input", "parameter", "buffer", "constant", "activation"]
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+FLOATING = frozenset({"float64", "float32", "bfloat16", "float16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor used as an argument, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLiteral:
+    """An attribute of ``torch`` used as an argument: a dtype or a memory format."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the graph at its global shape.
+
+    ``key`` is the model's own name for a parameter or buffer (its ``state_dict`` key), or the
+    position of an input in the flattened call.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: TensorKind
+    requires_grad: bool = False
+    key: str | None = None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One ATen-level call. ``args``/``kwargs`` hold :class:`Ref` where a tensor goes.
+
+    ``module`` is the dotted path of the submodule that made the call, ``source`` the user's line.
+    """
+
+    name: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[str, ...]
+    module: str = ""
+    source: str = ""
+
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors it reads, in argument order, each occurrence listed."""
+        return tuple(iter_refs((self.args, tuple(self.kwargs.values()))))
+
+
+def iter_refs(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from iter_refs(item)
+
+
+def map_refs(value: Any, function: Callable[[str], Any]) -> Any:
+    """``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples are kept."""
+    if isinstance(value, Ref):
+        return function(value.name)
+    if isinstance(value, tuple):
+        return tuple(map_refs(item, function) for item in value)
+    if isinstance(value, list):
+        return [map_refs(item, function) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """A functional, topologically ordered operator graph.
+
+    Attributes:
+        tensors: every tensor by name.
+        operators: in execution order.
+        inputs: names of the tensors a caller passes, in the order of the flattened call.
+        outputs: names of the tensors returned; in training the first is the scalar loss.
+        mutations: buffer name -> name of the tensor holding its value after the step.
+        constants: values of the constant tensors (``torch.Tensor``, kept at broadcast-reduced
+            shape); absent where the model has no data (meta device).
+        aliases: state-dict keys that share a parameter: further key -> the key in ``tensors``.
+        training: whether a backward pass follows.
+    """
+
+    tensors: Mapping[str, Tensor]
+    operators: tuple[Operator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    mutations: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    training: bool = True
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @cached_property
+    def producer(self) -> dict[str, Operator]:
+        return {output: op for op in self.operators for output in op.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[Operator, ...]]:
+        found: dict[str, dict[str, Operator]] = {}
+        for op in self.operators:
+            for name in op.inputs():
+                found.setdefault(name, {})[op.name] = op
+        return {name: tuple(ops.values()) for name, ops in found.items()}
+
+    @cached_property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors.values() if t.kind == "parameter")
+
+    @cached_property
+    def by_name(self) -> dict[str, Operator]:
+        return {op.name: op for op in self.operators}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what is computed: structure, shapes and dtypes."""
+        tensors = [
+            (t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key) for t in self.tensors.values()
+        ]
+        operators = [(o.name, o.target, repr(o.args), repr(dict(o.kwargs)), o.outputs) for o in self.operators]
+        payload = json.dumps([tensors, operators, self.inputs, self.outputs, self.training])
+        return hashlib.sha256(payload.encode()).hexdigest()
+
+
+def validate(graph: OperatorGraph) -> None:
+    """Check the invariants every pass must keep; ``AssertionError`` names the culprit."""
+    defined = {name for name, t in graph.tensors.items() if t.kind != "activation"}
+    names: set[str] = set()
+    for op in graph.operators:
+        assert op.name not in names, f"two operators are called {op.name}"
+        names.add(op.name)
+        for name in op.inputs():
+            assert name in defined, f"{op.name} reads {name} before it is made"
+        for name in op.outputs:
+            assert name in graph.tensors, f"{op.name} makes the unknown tensor {name}"
+            assert name not in defined, f"{name} is made twice"
+            defined.add(name)
+    for name in (*graph.inputs, *graph.outputs, *graph.mutations, *graph.mutations.values()):
+        assert name in defined, f"{name} is listed but never made"

@@ -1,0 +1,344 @@
+"""Colocation: which operators share one configuration, and what that configuration can be.
+
+Small things must not have an opinion (TensorFlow's Placer, heuristic B): an operator that only moves
+or rescales data joins the group of the operator that feeds it, as long as the group loses none of
+its ways to split. A parameter with one user belongs to that user (reference rule). What remains, one
+variable per group, is what the search sees.
+
+A group is described per mesh axis by its :class:`AxisStrategy` list; a configuration is one strategy
+per axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tensoropt.graph import Operator, Tensor
+from tensoropt.sharding.atoms import AtomGraph
+from tensoropt.sharding.index_space import NONE, IndexSpace, operand_placement
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_name
+
+MAX_ATOMS_PER_LOOP = 2
+"""How many atoms of one original loop may be split: the outermost, and one inside it, so that a mesh
+axis larger than the number of key/value heads can be made of two."""
+
+
+@dataclass(frozen=True)
+class AxisStrategy:
+    """What a group does on one mesh axis.
+
+    Attributes:
+        label: the anchor's loop dim, ``none``, ``partial`` or ``partial_grad``; ``@`` names the placement
+            a partial anchor output is resolved to before its followers.
+        choices: per operator of the group its loop dim (or NONE, PARTIAL, PARTIAL_GRAD).
+        placements: per tensor the group touches its placement code on this axis. The anchor's
+            output is listed as it leaves (after ``resolve``).
+        resolve: (tensor, code) when the anchor's partial output is reduced inside the group.
+    """
+
+    label: str
+    choices: Mapping[str, int]
+    placements: Mapping[str, int]
+    resolve: tuple[str, int] | None = None
+
+
+@dataclass
+class _Draft:
+    operators: list[Operator]
+    strategies: list[AxisStrategy]
+    reads: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operators that share one configuration.
+
+    Attributes:
+        name: its anchor's name.
+        operators: in execution order, the anchor first.
+        reads: activations made by other groups.
+        parameters: parameters only this group uses.
+        shared: parameters other groups use as well (tied weights).
+        free: inputs, constants and buffers; every rank has them whole, slicing is free.
+        writes: tensors that other groups read or that leave the graph.
+        strategies: what it can do on one mesh axis.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    reads: tuple[str, ...]
+    parameters: tuple[str, ...]
+    shared: tuple[str, ...]
+    free: tuple[str, ...]
+    writes: tuple[str, ...]
+    strategies: tuple[AxisStrategy, ...]
+
+    @property
+    def anchor(self) -> Operator:
+        return self.operators[0]
+
+
+@dataclass(frozen=True)
+class GroupGraph:
+    """The graph as the search sees it.
+
+    Attributes:
+        atoms: the atom graph below.
+        groups: in execution order of their anchors.
+        hubs: activations read by two groups or more; each is a variable with one home placement.
+        shared: parameters used by two groups or more; each is a variable with one stored placement.
+        group_of: operator name -> group.
+    """
+
+    atoms: AtomGraph
+    groups: tuple[Group, ...]
+    hubs: tuple[str, ...]
+    shared: tuple[str, ...]
+    group_of: Mapping[str, Group]
+
+
+def canonical(tensor: Tensor, code: int) -> int:
+    """Without a gradient R/P is R; a placement that only speaks of the gradient says nothing."""
+    return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code
+
+
+class _Grouping:
+    def __init__(self, atoms: AtomGraph, known_hubs: frozenset[str] = frozenset()):
+        self.atoms = atoms
+        self.graph = atoms.graph
+        self.known_hubs = known_hubs
+        self.drafts: list[_Draft] = []
+        self.draft_of: dict[str, _Draft] = {}
+        self.independent = _input_independent(atoms)
+
+    def run(self) -> GroupGraph:
+        for op in self.graph.operators:
+            if not self._join(op):
+                draft = _Draft([op], self._anchor_strategies(op), self._external(op, None))
+                self.drafts.append(draft)
+                self.draft_of[op.name] = draft
+        return self._finish()
+
+    # -- joining ----------------------------------------------------------------------------------
+
+    def _activations(self, op: Operator) -> list[str]:
+        return [n for n in dict.fromkeys(op.inputs()) if self.graph.tensors[n].kind == "activation"]
+
+    def _external(self, op: Operator, draft: _Draft | None) -> set[str]:
+        return {n for n in self._activations(op) if self.draft_of.get(self.graph.producer[n].name) is not draft}
+
+    def _join(self, op: Operator) -> bool:
+        space = self.atoms.spaces[op.name]
+        if not space.cheap or not space.known:
+            return False
+        feeders = [self.draft_of[self.graph.producer[n].name] for n in self._activations(op)]
+        if not feeders:
+            return False
+        draft = feeders[-1]
+        hubs = self.known_hubs.intersection(self._activations(op))
+        if hubs and not space.linear:
+            # A chain that starts on a tensor others read as well (x*x of an RMS norm) is a group of its
+            # own, not the producer's follower; later links join the chain that reads the tensor.
+            draft = next((d for d in feeders if hubs <= d.reads), None)
+            if draft is None:
+                return False
+        # Every other operand must already be read by the group, or the edge would be new.
+        if self._external(op, draft) - draft.reads:
+            return False
+        followed = [s for s in (self._follow(s, op, draft) for s in draft.strategies) if s is not None]
+        lost = _ways(draft.strategies) - _ways(followed)
+        # A chain of cheap operators may lose ways (a norm's own dim); a heavy anchor may not.
+        if lost and (not self.atoms.spaces[draft.operators[0].name].cheap or len(draft.reads) > 1):
+            return False
+        if len(_ways(followed)) < 2:
+            return False
+        draft.operators.append(op)
+        draft.strategies = followed
+        self.draft_of[op.name] = draft
+        return True
+
+    def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
+        """The strategy extended to ``op``, or None when ``op`` cannot go along."""
+        space = self.atoms.spaces[op.name]
+        choice = None
+        for operand in space.reads:
+            if operand.tensor not in strategy.placements:
+                continue
+            code = strategy.placements[operand.tensor]
+            candidate = _choice_for(space, operand.tensor, code)
+            if candidate is None:
+                return None
+            # A broadcast operand without the split dim says NONE; another operand may know better.
+            if choice is None or choice == NONE:
+                choice = candidate
+        if choice is None:
+            return None
+        if choice == PARTIAL and not self._passes_partial(op, space):
+            return None
+        placements = self._placements(op, space, choice)
+        if placements is None:
+            return None
+        for name, code in placements.items():
+            if strategy.placements.get(name, code) != code:
+                return None
+        return replace(
+            strategy,
+            choices={**strategy.choices, op.name: choice},
+            placements={**strategy.placements, **placements},
+        )
+
+    # -- strategies -------------------------------------------------------------------------------
+
+    def _passes_partial(self, op: Operator, space: IndexSpace) -> bool:
+        kinds = {self.graph.tensors[o.tensor].kind for o in space.reads}
+        return space.linear and kinds == {"activation"}
+
+    def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
+        found: dict[str, int] = {}
+        for operands, written in ((space.reads, False), (space.writes, True)):
+            for operand in operands:
+                tensor = self.graph.tensors[operand.tensor]
+                code = canonical(tensor, operand_placement(operand, choice, written=written))
+                if found.setdefault(operand.tensor, code) != code:
+                    return None
+                if code == PARTIAL and not written and tensor.kind != "activation" and not operand.added:
+                    return None
+        return found
+
+    def _anchor_strategies(self, op: Operator) -> list[AxisStrategy]:
+        space = self.atoms.spaces[op.name]
+        choices: list[tuple[str, int]] = [("none", NONE)]
+        choices += [(dim.name, i) for i, dim in enumerate(space.dims) if dim.splittable]
+        if self._passes_partial(op, space) and any(self.graph.tensors[n].requires_grad for n in op.inputs()):
+            choices.append(("partial", PARTIAL))
+        if op.name in self.independent and any(self.graph.tensors[n].requires_grad for n in op.outputs):
+            choices.append(("partial_grad", PARTIAL_GRAD))
+        strategies = []
+        for label, choice in choices:
+            placements = self._placements(op, space, choice)
+            if placements is None:
+                continue
+            strategy = AxisStrategy(label, {op.name: choice}, placements)
+            strategies.append(strategy)
+            if choice >= 0 and len(op.outputs) == 1 and placements[op.outputs[0]] == PARTIAL:
+                strategies += self._resolved(strategy, op.outputs[0])
+        return strategies
+
+    def _resolved(self, strategy: AxisStrategy, output: str) -> list[AxisStrategy]:
+        """The ways to reduce a partial output inside the group: to R, or to a shard of each dim."""
+        codes, position = [REPLICATE], 0
+        for dim in self.atoms.atoms[output]:
+            codes += [position + i for i in range(min(len(dim), MAX_ATOMS_PER_LOOP))]
+            position += len(dim)
+        return [
+            replace(
+                strategy,
+                label=f"{strategy.label}@{placement_name(code)}",
+                placements={**strategy.placements, output: code},
+                resolve=(output, code),
+            )
+            for code in codes
+        ]
+
+    # -- result -----------------------------------------------------------------------------------
+
+    def _finish(self) -> GroupGraph:
+        readers: dict[str, list[_Draft]] = {}
+        users: dict[str, list[_Draft]] = {}
+        for draft in self.drafts:
+            for name in dict.fromkeys(n for op in draft.operators for n in op.inputs()):
+                kind = self.graph.tensors[name].kind
+                if kind == "activation" and self.draft_of[self.graph.producer[name].name] is not draft:
+                    readers.setdefault(name, []).append(draft)
+                elif kind == "parameter":
+                    users.setdefault(name, []).append(draft)
+        final = set(self.graph.outputs) | set(self.graph.mutations.values())
+        groups = tuple(self._group(draft, readers, users, final) for draft in self.drafts)
+        group_of = {op.name: g for g in groups for op in g.operators}
+        hubs = tuple(name for name, drafts in readers.items() if len(drafts) > 1)
+        shared = tuple(name for name, drafts in users.items() if len(drafts) > 1)
+        return GroupGraph(self.atoms, groups, hubs, shared, group_of)
+
+    def _group(
+        self,
+        draft: _Draft,
+        readers: Mapping[str, list[_Draft]],
+        users: Mapping[str, list[_Draft]],
+        final: set[str],
+    ) -> Group:
+        tensors = self.graph.tensors
+        names = list(dict.fromkeys(n for op in draft.operators for n in op.inputs()))
+        made = [n for op in draft.operators for n in op.outputs]
+        parameters = [n for n in names if tensors[n].kind == "parameter"]
+        return Group(
+            name=draft.operators[0].name,
+            operators=tuple(draft.operators),
+            reads=tuple(n for n in names if tensors[n].kind == "activation" and n not in made),
+            parameters=tuple(n for n in parameters if len(users[n]) == 1),
+            shared=tuple(n for n in parameters if len(users[n]) > 1),
+            free=tuple(n for n in names if tensors[n].kind in ("input", "constant", "buffer")),
+            writes=tuple(n for n in made if n in readers or n in final),
+            strategies=_useful(draft.strategies),
+        )
+
+
+def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
+    """The loop that an operand lying as ``code`` forces, None when it is not splittable."""
+    if code == PARTIAL_GRAD:
+        return PARTIAL_GRAD
+    if code < 0:
+        return code
+    for operand in space.reads:
+        if operand.tensor == tensor:
+            loops = [loop for dim in operand.dims for loop in dim]
+            loop = loops[code]
+            return loop if space.dims[loop].splittable else None
+    return None
+
+
+def _loop_name(label: str) -> str:
+    return label.split("@")[0].split(".")[0]
+
+
+def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
+    """The original loops a set of strategies can split (partial outputs may be lost freely)."""
+    return {_loop_name(s.label) for s in strategies if s.label != "partial"}
+
+
+def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
+    """Drop inner atoms beyond the first few of a loop, and resolutions where the partial sum survives."""
+    partial = {s.label for s in strategies if s.resolve is None}
+    atoms: dict[str, list[str]] = {}
+    kept = []
+    for s in strategies:
+        atom = s.label.split("@")[0]
+        seen = atoms.setdefault(_loop_name(s.label), [])
+        if atom not in seen:
+            seen.append(atom)
+        if seen.index(atom) >= MAX_ATOMS_PER_LOOP or (s.resolve is not None and atom in partial):
+            continue
+        kept.append(s)
+    return tuple(kept)
+
+
+def _input_independent(atoms: AtomGraph) -> frozenset[str]:
+    """Operators that read parameters and constants only (position embeddings, weight arithmetic)."""
+    graph = atoms.graph
+    dependent = {n for n, t in graph.tensors.items() if t.kind == "input"}
+    found = set()
+    for op in graph.operators:
+        if dependent.intersection(op.inputs()):
+            dependent.update(op.outputs)
+        else:
+            found.add(op.name)
+    return frozenset(found)
+
+
+def group_operators(atoms: AtomGraph) -> GroupGraph:
+    """Colocate the operators of an atom graph.
+
+    Two passes: the first finds the tensors that several groups read, the second lets chains that
+    start on such a tensor be groups of their own instead of hanging on its producer.
+    """
+    return _Grouping(atoms, frozenset(_Grouping(atoms).run().hubs)).run()

@@ -1,0 +1,86 @@
+"""Placements: how one tensor and its gradient lie on one mesh axis, and on the whole mesh.
+
+A placement is a pair (forward, gradient). Four pairs occur (DESIGN section 5), written as small
+integers so that layouts hash and compare fast:
+
+====================  ==========  ===========  =========================================
+code                  forward     gradient     PyTorch's placements
+====================  ==========  ===========  =========================================
+``j >= 0``            ``S(j)``    ``S(j)``     ``Shard(j)`` / ``Shard(j)``
+``REPLICATE``         ``R``       ``R``        ``Replicate()`` / ``Replicate()``
+``PARTIAL_GRAD``      ``R``       ``P``        ``Replicate()`` / ``Partial()``
+``PARTIAL``           ``P``       ``R``        ``Partial()`` / ``Replicate()``
+====================  ==========  ===========  =========================================
+
+``j`` counts *atoms*: the tensor's dims factored as far as any view in the graph looks at them
+(:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes
+that shard the same atom nest in axis order, the first outermost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+REPLICATE = -1
+PARTIAL_GRAD = -2
+PARTIAL = -3
+
+Layout = tuple[int, ...]
+Atoms = tuple[tuple[int, ...], ...]
+"""Per tensor dim the sizes of its atoms, outermost first; a dim of size 1 has none."""
+
+_NAMES = {REPLICATE: "R", PARTIAL_GRAD: "R/P", PARTIAL: "P/R"}
+_CODES = {name: code for code, name in _NAMES.items()}
+
+
+def placement_name(code: int) -> str:
+    return f"S({code})" if code >= 0 else _NAMES[code]
+
+
+def placement_code(name: str) -> int:
+    """Inverse of :func:`placement_name`; ``ValueError`` for anything else."""
+    if name.startswith("S(") and name.endswith(")"):
+        return int(name[2:-1])
+    if name not in _CODES:
+        raise ValueError(f"'{name}' is not a placement; expected S(n), R, R/P or P/R")
+    return _CODES[name]
+
+
+def layout_names(layout: Layout) -> tuple[str, ...]:
+    return tuple(placement_name(code) for code in layout)
+
+
+def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
+    """(offset, length) of shard ``index`` of ``parts``, as ``torch.chunk`` and DTensor cut it."""
+    step = -(-size // parts)
+    start = min(index * step, size)
+    return start, min(step, size - start)
+
+
+def local_atoms(
+    atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
+) -> Atoms:
+    """Atom sizes of one shard; the largest shard when no ``coordinate`` is given."""
+    sizes = [size for dim in atoms for size in dim]
+    for axis, code in enumerate(layout):
+        if code >= 0:
+            index = 0 if coordinate is None else coordinate[axis]
+            sizes[code] = chunk(sizes[code], mesh[axis], index)[1]
+    result, start = [], 0
+    for dim in atoms:
+        result.append(tuple(sizes[start : start + len(dim)]))
+        start += len(dim)
+    return tuple(result)
+
+
+def local_shape(
+    atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Shape of one shard of a tensor with these atoms; the largest shard without ``coordinate``."""
+    return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))
+
+
+def shard_fraction(layout: Layout, mesh: Sequence[int]) -> int:
+    """How many shards the tensor is cut into."""
+    return math.prod(mesh[axis] for axis, code in enumerate(layout) if code >= 0)

@@ -1,0 +1,186 @@
+"""Resharding: the collectives that turn one placement of a tensor into another.
+
+One direction at a time: the forward placements of producer and consumer give the forward
+sequence, their gradient placements, swapped, the backward one. The executor issues exactly these
+steps and the cost model prices exactly these steps; nothing else decides what is sent.
+
+Rules of the sequence (cheapest first: what shrinks the data comes before what grows it):
+
+1. slices (R -> S), free;
+2. reduce-scatters (P -> S);
+3. all-to-alls (S(i) -> S(j) on one axis);
+4. one all-reduce over the flattened group of all axes that go P -> R;
+5. all-gathers (S -> R), one per atom over the flattened group of the axes that leave it;
+6. slices of what had to be gathered first;
+7. local masks (R -> P: the value at coordinate 0, zeros elsewhere; S -> P: own shard, zeros around).
+
+Axes that shard one atom nest in axis order, so only a suffix of them can be taken off: going from
+``[S(0), S(0)]`` to ``[R, S(0)]`` gathers both axes and slices again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal
+
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+
+StepKind = Literal["slice", "reduce_scatter", "all_to_all", "all_reduce", "all_gather", "mask", "pad"]
+COLLECTIVES = ("reduce_scatter", "all_to_all", "all_reduce", "all_gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step on one rank's shard, in the tensor's atom view.
+
+    Attributes:
+        kind: what happens.
+        axes: mesh axes of the (flattened) group, ascending.
+        atom: the atom sliced, scattered, gathered or padded; for an all-to-all the atom that becomes
+            whole; -1 where the step has none.
+        target: for an all-to-all, the atom that becomes sharded.
+        before, after: sizes of all atoms of the largest shard before and after the step.
+    """
+
+    kind: StepKind
+    axes: tuple[int, ...]
+    atom: int
+    target: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the payload: gathered output, scattered input, or the reduced tensor."""
+        return max(prod(self.before), prod(self.after))
+
+
+def forward_placements(layout: Layout) -> tuple[int, ...]:
+    """Per axis ``j`` (sharded), REPLICATE or PARTIAL: how the tensor itself lies."""
+    return tuple(REPLICATE if code == PARTIAL_GRAD else code for code in layout)
+
+
+def gradient_placements(layout: Layout) -> tuple[int, ...]:
+    """Per axis ``j`` (sharded), REPLICATE or PARTIAL: how its gradient lies."""
+    swapped = {PARTIAL_GRAD: PARTIAL, PARTIAL: REPLICATE}
+    return tuple(swapped.get(code, code) for code in layout)
+
+
+class _Walk:
+    """The state of one conversion: current placements and shard sizes."""
+
+    def __init__(self, atoms: Sequence[int], mesh: Sequence[int], current: Sequence[int], goal: Sequence[int]):
+        self.mesh = mesh
+        self.current = list(current)
+        self.goal = tuple(goal)
+        self.global_sizes = tuple(atoms)
+        self.steps: list[Step] = []
+
+    def _sizes(self) -> tuple[int, ...]:
+        sizes = list(self.global_sizes)
+        for axis, code in enumerate(self.current):
+            if code >= 0:
+                sizes[code] = -(-sizes[code] // self.mesh[axis])
+        return tuple(sizes)
+
+    def axes_on(self, placements: Sequence[int], atom: int) -> list[int]:
+        return [axis for axis, code in enumerate(placements) if code == atom]
+
+    def leaving(self, atom: int) -> list[int]:
+        """The suffix of axes that must come off ``atom``: what follows the common prefix."""
+        now, then = self.axes_on(self.current, atom), self.axes_on(self.goal, atom)
+        common = 0
+        while common < min(len(now), len(then)) and now[common] == then[common]:
+            common += 1
+        return now[common:]
+
+    def can_enter(self, axis: int) -> bool:
+        """Whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""
+        now, then = self.axes_on(self.current, self.goal[axis]), self.axes_on(self.goal, self.goal[axis])
+        return then[: len(now) + 1] == [*now, axis]
+
+    def step(self, kind: StepKind, axes: Sequence[int], code: int, atom: int = -1, target: int = -1) -> None:
+        before = self._sizes()
+        for axis in axes:
+            self.current[axis] = code
+        self.steps.append(Step(kind, tuple(axes), atom, target, before, self._sizes()))
+
+    def enter(self, source: int, kind: StepKind) -> None:
+        """Shard what can be sharded from ``source`` placements by ``kind``, outermost axes first."""
+        moved = True
+        while moved:
+            moved = False
+            for axis, code in enumerate(self.current):
+                if code == source and self.goal[axis] >= 0 and self.can_enter(axis):
+                    self.step(kind, (axis,), self.goal[axis], atom=self.goal[axis])
+                    moved = True
+
+    def exchange(self) -> None:
+        for axis, code in enumerate(self.current):
+            target = self.goal[axis]
+            if code < 0 or target < 0 or code == target or not self.can_enter(axis):
+                continue
+            sizes = self.global_sizes
+            even = all(
+                sizes[atom] % prod(self.mesh[a] for a in self.axes_on(p, atom)) == 0
+                for atom, p in ((code, self.current), (target, self.goal))
+            )
+            if self.leaving(code) == [axis] and even:
+                self.step("all_to_all", (axis,), target, atom=code, target=target)
+
+    def gather(self) -> None:
+        for atom in sorted({code for code in self.current if code >= 0}):
+            axes = self.leaving(atom)
+            while axes:
+                # The innermost run of axes that go to the same kind of placement.
+                padded = self.goal[axes[-1]] == PARTIAL
+                run = [axes.pop()]
+                while axes and (self.goal[axes[-1]] == PARTIAL) == padded:
+                    run.insert(0, axes.pop())
+                if padded:
+                    self.step("pad", run, PARTIAL, atom=atom)
+                else:
+                    self.step("all_gather", run, REPLICATE, atom=atom)
+
+    def run(self) -> tuple[Step, ...]:
+        self.enter(REPLICATE, "slice")
+        self.enter(PARTIAL, "reduce_scatter")
+        self.exchange()
+        reduced = [a for a, c in enumerate(self.current) if c == PARTIAL and self.goal[a] != PARTIAL]
+        if reduced:
+            self.step("all_reduce", reduced, REPLICATE)
+        self.gather()
+        self.enter(REPLICATE, "slice")
+        masked = [a for a, c in enumerate(self.current) if c == REPLICATE and self.goal[a] == PARTIAL]
+        if masked:
+            self.step("mask", masked, PARTIAL)
+        assert tuple(self.current) == self.goal, (self.current, self.goal)
+        return tuple(self.steps)
+
+
+@lru_cache(maxsize=1 << 16)
+def resharding_steps(
+    atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[Step, ...]:
+    """Steps from one-directional placements ``source`` to ``target``.
+
+    Args:
+        atoms: global sizes of the tensor's atoms.
+        mesh: axis sizes.
+        source, target: per axis an atom, ``REPLICATE`` or ``PARTIAL``.
+    """
+    if source == target:
+        return ()
+    return _Walk(atoms, mesh, source, target).run()
+
+
+def edge_steps(
+    atoms: tuple[int, ...], mesh: tuple[int, ...], source: Layout, target: Layout
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """(forward, backward) steps of an edge from layout ``source`` to layout ``target``."""
+    forward = resharding_steps(atoms, mesh, forward_placements(source), forward_placements(target))
+    backward = resharding_steps(atoms, mesh, gradient_placements(target), gradient_placements(source))
+    return forward, backward

@@ -1,0 +1,133 @@
+"""Contractions: linear layers, matrix products, einsum and convolutions."""
+
+from __future__ import annotations
+
+from tensoropt.sharding.rules.registry import Builder, Opaque, rule
+
+
+@rule("aten.linear.default")
+def linear(b: Builder) -> None:
+    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``."""
+    x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
+    weight = b.tensor(w).shape
+    if len(weight) != 2:
+        raise Opaque(b.op.name)
+    rows = b.loops(b.tensor(x).shape[:-1])
+    o = b.loop("out_features", weight[0], uneven=True)
+    i = b.loop("in_features", weight[1])
+    b.read(x, [*rows, i])
+    b.read(w, [o, i])
+    b.read(bias, [o], added=True)
+    b.write([*rows, o])
+
+
+@rule("aten.addmm.default")
+def addmm(b: Builder) -> None:
+    """``y[m, n] = bias[n] + sum_k x[m, k] w[k, n]`` (``beta = alpha = 1``)."""
+    if b.op.kwargs:
+        raise Opaque(b.op.name)
+    bias, x, w = b.arg(0), b.arg(1), b.arg(2)
+    m = b.loop("rows", b.tensor(x).shape[0])
+    n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
+    k = b.loop("in_features", b.tensor(w).shape[0])
+    shape = b.tensor(bias).shape
+    b.read(bias, [m, n][2 - len(shape) :], added=True)
+    b.read(x, [m, k])
+    b.read(w, [k, n])
+    b.write([m, n])
+
+
+@rule("aten.mm.default")
+def mm(b: Builder) -> None:
+    x, w = b.arg(0), b.arg(1)
+    m = b.loop("rows", b.tensor(x).shape[0])
+    n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
+    k = b.loop("in_features", b.tensor(w).shape[0])
+    b.read(x, [m, k])
+    b.read(w, [k, n])
+    b.write([m, n])
+
+
+@rule("aten.bmm.default")
+def bmm(b: Builder) -> None:
+    x, y = b.arg(0), b.arg(1)
+    batch, m, k = b.loops(b.tensor(x).shape)
+    n = b.loop("n", b.tensor(y).shape[2])
+    b.read(x, [batch, m, k])
+    b.read(y, [batch, k, n])
+    b.write([batch, m, n])
+
+
+@rule("aten.baddbmm.default")
+def baddbmm(b: Builder) -> None:
+    added, x, y = b.arg(0), b.arg(1), b.arg(2)
+    batch, m, k = b.loops(b.tensor(x).shape)
+    n = b.loop("n", b.tensor(y).shape[2])
+    rank = len(b.tensor(added).shape)
+    b.read(added, [batch, m, n][3 - rank :], added=True)
+    b.read(x, [batch, m, k])
+    b.read(y, [batch, k, n])
+    b.write([batch, m, n])
+
+
+@rule("aten.matmul.default")
+def matmul(b: Builder) -> None:
+    """Batched product with broadcasting; vectors as ``torch.matmul`` treats them."""
+    x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
+    left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
+    rank = max(len(left), len(right)) - 2
+    sizes = []
+    for i in range(rank):
+        a = left[len(left) - 2 - rank + i] if len(left) - 2 - rank + i >= 0 else 1
+        c = right[len(right) - 2 - rank + i] if len(right) - 2 - rank + i >= 0 else 1
+        sizes.append(max(a, c))
+    batch = b.loops(sizes)
+    m, k, n = b.loop("m", left[-2]), b.loop("k", left[-1]), b.loop("n", right[-1])
+    b.read(b.arg(0), [*batch[rank - (len(left) - 2) :], m, k] if len(x) > 1 else [k])
+    b.read(b.arg(1), [*batch[rank - (len(right) - 2) :], k, n] if len(y) > 1 else [k])
+    b.write([*batch, *([m] if len(x) > 1 else []), *([n] if len(y) > 1 else [])])
+
+
+@rule("aten.einsum.default")
+def einsum(b: Builder) -> None:
+    """The equation is the index space."""
+    equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
+    if "..." in equation or "->" not in equation or len(tensors) > 2:
+        raise Opaque(b.op.name)
+    left, right = equation.split("->")
+    loops: dict[str, int] = {}
+    for term, tensor in zip(left.split(","), tensors, strict=True):
+        if len(set(term)) != len(term):
+            raise Opaque(b.op.name)
+        for letter, size in zip(term, b.tensor(tensor).shape, strict=True):
+            if letter not in loops:
+                loops[letter] = b.loop(letter, size)
+    for term, tensor in zip(left.split(","), tensors, strict=True):
+        b.read(tensor, [loops[letter] for letter in term])
+    b.write([loops[letter] for letter in right])
+
+
+@rule("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
+def convolution(b: Builder) -> None:
+    """Batch, output and (without groups) input channels; windows keep spatial dims whole."""
+    x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
+    groups = b.arg(6, "groups", 1)
+    shape, weight = b.tensor(x).shape, b.tensor(w).shape
+    space = len(weight) - 2
+    if len(shape) != len(weight):
+        raise Opaque(b.op.name)
+    n = b.loop("batch", shape[0])
+    if groups == 1:
+        o, i = b.loop("out_channels", weight[0]), b.loop("in_channels", weight[1])
+        b.read(x, [n, i] + [None] * space)
+        b.read(w, [o, i] + [None] * space)
+        b.read(bias, [o], added=True)
+        b.write([n, o] + [None] * space)
+        return
+    g = b.loop("groups", groups)
+    o = b.loop("out_channels", weight[0] // groups, splittable=False)
+    i = b.loop("in_channels", weight[1], splittable=False)
+    b.read(x, [n, (g, i)] + [None] * space)
+    b.read(w, [(g, o), i] + [None] * space)
+    b.read(bias, [(g, o)], added=True)
+    b.write([n, (g, o)] + [None] * space)

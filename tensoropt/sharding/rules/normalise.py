@@ -1,0 +1,141 @@
+"""Norms, softmax, reductions and pooling."""
+
+from __future__ import annotations
+
+from tensoropt.sharding.rules.registry import Builder, Label, Opaque, rule
+
+
+@rule("aten.layer_norm.default", "aten.rms_norm.default", "aten.native_layer_norm.default")
+def layer_norm(b: Builder) -> None:
+    """Leading dims split; the normalised ones stay whole."""
+    shape = b.tensor(b.arg(0)).shape
+    kept = len(shape) - len(b.arg(1))
+    labels: list[Label] = [b.loop(f"d{i}", s) if i < kept else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+
+
+@rule("aten.group_norm.default")
+def group_norm(b: Builder) -> None:
+    """Batch and groups split; the channels of a group stay together."""
+    shape, groups = b.tensor(b.arg(0)).shape, b.arg(1)
+    n = b.loop("batch", shape[0])
+    g = b.loop("groups", groups)
+    c = b.loop("channels", shape[1] // groups, splittable=False)
+    b.read(b.arg(0), [n, (g, c)] + [None] * (len(shape) - 2))
+    b.read(b.arg(2, "weight"), [(g, c)])
+    b.read(b.arg(3, "bias"), [(g, c)])
+    b.write([n, (g, c)] + [None] * (len(shape) - 2))
+
+
+@rule("aten._native_batch_norm_legit_functional.default")
+def batch_norm_training(b: Builder) -> None:
+    """Batch (statistics are synchronised by ``local``) and channels split."""
+    shape = b.tensor(b.arg(0)).shape
+    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
+    x: list[Label] = [n, c] + [None] * (len(shape) - 2)
+    b.read(b.arg(0), x)
+    for index in (1, 2, 3, 4):
+        b.read(b.arg(index), [c])
+    b.write(x)
+    for index in range(1, len(b.op.outputs)):
+        b.write([c] if b.output(index).shape == (shape[1],) else [None] * len(b.output(index).shape), index)
+
+
+@rule("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
+def batch_norm_inference(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
+    x: list[Label] = [n, c] + [None] * (len(shape) - 2)
+    b.read(b.arg(0), x)
+    for index in (1, 2, 3, 4):
+        b.read(b.arg(index), [c])
+    b.write(x)
+
+
+@rule(
+    "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
+    "aten.cumsum.default", "aten.logcumsumexp.default",
+)  # fmt: skip
+def along_one_dim(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+    b.linear = b.op.target == "aten.cumsum.default"
+
+
+def _reduced(b: Builder, dims: object, keepdim: bool, *, contracted: bool) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    if dims is None or dims in ([], ()):
+        reduced = set(range(len(shape)))
+    else:
+        reduced = {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    labels: list[Label] = [
+        b.loop(f"d{i}", s, splittable=contracted or i not in reduced) for i, s in enumerate(shape)
+    ]
+    b.read(b.arg(0), labels)
+    after: list[Label] = []
+    for i, label in enumerate(labels):
+        if i not in reduced:
+            after.append(label)
+        elif keepdim:
+            after.append(None)
+    for index in range(len(b.op.outputs)):
+        b.write(after, index)
+
+
+@rule("aten.sum.default", "aten.mean.default")
+def full_sum(b: Builder) -> None:
+    _reduced(b, None, False, contracted=True)
+    b.linear = b.cheap = True
+
+
+@rule("aten.sum.dim_IntList", "aten.mean.dim")
+def dim_sum(b: Builder) -> None:
+    _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
+    b.linear = b.cheap = True
+
+
+@rule(
+    "aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
+    "aten.argmin.default", "aten.any.dim", "aten.all.dim", "aten.logsumexp.default", "aten.prod.dim_int",
+    "aten.topk.default", "aten.sort.default",
+)  # fmt: skip
+def dim_reduction(b: Builder) -> None:
+    if b.op.target in ("aten.topk.default", "aten.sort.default"):
+        index = 2 if "topk" in b.op.target else 1
+        shape = b.tensor(b.arg(0)).shape
+        dim = b.arg(index, "dim", -1) % len(shape)
+        labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+        b.read(b.arg(0), labels)
+        for i in range(len(b.op.outputs)):
+            b.write(labels, i)
+        return
+    _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=False)
+
+
+@rule("aten.var.correction", "aten.std.correction", "aten.var.dim", "aten.std.dim")
+def variance(b: Builder) -> None:
+    _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
+
+
+@rule(
+    "aten.max_pool2d.default", "aten.max_pool1d.default", "aten.avg_pool1d.default", "aten.avg_pool2d.default",
+    "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool1d.default", "aten.adaptive_max_pool2d.default",
+    "aten.max_pool2d_with_indices.default", "aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec",
+    "aten.upsample_nearest2d.default", "aten.upsample_bilinear2d.default", "aten._adaptive_avg_pool2d.default",
+    "aten.pixel_shuffle.default",
+)  # fmt: skip
+def pooling(b: Builder) -> None:
+    """Batch and channels split; windows keep spatial dims whole."""
+    shape = b.tensor(b.arg(0)).shape
+    spatial = 1 if "1d" in b.op.target else 2
+    lead = len(shape) - spatial
+    if lead < 1 or b.output().shape[:lead] != shape[:lead]:
+        raise Opaque(b.op.name)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i < lead else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    for index in range(len(b.op.outputs)):
+        b.write(labels, index)

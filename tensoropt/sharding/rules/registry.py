@@ -1,0 +1,137 @@
+"""The registry of index-space rules, and the builder they write with.
+
+A rule is a function of a :class:`Builder`: it names the loops of the operator and says how each
+tensor, read or written, is addressed by them. What is never mentioned is never split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
+from tensoropt.sharding.index_space import IndexSpace, LoopDim, Operand
+
+Label = int | None | Sequence[int]
+Rule = Callable[["Builder"], None]
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*targets: str) -> Callable[[Rule], Rule]:
+    """Register a rule for these ATen targets."""
+
+    def register(function: Rule) -> Rule:
+        for target in targets:
+            assert target not in _RULES, f"two rules for {target}"
+            _RULES[target] = function
+        return function
+
+    return register
+
+
+def has_rule(target: str) -> bool:
+    return target in _RULES
+
+
+def registered_targets() -> tuple[str, ...]:
+    return tuple(sorted(_RULES))
+
+
+class Opaque(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a rule that cannot describe this call; the operator is then kept whole."""
+
+
+class Builder:
+    """Collects loops and operands of one operator.
+
+    Labels are given per tensor dim: a loop, a sequence of loops (outermost first), or None for a dim
+    that is never split. Dims of size 1 lose their labels: they are broadcast or trivial.
+    """
+
+    def __init__(self, op: Operator, graph: OperatorGraph):
+        self.op = op
+        self.graph = graph
+        self.linear = False
+        self.cheap = False
+        self._loops: list[LoopDim] = []
+        self._reads: dict[str, list[Operand]] = {}
+        self._writes: dict[str, Operand] = {}
+
+    # -- arguments --------------------------------------------------------------------------------
+
+    def arg(self, index: int, name: str | None = None, default: Any = None) -> Any:
+        if index < len(self.op.args):
+            return self.op.args[index]
+        return self.op.kwargs.get(name, default) if name is not None else default
+
+    def tensor(self, value: Any) -> Tensor:
+        if not isinstance(value, Ref):
+            raise Opaque(f"{self.op.name}: expected a tensor, found {value!r}")
+        return self.graph.tensors[value.name]
+
+    def output(self, index: int = 0) -> Tensor:
+        return self.graph.tensors[self.op.outputs[index]]
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def loop(self, name: str, size: int, *, splittable: bool = True, uneven: bool = False) -> int:
+        used = {loop.name for loop in self._loops}
+        unique, count = name, 1
+        while unique in used:
+            count += 1
+            unique = f"{name}{count}"
+        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven))
+        return len(self._loops) - 1
+
+    def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
+        return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
+
+    def _operand(self, name: str, labels: Sequence[Label], added: bool) -> Operand:
+        shape = self.graph.tensors[name].shape
+        assert len(labels) == len(shape), f"{self.op.name}: {len(labels)} labels for {name} of shape {shape}"
+        dims: list[tuple[int, ...]] = []
+        for size, label in zip(shape, labels, strict=True):
+            if size == 1 or label is None:
+                dims.append(())
+            elif isinstance(label, int):
+                dims.append((label,))
+            else:
+                dims.append(tuple(loop for loop in label if self._loops[loop].size > 1))
+        return Operand(name, tuple(dims), added)
+
+    def read(self, value: Any, labels: Sequence[Label], *, added: bool = False) -> None:
+        """Describe a tensor argument; None arguments are ignored."""
+        if isinstance(value, Ref):
+            self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
+
+    def write(self, labels: Sequence[Label], index: int = 0) -> None:
+        name = self.op.outputs[index]
+        self._writes[name] = self._operand(name, labels, False)
+
+    def build(self, known: bool = True) -> IndexSpace:
+        reads = []
+        for name in self.op.inputs():
+            described = self._reads.get(name)
+            if described:
+                reads.append(described.pop(0) if len(described) > 1 else described[0])
+            else:
+                reads.append(self._operand(name, [None] * len(self.graph.tensors[name].shape), False))
+        writes = tuple(
+            self._writes.get(name)
+            or self._operand(name, [None] * len(self.graph.tensors[name].shape), False)
+            for name in self.op.outputs
+        )
+        return IndexSpace(tuple(self._loops), tuple(reads), writes, self.linear, self.cheap, known)
+
+
+def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
+    """The index space of one operator; the fallback without loops when no rule describes it."""
+    builder = Builder(op, graph)
+    function = _RULES.get(op.target)
+    if function is None:
+        return builder.build(known=False)
+    try:
+        function(builder)
+    except Opaque:
+        return Builder(op, graph).build(known=False)
+    return builder.build()

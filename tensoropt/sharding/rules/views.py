@@ -1,0 +1,252 @@
+"""Operators that move data without computing: reshapes, permutations, slices, concatenations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tensoropt.graph import Ref
+from tensoropt.sharding.rules.registry import Builder, Label, Opaque, rule
+
+
+def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
+    """Common refinement of two factorisations of one number, or None when there is none.
+
+    >>> refine((12,), (3, 4)), refine((2, 6), (4, 3)), refine((4, 6), (6, 4))
+    ((3, 4), (2, 2, 3), None)
+    """
+
+    def boundaries(sizes: Sequence[int]) -> set[int]:
+        return {prod(sizes[i:]) for i in range(1, len(sizes))}
+
+    marks = sorted({prod(left), *boundaries(left), *boundaries(right), 1}, reverse=True)
+    factors = []
+    for outer, inner in zip(marks, marks[1:], strict=False):
+        if outer % inner:
+            return None
+        factors.append(outer // inner)
+    return tuple(factors)
+
+
+def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Smallest runs of dims with equal products; dims of size 1 are left out."""
+    left = [i for i, size in enumerate(before) if size != 1]
+    right = [i for i, size in enumerate(after) if size != 1]
+    blocks: list[tuple[list[int], list[int]]] = []
+    while left and right:
+        a, c = [left.pop(0)], [right.pop(0)]
+        while (pa := prod(before[i] for i in a)) != (pc := prod(after[i] for i in c)):
+            if pa < pc:
+                a.append(left.pop(0))
+            else:
+                c.append(right.pop(0))
+        blocks.append((a, c))
+    return blocks
+
+
+@rule(
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.reshape.default",
+    "aten.flatten.using_ints",
+    "aten.unflatten.int",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.unsqueeze.default",
+)
+def reshape(b: Builder) -> None:
+    """Each run of dims is one loop nest at the common refinement of its two factorisations."""
+    source = b.tensor(b.arg(0))
+    before, after = source.shape, b.output().shape
+    reads: list[Label] = [None] * len(before)
+    writes: list[Label] = [None] * len(after)
+    b.linear = b.cheap = True
+    if 0 in before:
+        return
+    for left, right in _blocks(before, after):
+        factors = refine([before[i] for i in left], [after[i] for i in right])
+        if factors is None:
+            continue
+        loops = [b.loop(f"d{left[0]}", size, uneven=len(left) == len(right) == 1) for size in factors]
+        for dims, shape, labels in ((left, before, reads), (right, after, writes)):
+            position = 0
+            for dim in dims:
+                taken: list[int] = []
+                while prod(factors[position - len(taken) : position]) != shape[dim]:
+                    taken.append(loops[position])
+                    position += 1
+                labels[dim] = tuple(taken)
+    b.read(b.arg(0), reads)
+    b.write(writes)
+
+
+@rule("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.movedim.int", "aten.swapaxes.default")
+def permute(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    order = list(range(len(shape)))
+    if b.op.target == "aten.permute.default":
+        order = [d % len(shape) for d in b.arg(1)]
+    elif b.op.target == "aten.t.default":
+        order.reverse()
+    elif b.op.target == "aten.movedim.int":
+        source, target = b.arg(1) % len(shape), b.arg(2) % len(shape)
+        order.remove(source)
+        order.insert(target, source)
+    else:
+        i, j = b.arg(1) % len(shape), b.arg(2) % len(shape)
+        order[i], order[j] = order[j], order[i]
+    loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
+    b.read(b.arg(0), loops)
+    b.write([loops[d] for d in order])
+    b.linear = b.cheap = True
+
+
+@rule("aten.expand.default")
+def expand(b: Builder) -> None:
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    loops = [b.loop(f"d{i}", size) for i, size in enumerate(after)]
+    b.read(b.arg(0), loops[len(after) - len(before) :])
+    b.write(loops)
+    b.linear = b.cheap = True
+
+
+def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Label], list[Label]]:
+    """Labels before and after cutting ``dim`` into equal pieces (the tile index is never split)."""
+    shape = b.tensor(b.arg(0)).shape
+    labels: list[Label] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
+    piece = pieces[0]
+    if all(size == piece for size in pieces) and shape[dim] == piece * len(pieces):
+        tile = b.loop("piece", len(pieces), splittable=False)
+        inner = b.loop(f"d{dim}", piece)
+        before, after = list(labels), list(labels)
+        before[dim], after[dim] = (tile, inner), inner
+        return before, after
+    return labels, list(labels)
+
+
+@rule("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.split.sizes")
+def split(b: Builder) -> None:
+    """Equal pieces are the outer atom of the dim; unequal pieces keep it whole."""
+    rank = len(b.tensor(b.arg(0)).shape)
+    dim = b.arg(2, "dim", 0) % rank
+    pieces = [b.output(i).shape[dim] for i in range(len(b.op.outputs))]
+    before, after = _tile_dim(b, dim, pieces)
+    b.read(b.arg(0), before)
+    for i in range(len(b.op.outputs)):
+        b.write(after, i)
+    b.linear = b.cheap = True
+
+
+@rule("aten.slice.Tensor")
+def slice_(b: Builder) -> None:
+    """A slice that is one of equal tiles keeps the inner atom; any other keeps the dim whole."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1, "dim", 0) % len(shape)
+    length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)
+    start = start + shape[dim] if start < 0 else start
+    tiles = shape[dim] // max(length, 1)
+    equal = step == 1 and length > 1 and tiles > 1 and tiles * length == shape[dim] and start % length == 0
+    before, after = _tile_dim(b, dim, [length] * tiles if equal and _tiled_by_siblings(b, dim, length) else [0])
+    if step == 1 and length == shape[dim]:
+        loop = b.loop(f"d{dim}", length, uneven=True)
+        before[dim] = after[dim] = loop
+    b.read(b.arg(0), before)
+    b.write(after)
+    b.linear = b.cheap = True
+
+
+def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
+    """Whether other slices of the same tensor use the same tiles (then the tile is an atom)."""
+    name = b.arg(0).name
+    siblings = [op for op in b.graph.consumers[name] if op.target == "aten.slice.Tensor"]
+    same = [op for op in siblings if b.graph.tensors[op.outputs[0]].shape[dim] == length]
+    return len(same) > 1
+
+
+@rule("aten.select.int")
+def select(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write([label for i, label in enumerate(labels) if i != dim])
+    b.linear = b.cheap = True
+
+
+@rule("aten.unbind.int")
+def unbind(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1, "dim", 0) % len(shape)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    for i in range(len(b.op.outputs)):
+        b.write([label for j, label in enumerate(labels) if j != dim], i)
+    b.linear = b.cheap = True
+
+
+@rule("aten.cat.default", "aten.concat.default")
+def cat(b: Builder) -> None:
+    """Equal pieces become the outer atom of the result; unequal ones keep the dim whole."""
+    tensors = [b.tensor(t) for t in b.arg(0)]
+    rank = len(b.output().shape)
+    if any(len(t.shape) != rank for t in tensors):
+        raise Opaque(b.op.name)
+    dim = b.arg(1, "dim", 0) % rank
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
+    pieces = [t.shape[dim] for t in tensors]
+    result = list(labels)
+    if len(set(pieces)) == 1 and pieces[0] > 1:
+        inner = b.loop(f"d{dim}", pieces[0])
+        result[dim] = (b.loop("piece", len(pieces), splittable=False), inner)
+        labels[dim] = inner
+    for t in dict.fromkeys(t.name for t in tensors):
+        b.read(Ref(t), labels)
+    b.write(result)
+    b.linear = b.cheap = True
+
+
+@rule("aten.stack.default")
+def stack(b: Builder) -> None:
+    rank = len(b.output().shape)
+    dim = b.arg(1, "dim", 0) % rank
+    result: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
+    labels = [label for i, label in enumerate(result) if i != dim]
+    for t in dict.fromkeys(r.name for r in b.arg(0)):
+        b.read(Ref(t), labels)
+    b.write(result)
+    b.linear = b.cheap = True
+
+
+@rule("aten.repeat.default")
+def repeat(b: Builder) -> None:
+    shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
+    offset = len(counts) - len(shape)
+    reads: list[Label] = []
+    writes: list[Label] = [None] * offset
+    for i, size in enumerate(shape):
+        loop = b.loop(f"d{i}", size)
+        count = counts[offset + i]
+        reads.append(loop)
+        writes.append((b.loop("copy", count, splittable=False), loop) if count > 1 else loop)
+    b.read(b.arg(0), reads)
+    b.write(writes)
+    b.linear = b.cheap = True
+
+
+@rule(
+    "aten.pad.default", "aten.constant_pad_nd.default", "aten.roll.default", "aten.flip.default", "aten.diff.default"
+)
+def moved_within_dims(b: Builder) -> None:
+    """Dims whose elements move or grow stay whole; the others pass through."""
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    touched = {i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x != y}
+    if b.op.target in ("aten.roll.default", "aten.flip.default"):
+        dims = b.arg(2, "dims", []) if "roll" in b.op.target else b.arg(1)
+        touched = {d % len(before) for d in dims} if dims else set(range(len(before)))
+    labels: list[Label] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(before)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+    value = b.arg(3, "value")
+    b.linear = "pad" not in b.op.target or not value
+    b.cheap = True

@@ -103,7 +103,7 @@ def device_from(value: object, where: str) -> DeviceKind:
     merged: dict[str, Any] = {}
     if "base" in entry:
         devices = _preset("devices")
-        if entry["base"] not in devices:
+        if not isinstance(entry["base"], str) or entry["base"] not in devices:
             raise ClusterError(f"{where}: unknown base '{entry['base']}'; {suggest(entry['base'], devices)}")
         merged.update(devices[entry["base"]])
     merged.update(entry)

@@ -1,0 +1,292 @@
+"""Names and files: what they give, and that every wrong one says what and how to mend it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.cluster import (
+    available_cores,
+    device_kind,
+    link,
+    list_clusters,
+    list_devices,
+    list_links,
+    load_cluster,
+)
+from tensoropt.cluster.files import cluster_from
+from tensoropt.cluster.quantities import bandwidth
+from tensoropt.errors import ClusterError
+
+DESIGN_EXAMPLE = """
+devices: [{kind: H100-80GB, count: 8}]
+nodes: 4
+links: {intra_node: NVLink4, inter_node: IB-400G}
+"""
+
+
+def load(tmp_path, text, name="cluster.yaml"):
+    file = tmp_path / name
+    file.write_text(text)
+    return load_cluster(file)
+
+
+def test_the_designs_example(tmp_path):
+    cluster = load(tmp_path, DESIGN_EXAMPLE)
+    assert cluster.name == "cluster"
+    assert cluster.device_count == 32
+    assert [(level.name, level.size, level.link.name) for level in cluster.levels] == [
+        ("node", 4, "IB-400G"),
+        ("gpu", 8, "NVLink4"),
+    ]
+    assert cluster.levels[0].link_count == 1
+
+
+def test_figures_of_ones_own(tmp_path):
+    cluster = load(
+        tmp_path,
+        """
+        name: ours
+        devices:
+          - kind: {name: Chip, type: cuda, memory: 10GiB, memory_bandwidth: 1TB/s, flops: {float32: 1e13}}
+            count: 2
+            price_per_hour: 0.5
+          - kind: {base: H100-80GB, name: H100-half, memory: 40GiB}
+        links: {intra_node: {alpha: 5us, beta: 100Gbit/s}}
+        """,
+    )
+    assert cluster.name == "ours"
+    assert [kind.name for kind in cluster.devices] == ["Chip", "Chip", "H100-half"]
+    assert cluster.devices[0].flops["float32"] == 1e13
+    assert cluster.devices[0].price_per_hour == 0.5
+    assert cluster.devices[2].memory_bytes == 40 * 2**30
+    assert cluster.link(0, 2).latency_s == pytest.approx(5e-6)
+    assert cluster.link(0, 2).bandwidth_bytes_per_s == 12.5e9
+
+
+def test_an_explicit_pair_list_finds_its_levels(tmp_path):
+    pairs = [
+        {"between": [i, j], "alpha": 1e-5, "beta": 20e9 if i // 2 == j // 2 else 5e9}
+        for i in range(4)
+        for j in range(i + 1, 4)
+    ]
+    text = json.dumps({"devices": [{"kind": "L40S", "count": 4}], "links": {"pairs": pairs}})
+    cluster = load(tmp_path, text, "pairs.json")
+    assert [level.size for level in cluster.levels] == [2, 2]
+    assert cluster.link(2, 3).bandwidth_bytes_per_s == 20e9
+    assert cluster.link(1, 2).bandwidth_bytes_per_s == 5e9
+
+
+def test_pairs_of_one_node_repeat_and_pairs_of_all_do_not(tmp_path):
+    node = """
+        devices: [{kind: L40S, count: 2}]
+        nodes: 2
+        links:
+          inter_node: Ethernet-25G
+          pairs: [{between: [0, 1], link: PCIe3-PIX}]
+    """
+    cluster = load(tmp_path, node)
+    assert cluster.link(2, 3).name == "PCIe3-PIX"
+    assert cluster.link(1, 2).name == "Ethernet-25G"
+    everything = [{"between": [i, j], "link": "PCIe3"} for i in range(4) for j in range(i + 1, 4)]
+    text = {"devices": [{"kind": "L40S", "count": 2}], "nodes": 2, "links": {"pairs": everything}}
+    assert len(load(tmp_path, json.dumps(text), "all.json").levels) == 1
+
+
+def test_a_saved_cluster_is_a_cluster_file(tmp_path):
+    cluster = load_cluster("dgx-v100x2")
+    assert load(tmp_path, json.dumps(cluster.to_dict()), "saved.json") == cluster
+    assert load_cluster(cluster) is cluster
+
+
+def test_local_names(monkeypatch):
+    assert load_cluster("local:3").device_count == 3
+    cluster = load_cluster("local:2")
+    assert cluster.device_type == "cpu"
+    assert cluster.devices[0].name.startswith("CPU-core")
+    assert cluster.memory_bytes * 2 <= load_cluster("local:1").memory_bytes + 1
+    monkeypatch.setattr("tensoropt.cluster.local.gpu_cluster", lambda: None)
+    assert load_cluster("local").device_count == len(available_cores())
+    assert load_cluster("local").fingerprint == load_cluster(f"local:{len(available_cores())}").fingerprint
+
+
+@pytest.mark.parametrize("name", [name.replace("xN", "x2") for name in list_clusters()])
+def test_every_preset_loads_with_sources(name):
+    cluster = load_cluster(name)
+    assert cluster.name == name
+    assert cluster.source
+    assert cluster.device.source
+    assert all(level.link.source for level in cluster.levels)
+    assert cluster.meshes()[0].size == cluster.device_count
+
+
+def test_the_catalogue_is_complete_and_believable():
+    for name in list_devices():
+        kind = device_kind(name)
+        assert kind.source
+        assert kind.flops["float32"] <= kind.flops_of("float16") or kind.type == "cpu"
+        assert 1 < kind.flops["float32"] / kind.memory_bandwidth < 1000
+    for name in list_links():
+        assert link(name).source
+        assert 1e-6 < link(name).latency_s < 1e-3
+    for wanted in (
+        "V100-16GB",
+        "A100-40GB",
+        "A100-80GB",
+        "H100-80GB",
+        "H200-141GB",
+        "B200-180GB",
+        "L40S",
+        "RTX-4090",
+    ):
+        assert wanted in list_devices()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("450GB/s", 450e9),
+        ("100Gbit/s", 12.5e9),
+        ("100Gb/s", 12.5e9),
+        ("8Gbps", 1e9),
+        ("1GiB/s", 2**30),
+        (5, 5.0),
+    ],
+)
+def test_bandwidths(text, value):
+    assert bandwidth(text, "x") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid YAML"),
+        ("- a\n- b", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("nodes: 2", "needs devices"),
+        ("devices: []", "at least one"),
+        ("devices: 8", "at least one"),
+        ("devices: [{count: 2}]", "has no kind"),
+        ("devices: [{kind: H100-80GB, count: 0}]", "whole number of at least 1"),
+        ("devices: [{kind: H100-80GB, count: two}]", "whole number of at least 1"),
+        ("devices: [{kind: H100-80G, count: 1}]", "did you mean 'H100-80GB'"),
+        ("devices: [{kind: {name: X, type: cuda}}]", "lacks memory"),
+        ("devices: [{kind: H100-80GB, number: 2}]", "unknown key 'number'"),
+        ("device: [H100-80GB]", "did you mean 'devices'"),
+        ("devices: [H100-80GB]\nnodes: 0", "nodes is 0"),
+        ("devices: [H100-80GB]\nnodes: 2", "lacks inter_node"),
+        ("devices: [{kind: H100-80GB, count: 2}]", "lacks intra_node"),
+        (
+            "devices: [H100-80GB, L40S, {kind: L40S, memory: 1GiB}]\nlinks: {intra_node: PCIe4}",
+            "name one of them",
+        ),
+        ("devices: [H100-80GB, CPU-core]\nlinks: {intra_node: PCIe4}", "mixes cpu and cuda"),
+        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: NVLink44}", "did you mean 'NVLink4'"),
+        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {latency: 5us}}", "needs latency and bandwidth"),
+        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5GB/s}}", "not a bandwidth"),
+        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5e9}}", "greater than 0"),
+        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, latency: 1us, beta: 1}}", "keep one"),
+        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {link: PCIe4, beta: 1}}", "keep one"),
+        ("devices: [H100-80GB, L40S]\nlinks: {pairs: []}", "must be a list"),
+        ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{link: PCIe4}]}", "needs between"),
+        ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [0, 2], link: PCIe4}]}", "from 0 to 1"),
+        (
+            "devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [1, 1], link: PCIe4}]}",
+            "two different devices",
+        ),
+        (
+            "devices: [{kind: L40S, count: 3}]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}]}",
+            r"lacks 2 of 3 pairs: \(0, 2\)",
+        ),
+        ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{from: 0, to: 1, link: PCIe4}]}", r"\(1, 0\) is not"),
+        (
+            "devices: [H100-80GB, L40S]\nlinks: {pairs: [{from: 0, to: 1, link: PCIe4},"
+            " {from: 1, to: 0, link: PCIe3}]}",
+            "asymmetric",
+        ),
+        (
+            "devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [0, 1], link: PCIe4},"
+            " {between: [1, 0], link: PCIe4}]}",
+            "given twice",
+        ),
+    ],
+)
+def test_wrong_files_say_what_and_how(tmp_path, text, message):
+    with pytest.raises(ClusterError, match=message) as caught:
+        load(tmp_path, text)
+    assert str(tmp_path / "cluster.yaml") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("local:0", "at least 1"),
+        ("local:two", "at least 1"),
+        ("dgx-h10", "did you mean 'dgx-h100'"),
+        ("dgx-h100x0", "unknown cluster"),
+        ("netsplit-paperx2", "unknown cluster"),
+        ("missing.yaml", "does not exist"),
+        ("some/where", "does not exist"),
+    ],
+)
+def test_wrong_names_say_what_and_how(name, message):
+    with pytest.raises(ClusterError, match=message):
+        load_cluster(name)
+
+
+VALID = {
+    "devices": [
+        {"kind": {"base": "L40S", "name": "X", "flops": {"float32": 1e13}}, "count": 2, "memory": "1GiB"},
+        {"kind": "L40S", "price_per_hour": 1.0},
+    ],
+    "nodes": 2,
+    "links": {
+        "intra_node": {"alpha": "1us", "beta": "1GB/s"},
+        "inter_node": {"link": "IB-400G", "count": 2},
+        "pairs": [{"between": [i, j], "link": "PCIe4"} for i, j in ((0, 1), (0, 2), (1, 2))],
+    },
+}
+
+
+def _places(value, path=()):
+    yield path
+    for key, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from _places(inner, (*path, key))
+
+
+anything = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 3),
+    st.floats(),
+    st.sampled_from(["", "L40S", "5us", "-1", "nan", "1e400", "5GB/s"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["kind", "link", "name", "flops", "base", "count"]), st.integers(0, 2), max_size=2
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(list(_places(VALID))), anything)
+def test_whatever_stands_anywhere_is_a_cluster_or_an_error_of_ours(path, value):
+    document = json.loads(json.dumps(VALID))
+    if not path:
+        document = value
+    else:
+        target = document
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = value
+    try:
+        cluster = cluster_from(document, name="x")
+    except ClusterError:
+        return
+    assert cluster.device_count >= 1
+    assert cluster.meshes()

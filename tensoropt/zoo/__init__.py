@@ -7,7 +7,19 @@ that needs it is built.
 
 from __future__ import annotations
 
-from tensoropt.zoo import convolution, decoder, hugging_face, perceptron
+from tensoropt.zoo import (
+    amoeba,
+    convolution,
+    decoder,
+    hugging_face,
+    inception,
+    mixture,
+    perceptron,
+    recurrent,
+    residual,
+    segmentation,
+    translation,
+)
 from tensoropt.zoo.registry import (
     MissingExtraError,
     ZooEntry,
@@ -30,4 +42,16 @@ __all__ = [
     "register",
 ]
 
-_FAMILIES = (convolution, decoder, hugging_face, perceptron)
+_FAMILIES = (
+    amoeba,
+    convolution,
+    decoder,
+    hugging_face,
+    inception,
+    mixture,
+    perceptron,
+    recurrent,
+    residual,
+    segmentation,
+    translation,
+)

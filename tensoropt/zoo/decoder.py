@@ -10,18 +10,29 @@ from tensoropt.zoo.inputs import tokens
 from tensoropt.zoo.registry import Recipe, register
 
 
-class Block(nn.Module):
-    """Attention and feed-forward, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
+class FeedForward(nn.Module):
+    """``(b, s, d) -> (b, s, d)`` through four times the width."""
 
-    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """Attention and ``feed``, each behind a layer norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module) -> None:
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(hidden)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.project = nn.Linear(hidden, hidden)
         self.feed_norm = nn.LayerNorm(hidden)
-        self.up = nn.Linear(hidden, 4 * hidden)
-        self.down = nn.Linear(4 * hidden, hidden)
+        self.feed = feed
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,7 +42,7 @@ class Block(nn.Module):
         q, k, v = (part.view(shape).transpose(1, 2) for part in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(batch, sequence, hidden)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.feed_norm(x)), approximate="tanh")))
+        return x + self.dropout(self.feed(self.feed_norm(x)))
 
 
 class Decoder(nn.Module):
@@ -43,7 +54,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, hidden)
         self.position = nn.Embedding(sequence, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads, dropout, FeedForward(hidden)) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         self.head.weight = self.token.weight

@@ -18,6 +18,7 @@ _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 20
 _GPT3 = "Brown et al., Language Models are Few-Shot Learners, 2020 (table 2.1)"
 _BERT = "Devlin et al., BERT, NAACL 2019"
 _LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024 (table 3)"
+_MIXTRAL = "Jiang et al., Mixtral of Experts, 2024 (table 1)"
 
 
 class LanguageModelLoss(nn.Module):
@@ -163,3 +164,30 @@ def llama(
         bos_token_id=vocabulary - 2, eos_token_id=vocabulary - 1,
     )  # fmt: skip
     return _language_model(package.LlamaForCausalLM(config), vocabulary, batch, sequence, use_cache=False)
+
+
+@register(
+    "mixtral-tiny", paper=_MIXTRAL, size="laptop", batch=4, requires="transformers",
+    layers=2, hidden=64, heads=4, key_value_heads=2, inner=96, experts=4, vocabulary=512, sequence=32,
+)  # fmt: skip
+@register("mixtral-8x7b", paper=_MIXTRAL, size="paper", batch=1, requires="transformers")
+def mixtral(
+    batch: int,
+    layers: int = 32,
+    hidden: int = 4096,
+    heads: int = 32,
+    key_value_heads: int = 8,
+    inner: int = 14336,
+    experts: int = 8,
+    chosen: int = 2,
+    vocabulary: int = 32000,
+    sequence: int = 4096,
+) -> Recipe:
+    """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
+    package = _transformers("mixtral")
+    config = package.MixtralConfig(
+        num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+        num_key_value_heads=key_value_heads, intermediate_size=inner, vocab_size=vocabulary,
+        num_local_experts=experts, num_experts_per_tok=chosen, max_position_embeddings=sequence,
+    )  # fmt: skip
+    return _language_model(package.MixtralForCausalLM(config), vocabulary, batch, sequence, use_cache=False)

@@ -63,16 +63,36 @@ def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
     assert loss.meta["val"].shape == ()
 
 
-# GiB of float32 parameters. TensorOpt's table 1 writes GB for 2^30 bytes: VGG16 has 138.36 million
-# parameters, which is 0.553e9 bytes and 0.515 * 2^30 bytes; the table says 0.52.
-FIGURES = {"vgg16": (0.52, "TensorOpt, table 1")}
+# TensorOpt's table 1 writes GB for 2^30 bytes: VGG16 has 138.36 million float32 parameters, which is
+# 0.553e9 bytes and 0.515 * 2^30 bytes; the table says 0.52. VGG16 is fully defined by its paper, so it
+# must match. The paper names no widths for the other three: ours were chosen to come out right (the
+# README of the zoo says how), so a drift from the figure means that a definition changed. No integer
+# width of a WideResNet gives 7.3; 152 layers of width 6 come nearest, 7 % above.
+TABLE_1 = {"vgg16": (0.52, 0.02), "rnn-lm": (108, 0.01), "transformer-2.6b": (9.7, 0.01)}
+TABLE_1 |= {"wide-resnet-152": (7.3, 0.08)}
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_parameter_bytes_match_the_papers(name: str) -> None:
-    figure, source = FIGURES[name]
+@pytest.mark.parametrize("name", TABLE_1)
+def test_parameter_bytes_match_table_1_of_tensoropt(name: str) -> None:
+    figure, tolerance = TABLE_1[name]
     found = zoo.build(name, device="meta").parameter_bytes / GIB
-    assert found == pytest.approx(figure, rel=0.02), source
+    assert found == pytest.approx(figure, rel=tolerance)
+
+
+# ToFu (EuroSys 2019), its table of WResNet sizes: GB of weights, gradients and momentum, three times the weights.
+@pytest.mark.parametrize(
+    ("depth", "width", "figure"),
+    [(50, 4, 4.2), (101, 4, 7.8), (152, 4, 10.5), (101, 6, 17.1), (152, 6, 23.4), (50, 10, 26.7),
+     (152, 8, 41.7), (152, 10, 65.1)],
+)  # fmt: skip
+def test_wide_resnets_match_tofu(depth: int, width: int, figure: float) -> None:
+    built = zoo.build("wide-resnet-152", device="meta", depth=depth, width=width)
+    assert 3 * built.parameter_bytes / GIB == pytest.approx(figure, rel=0.03)
+
+
+def test_amoebanet_matches_gpipe() -> None:
+    built = zoo.build("amoebanet-d", device="meta", filters=208)
+    assert built.parameter_count / 1e6 == pytest.approx(82, rel=0.01)
 
 
 # Millions of parameters as the models' own papers or reference implementations count them.
@@ -87,6 +107,15 @@ COUNTS = {
     "llama3-8b": 8030.26,
     "llama3-70b": 70553.71,
     "llama3-405b": 405853.39,
+    "mixtral-8x7b": 46702.79,
+    "resnet50": 25.557,
+    "resnet101": 44.549,
+    "resnet152": 60.193,
+    "resnet200": 64.674,
+    "inception-v3": 23.835,
+    "deeplab-v3": 58.625,
+    "unet": 31.04,
+    "transformer-base": 63.08,
 }
 
 

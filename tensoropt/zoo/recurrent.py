@@ -1,0 +1,171 @@
+"""Recurrent networks: LSTM language models and GNMT.
+
+Two ways to write an LSTM, and both are here because they are different graphs:
+
+* **unrolled** (`rnn-lm`): one cell per layer and step, each a pair of linear layers and a few
+  element-wise operators. A linear layer's features can be split, so a 108 GiB model fits on many
+  devices, which is what the papers use it for. The price is steps x layers cells that share weights.
+* **whole** (`lstm-lm-tiny`, `gnmt`): ``nn.LSTM``, one operator per layer. Only its batch can be split,
+  since every step needs all of the hidden state; fast, and right when the layer fits on one device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensoropt.zoo.inputs import tokens
+from tensoropt.zoo.registry import Recipe, register
+
+_TENSOROPT = "Cai et al., TensorOpt, 2020 (table 1); sizes inferred, see the README of the zoo"
+_RNNLM = "Zaremba et al., Recurrent Neural Network Regularization, 2014; sizes of Jia et al. (FlexFlow), 2019"
+_GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
+
+
+class Cell(nn.Module):
+    """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
+
+    Four pairs of linear layers rather than a fused one: a split of a gate's features is then a split
+    of the hidden state, the same in all four.
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.from_input = nn.ModuleList(nn.Linear(inputs, hidden) for _ in range(4))
+        self.from_hidden = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (a(x) + b(h) for a, b in zip(self.from_input, self.from_hidden, strict=True))
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class Unrolled(nn.Module):
+    """Layers of :class:`Cell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
+
+    def __init__(self, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(Cell(hidden, hidden) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        zero = x.new_zeros(x.shape[0], x.shape[2])
+        states = [(zero, zero) for _ in self.cells]
+        outputs = []
+        for step in x.unbind(1):
+            for layer, cell in enumerate(self.cells):
+                states[layer] = cell(step, *states[layer])
+                step = states[layer][0]
+            outputs.append(step)
+        return torch.stack(outputs, dim=1)
+
+
+class Whole(nn.Module):
+    """The same layers as one ``nn.LSTM``."""
+
+    def __init__(self, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(hidden, hidden, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+class RecurrentLanguageModel(nn.Module):
+    """``ids, labels (batch, steps)`` to the mean cross entropy."""
+
+    def __init__(self, recurrent: nn.Module, vocabulary: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.recurrent = recurrent
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        scores = self.head(self.recurrent(self.embedding(ids)))
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+@register(
+    "rnn-lm-tiny", paper=_TENSOROPT, size="laptop", batch=8,
+    layers=2, hidden=64, vocabulary=256, steps=6,
+)  # fmt: skip
+@register(
+    "lstm-lm-tiny", paper=_RNNLM, size="laptop", batch=8,
+    layers=2, hidden=64, vocabulary=256, steps=16, unrolled=False,
+)  # fmt: skip
+@register("rnn-lm", paper=_TENSOROPT, size="paper", batch=256)
+@register("rnnlm", paper=_RNNLM, size="paper", batch=64, layers=2, hidden=2048, vocabulary=10000, steps=40)
+def recurrent_language_model(
+    batch: int,
+    layers: int = 6,
+    hidden: int = 24576,
+    vocabulary: int = 1024,
+    steps: int = 20,
+    unrolled: bool = True,
+) -> Recipe:
+    """LSTM language model, unrolled cells or whole layers."""
+    recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
+    model = RecurrentLanguageModel(recurrent, vocabulary, hidden)
+    return model, (tokens(vocabulary, batch, steps), tokens(vocabulary, batch, steps)), {}
+
+
+class GNMT(nn.Module):
+    """Encoder (bidirectional first layer), attention, decoder; residual sums from the third layer on.
+
+    ``source (b, s)``, ``target, labels (b, t)``. Attention is queried by the first decoder layer's
+    outputs, as the widespread v2 of the model does it, so that no step waits for the one before.
+    """
+
+    def __init__(self, vocabulary: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.source = nn.Embedding(vocabulary, hidden)
+        self.target = nn.Embedding(vocabulary, hidden)
+        self.encode_both = nn.LSTM(hidden, hidden, batch_first=True, bidirectional=True)
+        self.encode = nn.ModuleList(
+            nn.LSTM(2 * hidden if i == 0 else hidden, hidden, batch_first=True) for i in range(layers - 1)
+        )
+        self.query_layer = nn.LSTM(hidden, hidden, batch_first=True)
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.score = nn.Linear(hidden, 1, bias=False)
+        self.decode = nn.ModuleList(nn.LSTM(2 * hidden, hidden, batch_first=True) for _ in range(layers - 1))
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        memory = self.encode_both(self.source(source))[0]
+        for index, layer in enumerate(self.encode):
+            out = layer(memory)[0]
+            memory = out + memory if index else out
+        x = self.query_layer(self.target(target))[0]
+        # additive attention (Bahdanau): scores (b, t, s)
+        energy = torch.tanh(self.query(x).unsqueeze(2) + self.key(memory).unsqueeze(1))
+        context = torch.softmax(self.score(energy).squeeze(-1), dim=-1) @ memory
+        for index, layer in enumerate(self.decode):
+            out = layer(torch.cat([x, context], dim=-1))[0]
+            x = out + x if index else out
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+@register(
+    "gnmt-tiny",
+    paper=_GNMT,
+    size="laptop",
+    batch=4,
+    layers=3,
+    hidden=32,
+    vocabulary=256,
+    source=12,
+    target=10,
+)
+@register("gnmt", paper=_GNMT, size="paper", batch=128)
+def gnmt(
+    batch: int,
+    layers: int = 8,
+    hidden: int = 1024,
+    vocabulary: int = 32000,
+    source: int = 50,
+    target: int = 50,
+) -> Recipe:
+    """GNMT: LSTM translation with attention."""
+    model = GNMT(vocabulary, hidden, layers)
+    return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}

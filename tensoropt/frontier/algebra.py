@@ -90,3 +90,17 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
         np.concatenate([f.time for f in frontiers]),
         np.stack([which, index], axis=1),
     )
+
+
+def segmented_staircase(entry: NDArray[np.int64], time: FloatArray) -> NDArray[np.bool_]:
+    """Which points improve on the time of all earlier ones of their entry; sorted by entry, then memory."""
+    best = time.copy()
+    longest = int(np.bincount(entry).max(initial=0)) if len(entry) else 0
+    step = 1
+    while step < longest:
+        same = entry[step:] == entry[:-step]
+        best[step:] = np.where(same, np.minimum(best[step:], best[:-step]), best[step:])
+        step *= 2
+    kept = np.ones(len(entry), dtype=bool)
+    kept[1:] = (entry[1:] != entry[:-1]) | (time[1:] < best[:-1])
+    return kept

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tensoropt.frontier.algebra import segmented_staircase
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -242,14 +244,7 @@ def _reduced(entry: IntArray, option: IntArray, points: FloatArray, shape: tuple
     if len(counts) and counts.max() > 1:
         order = np.lexsort((option, points[:, 1], points[:, 0], entry))
         entry, option, points = entry[order], option[order], points[order]
-        best = points[:, 1].copy()  # running minimum of time inside each entry, by doubling steps
-        step = 1
-        while step < counts.max():
-            same = entry[step:] == entry[:-step]
-            best[step:] = np.where(same, np.minimum(best[step:], best[:-step]), best[step:])
-            step *= 2
-        first = np.concatenate([[True], entry[1:] != entry[:-1]])
-        kept = first | np.concatenate([[True], points[1:, 1] < best[:-1]])
+        kept = segmented_staircase(entry, points[:, 1])
         entry, option, points = entry[kept], option[kept], points[kept]
         counts = np.bincount(entry, minlength=entries)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,0 +1,248 @@
+"""Numba kernels on staircases: thinning, and unions of products under a limit.
+
+A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs are
+expected on a dyadic grid, so that sums are exact and equal points compare equal whatever the order
+of addition. No ``fastmath``: ``inf`` marks the impossible. Slow twins: ``tests/naive.py``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+BLOCK = 16
+
+
+@njit(cache=True, nogil=True)
+def grown(array, size):
+    """A copy of ``array`` with room for at least ``size`` items."""
+    larger = np.empty(max(size, 2 * array.shape[0]), array.dtype)
+    larger[: array.shape[0]] = array
+    return larger
+
+
+@njit(cache=True, nogil=True)
+def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
+    """Merge the staircases ``start:middle`` and ``middle:end`` in place; returns the new end.
+
+    Of equal points the first run's is kept, so the result does not depend on how the work was split.
+    ``tm, tt, tk``: scratch with room for the first run.
+    """
+    n = middle - start
+    for i in range(n):
+        tm[i] = m[start + i]
+        tt[i] = t[start + i]
+        tk[i] = k[start + i]
+    i = 0
+    j = middle
+    out = start
+    best = np.inf
+    while i < n and j < end:
+        if tm[i] < m[j] or (tm[i] == m[j] and tt[i] <= t[j]):
+            if tt[i] < best:
+                best = tt[i]
+                m[out] = tm[i]
+                t[out] = tt[i]
+                k[out] = tk[i]
+                out += 1
+            i += 1
+        else:
+            if t[j] < best:
+                best = t[j]
+                m[out] = m[j]
+                t[out] = t[j]
+                k[out] = k[j]
+                out += 1
+            j += 1
+    while i < n:
+        if tt[i] < best:
+            m[out] = tm[i]
+            t[out] = tt[i]
+            k[out] = tk[i]
+            out += 1
+        i += 1
+    while j < end:
+        if t[j] < best:
+            m[out] = m[j]
+            t[out] = t[j]
+            k[out] = k[j]
+            out += 1
+        j += 1
+    return out
+
+
+@njit(cache=True, nogil=True)
+def locate(limit_m, value):
+    """Index of the last breakpoint at or below ``value``; -1 when it lies below all."""
+    low = 0
+    high = limit_m.shape[0]
+    while low < high:
+        mid = (low + high) // 2
+        if limit_m[mid] <= value:
+            low = mid + 1
+        else:
+            high = mid
+    return low - 1
+
+
+@njit(cache=True, nogil=True)
+def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
+    """Append the staircase ``first:last`` shifted by (dm, dt), without the points above the limit.
+
+    The limit is a step function: a point is dropped when its time exceeds ``limit_t[g]`` for the
+    last breakpoint ``limit_m[g]`` at or below its memory. Blocks whose ideal corner (least memory,
+    least time) is above the limit are skipped whole; that is exact because the limit never ascends.
+    Returns the new end; the arrays must have room.
+    """
+    count = limit_m.shape[0]
+    if count == 0:
+        for i in range(first, last):
+            m[end] = sm[i] + dm
+            t[end] = st[i] + dt
+            k[end] = label
+            end += 1
+        return end
+    g = locate(limit_m, sm[first] + dm)
+    if g >= 0 and st[last - 1] + dt > limit_t[g]:
+        return end
+    start = first
+    while start < last:
+        stop = min(start + BLOCK, last)
+        x = sm[start] + dm
+        while g + 1 < count and limit_m[g + 1] <= x:
+            g += 1
+        if g < 0 or st[stop - 1] + dt <= limit_t[g]:
+            for i in range(start, stop):
+                x = sm[i] + dm
+                y = st[i] + dt
+                while g + 1 < count and limit_m[g + 1] <= x:
+                    g += 1
+                if g < 0 or y <= limit_t[g]:
+                    m[end] = x
+                    t[end] = y
+                    k[end] = label
+                    end += 1
+        start = stop
+    return end
+
+
+@njit(cache=True, nogil=True)
+def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t, m, t, k, tm, tt, tk, runs):
+    """Union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
+
+    ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each product is a
+    set of shifts of its longer factor, each shift a sorted run; runs are merged like a binary
+    counter, which keeps the scratch small and every point in O(log runs) merges. Nothing is
+    materialised beyond what survives the limit (output-sensitive Pareto sum; cf. Funke, Hespe,
+    Sanders, Storandt, Truschel, arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk): the result
+    in ``m[:count]`` and the scratch, which may have grown.
+    """
+    depth = 0
+    end = 0
+    for c in range(left.shape[0]):
+        a0 = loff[left[c]]
+        a1 = loff[left[c] + 1]
+        b0 = roff[right[c]]
+        b1 = roff[right[c] + 1]
+        if a0 == a1 or b0 == b1:
+            continue
+        if limit_m.shape[0] > 0:
+            g = locate(limit_m, lm[a0] + rm[b0])
+            if g >= 0 and lt[a1 - 1] + rt[b1 - 1] > limit_t[g]:
+                continue
+        swap = a1 - a0 > b1 - b0
+        if swap:
+            shifts0, shifts1, length = b0, b1, a1 - a0
+        else:
+            shifts0, shifts1, length = a0, a1, b1 - b0
+        for s in range(shifts0, shifts1):
+            if end + length > m.shape[0]:
+                m = grown(m, end + length)
+                t = grown(t, end + length)
+                k = grown(k, end + length)
+                tm = grown(tm, end + length)
+                tt = grown(tt, end + length)
+                tk = grown(tk, end + length)
+            if swap:
+                stop = append_shifted(m, t, k, end, lm, lt, a0, a1, rm[s], rt[s], c, limit_m, limit_t)
+            else:
+                stop = append_shifted(m, t, k, end, rm, rt, b0, b1, lm[s], lt[s], c, limit_m, limit_t)
+            if stop == end:
+                continue
+            runs[depth] = end
+            depth += 1
+            end = stop
+            while depth > 1 and runs[depth - 1] - runs[depth - 2] <= 2 * (end - runs[depth - 1]):
+                end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
+                depth -= 1
+    while depth > 1:
+        end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
+        depth -= 1
+    return end, m, t, k, tm, tt, tk
+
+
+@njit(cache=True, nogil=True)
+def thin(m, t, n, wanted, chosen, hull):
+    """Choose about ``wanted`` of ``n`` points: both ends, and per stretch the one nearest the hull.
+
+    Stretches have equal length along the curve, both costs scaled to the unit square; the hull is
+    the lower convex hull of the points (Andrew's monotone chain). ``chosen``, ``hull``: int64
+    scratch (n,). Returns how many indices stand in ``chosen``, ascending.
+    """
+    if n <= wanted or wanted < 2:
+        for i in range(n):
+            chosen[i] = i
+        return n
+    size = 0
+    for i in range(n):
+        while size > 1:
+            a = hull[size - 2]
+            b = hull[size - 1]
+            if (m[b] - m[a]) * (t[i] - t[a]) - (t[b] - t[a]) * (m[i] - m[a]) <= 0:
+                size -= 1
+            else:
+                break
+        hull[size] = i
+        size += 1
+    width = m[n - 1] - m[0]
+    height = t[0] - t[n - 1]
+    cells = wanted - 2
+    count = 1
+    chosen[0] = 0
+    h = 0
+    current = -1
+    nearest = np.inf
+    for i in range(1, n - 1):
+        while hull[h + 1] < i:
+            h += 1
+        a = hull[h]
+        b = hull[h + 1]
+        slope = (t[b] - t[a]) / (m[b] - m[a])
+        above = (t[i] - t[a] - slope * (m[i] - m[a])) / height
+        distance = above / (1.0 - slope * width / height)
+        along = ((m[i] - m[0]) / width + (t[0] - t[i]) / height) * 0.5
+        cell = min(int(along * cells), cells - 1)
+        if cell != current:
+            current = cell
+            nearest = distance
+            chosen[count] = i
+            count += 1
+        elif distance < nearest:
+            nearest = distance
+            chosen[count - 1] = i
+    chosen[count] = n - 1
+    return count + 1
+
+
+@njit(cache=True, nogil=True)
+def find_pair(am, at, bm, bt, memory, time):
+    """Indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) when there are none."""
+    j = bm.shape[0] - 1
+    for i in range(am.shape[0]):
+        while j >= 0 and am[i] + bm[j] > memory:
+            j -= 1
+        if j < 0:
+            break
+        if am[i] + bm[j] == memory and at[i] + bt[j] == time:
+            return i, j
+    return -1, -1

@@ -1,0 +1,213 @@
+"""One pass of frontiers up a program, pruned and thinned, on several threads.
+
+Every entry of a step's table is computed on its own, so the result does not depend on how entries are
+shared out: the bytes are the same for any number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tensoropt.frontier.kernels import grown, thin, union_of_products
+from tensoropt.search.costgraph import FloatArray, IntArray
+from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable
+from tensoropt.search.program import Program
+
+INLINE_WORK = 20_000
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """Frontiers of all entries, flat; ``label`` (points,) int32 says which k of the step won."""
+
+    offsets: IntArray
+    memory: FloatArray
+    time: FloatArray
+    label: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pass:
+    """All tables of one pass (leaves included) and whether any entry was thinned."""
+
+    tables: tuple[Table, ...]
+    thinned: bool
+
+    @property
+    def points(self) -> int:
+        return sum(len(t.memory) for t in self.tables)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Messages:
+    """Scalar bounds (entries, W) of every entry, inside and outside, and the corners to beat."""
+
+    inside: FloatArray
+    outside: FloatArray
+    corners: Corners
+
+
+@njit(cache=True, nogil=True)
+def step_entries(
+    first,
+    last,
+    left_out,
+    left_k,
+    right_out,
+    right_k,
+    loff,
+    lm,
+    lt,
+    roff,
+    rm,
+    rt,
+    inside,
+    outside,
+    corner_m,
+    corner_t,
+    height,
+    weight_m,
+    weight_t,
+    slack,
+    most,
+):
+    """Entries ``first:last`` of a step; returns (counts, memory, time, label, thinned).
+
+    ``inside``, ``outside`` (entries, W): the step's rows, or (0, W) for no pruning. ``most``: points
+    kept per entry, 0 for all.
+    """
+    n_k = left_k.shape[0]
+    counts = np.zeros(last - first, np.int64)
+    out_m = np.empty(1024)
+    out_t = np.empty(1024)
+    out_k = np.empty(1024, np.int32)
+    m = np.empty(1024)
+    t = np.empty(1024)
+    k = np.empty(1024, np.int32)
+    tm = np.empty(1024)
+    tt = np.empty(1024)
+    tk = np.empty(1024, np.int32)
+    chosen = np.empty(1024, np.int64)
+    hull = np.empty(1024, np.int64)
+    runs = np.empty(64, np.int64)
+    lines = weight_m.shape[0]
+    slope = np.empty(lines)
+    level = np.empty(lines)
+    start = np.empty(lines)
+    stack = np.empty((64, 4), np.int64)
+    limit_m = np.empty(BREAKPOINTS)
+    limit_t = np.empty(BREAKPOINTS)
+    left = np.empty(n_k, np.int64)
+    right = np.empty(n_k, np.int64)
+    pruned = inside.shape[0] > 0
+    thinned = False
+    end = 0
+    for o in range(first, last):
+        if pruned and not reachable(inside[o], outside[o], height, slack):
+            continue
+        candidates = 0
+        for c in range(n_k):
+            left[c] = left_out[o] + left_k[c]
+            right[c] = right_out[o] + right_k[c]
+            candidates += (loff[left[c] + 1] - loff[left[c]]) * (roff[right[c] + 1] - roff[right[c]])
+        if candidates == 0:
+            continue
+        use = 0
+        if pruned and candidates > BREAKPOINTS:
+            use = BREAKPOINTS
+            breakpoints(
+                inside[o], outside[o], corner_m, weight_m, weight_t, slack, slope, level, start, limit_m
+            )
+            fill_limits(
+                outside[o], corner_m, corner_t, weight_m, weight_t, slack, slope, level, start,
+                limit_m, limit_t, stack,
+            )  # fmt: skip
+        n, m, t, k, tm, tt, tk = union_of_products(
+            left, right, loff, lm, lt, roff, rm, rt, limit_m[:use], limit_t[:use], m, t, k, tm, tt, tk, runs
+        )
+        kept = n
+        if most > 0 and n > most:
+            if n > chosen.shape[0]:
+                chosen = np.empty(2 * n, np.int64)
+                hull = np.empty(2 * n, np.int64)
+            kept = thin(m, t, n, most, chosen, hull)
+            thinned = True
+            for i in range(kept):
+                m[i] = m[chosen[i]]
+                t[i] = t[chosen[i]]
+                k[i] = k[chosen[i]]
+        if end + kept > out_m.shape[0]:
+            out_m = grown(out_m, end + kept)
+            out_t = grown(out_t, end + kept)
+            out_k = grown(out_k, end + kept)
+        out_m[end : end + kept] = m[:kept]
+        out_t[end : end + kept] = t[:kept]
+        out_k[end : end + kept] = k[:kept]
+        counts[o - first] = kept
+        end += kept
+    return counts, out_m[:end].copy(), out_t[:end].copy(), out_k[:end].copy(), thinned
+
+
+_NO_ROWS = np.empty((0, 1))
+_NO_LINES = np.empty(0)
+_NO_HEIGHT = np.empty((0, 0))
+
+
+class Engine:
+    """Runs passes of one program; owns the threads."""
+
+    def __init__(self, program: Program, threads: int | None) -> None:
+        self.program = program
+        self.threads = max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
+        problem = program.problem
+        self.leaves = tuple(
+            Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
+            for leaf in problem.leaves
+        ) + (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
+
+    def run(self, messages: Messages | None, most: int) -> Pass:
+        """One pass over all steps; ``most`` points per entry (0: all)."""
+        tables = list(self.leaves)
+        thinned = False
+        with ThreadPoolExecutor(self.threads) as pool:
+            for n, step in enumerate(self.program.steps):
+                left, right = tables[step.left], tables[step.right]
+                index = (step.left_out, step.left_k, step.right_out, step.right_k)
+                points = (left.offsets, left.memory, left.time, right.offsets, right.memory, right.time)
+                size = len(step.left_out)
+                if messages is None:
+                    rest = (_NO_ROWS, _NO_ROWS, _NO_LINES, _NO_LINES, _NO_HEIGHT, *(_NO_LINES,) * 3)
+                else:
+                    base = int(self.program.base[self.program.leaves + n])
+                    c = messages.corners
+                    rows = messages.inside[base : base + size], messages.outside[base : base + size]
+                    rest = (*rows, c.memory, c.time, c.height, c.weight_m, c.weight_t, c.slack)
+                work = size * len(step.left_k)
+                work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
+                parts = min(size, 8 * self.threads) if self.threads > 1 and work > INLINE_WORK else 1
+                ends = [size * i // parts for i in range(parts + 1)]
+                spans = list(zip(ends, ends[1:], strict=False))
+                if parts == 1:
+                    found = [step_entries(0, size, *index, *points, *rest, most)]
+                else:
+                    jobs = [pool.submit(step_entries, a, b, *index, *points, *rest, most) for a, b in spans]
+                    found = [j.result() for j in jobs]
+                tables.append(_joined(found))
+                thinned = thinned or any(f[4] for f in found)
+        return Pass(tuple(tables), thinned)
+
+
+def _joined(parts: list[tuple[IntArray, FloatArray, FloatArray, NDArray[np.int32], bool]]) -> Table:
+    if len(parts) == 1:
+        counts, memory, time, label, _ = parts[0]
+    else:
+        counts, memory, time, label = (np.concatenate([p[i] for p in parts]) for i in range(4))
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return Table(offsets, memory, time, label)

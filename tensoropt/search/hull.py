@@ -1,0 +1,157 @@
+"""The lower convex hull of the frontier: supporting lines (bounds) and vertices (strategies).
+
+Chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices the weights
+normal to their chord either prove that nothing lies below it or give a new vertex between them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.search.costgraph import FloatArray
+from tensoropt.search.program import Program
+from tensoropt.search.scalar import Flat, descend, pass_down, pass_up
+
+SLACK = 2e-12
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Hull:
+    """What is known of the frontier from scalar problems alone.
+
+    Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value``
+    (W,). The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are
+    exact because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies,
+    ``choice`` (logical, V) how to rebuild them.
+    """
+
+    weight_m: FloatArray
+    weight_t: FloatArray
+    value: FloatArray
+    memory: FloatArray
+    time: FloatArray
+    choice: NDArray[np.int32]
+
+    def bound(self, memory: float) -> float:
+        """A time that no strategy within ``memory`` can beat; inf below the least memory."""
+        if self.weight_m[0] * memory < self.value[0]:
+            return math.inf
+        weight_t = self.weight_t[1:]
+        slack = SLACK * np.abs(self.value[1:])
+        bounds = (self.value[1:] - slack - self.weight_m[1:] * memory) / weight_t
+        last = self.value[-1] / self.weight_t[-1]  # a power of two: exact
+        return float(max(bounds[:-1].max(initial=-math.inf), last))
+
+
+def power_of_two(value: float) -> float:
+    return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
+
+
+class HullSearch:
+    """Finds lines and vertices, in rounds of a few weights each."""
+
+    def __init__(self, program: Program, flat: Flat) -> None:
+        self.program, self.flat = program, flat
+        self.weight_m: list[float] = []
+        self.weight_t: list[float] = []
+        self.values: list[float] = []
+        self.points: dict[tuple[float, float], NDArray[np.int32]] = {}
+        self.tables: list[FloatArray] = []
+        self.done: set[tuple[float, float]] = set()
+
+    def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
+        """One pass for some weights; returns the strategies' costs, in the order of the weights."""
+        f = self.flat
+        wm, wt = np.array(weight_m), np.array(weight_t)
+        index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
+        leaf = (f.leaf_offsets, f.leaf_memory, f.leaf_time)
+        table = pass_up(*index, *leaf, wm, wt, f.entries)
+        root = int(self.program.base[self.program.logical[self.program.root].table])
+        if not np.isfinite(table[root]).all():
+            return []
+        memory, time, choice = descend(*index, *leaf, f.tree, self.program.root, table, wm, wt)
+        found = list(zip(memory.tolist(), time.tolist(), strict=True))
+        self.weight_m += weight_m
+        self.weight_t += weight_t
+        self.values += table[root].tolist()
+        self.tables.append(table)
+        for w, point in enumerate(found):
+            self.points.setdefault(point, choice[:, w].copy())
+        return found
+
+    def run(self, lines: int) -> Hull | None:
+        """About ``lines`` lines; None when no strategy is possible."""
+        largest_m = power_of_two(float(self.flat.leaf_memory.max()))
+        largest_t = power_of_two(float(self.flat.leaf_time.max()))
+        ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
+        if not ends:
+            return None
+        span_m = power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
+        span_t = power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
+        tiny = 2.0**-24
+        # nearly lexicographic ends: the leanest strategy that is fast, the fastest that is lean
+        self.solve([1 / span_m, tiny / span_m], [tiny / span_t, 1 / span_t])
+        while len(self.values) < lines:
+            chords = self._open_chords(min(max(2, len(self.values)), lines - len(self.values)))
+            if not chords:
+                break
+            self.solve(
+                [(a[1] - b[1]) / span_t / span_m for a, b in chords],
+                [(b[0] - a[0]) / span_m / span_t for a, b in chords],
+            )
+            self.done.update((*a, *b) for a, b in chords)  # type: ignore[arg-type]
+        return self._result()
+
+    def _vertices(self) -> list[tuple[float, float]]:
+        """Lower convex hull of the strategies found, memory ascending."""
+        hull: list[tuple[float, float]] = []
+        for p in sorted(self.points):
+            if hull and p[1] >= hull[-1][1]:
+                continue
+            while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (p[1] - hull[-2][1]) <= (
+                hull[-1][1] - hull[-2][1]
+            ) * (p[0] - hull[-2][0]):
+                hull.pop()
+            hull.append(p)
+        return hull
+
+    def _open_chords(self, wanted: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        hull = self._vertices()
+        chords = [
+            (a, b)
+            for a, b in zip(hull, hull[1:], strict=False)
+            if (*a, *b) not in self.done  # type: ignore[comparison-overlap]
+        ]
+        # a chord matters by the share of memory times the share of time that it spans
+        chords.sort(
+            key=lambda c: -((c[1][0] / max(c[0][0], 1e-300) - 1) * (c[0][1] / max(c[1][1], 1e-300) - 1))
+        )
+        return chords[:wanted]
+
+    def _result(self) -> Hull:
+        wm, wt, values = (np.array(x) for x in (self.weight_m, self.weight_t, self.values))
+        order = np.lexsort((values, wt / (wm + wt)))
+        points = sorted(self.points)
+        choice = np.stack([self.points[p] for p in points], axis=1)
+        self.order = order
+        return Hull(
+            wm[order],
+            wt[order],
+            values[order],
+            np.array([p[0] for p in points]),
+            np.array([p[1] for p in points]),
+            choice,
+        )
+
+    def messages(self, chosen: list[int] | None = None) -> tuple[FloatArray, FloatArray]:
+        """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""
+        f = self.flat
+        value = np.ascontiguousarray(np.concatenate(self.tables, axis=1)[:, self.order])
+        self.tables = []
+        root = int(self.program.base[self.program.logical[self.program.root].table])
+        down = pass_down(f.meta, f.left_out, f.left_k, f.right_out, f.right_k, value, root)
+        return value, down

@@ -1,0 +1,213 @@
+"""Exact pruning: which partial points can still reach the frontier.
+
+A partial point p at a table entry e is completed by something outside e. The outside messages say
+``weight_m * memory + weight_t * time >= outside[e, w]`` for every completion, a convex region H. The
+known strategies (the upper staircase) leave room only below and left of their inner corners. So p
+survives iff some corner u and some h in H have ``p + h <= u``, that is, iff its time is at most
+
+    limit(memory) = max over corners u of  u.time - H(u.memory - memory)
+
+where H(x) is the least completion time within memory x. H is convex, so the best corner moves one way
+with memory, and all breakpoints are found by divide and conquer. A point on a corner survives: every
+value on the true frontier is kept, and the result stays exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from tensoropt.search.costgraph import FloatArray
+from tensoropt.search.hull import SLACK, Hull
+
+BREAKPOINTS = 64
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Corners:
+    """Inner corners of the known strategies' staircase and the lines of the hull, for kernels.
+
+    ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (C, W) their weighted
+    costs; ``weight_m``, ``weight_t``, ``slack`` (W,) the lines, slack against rounding of sums.
+    """
+
+    memory: FloatArray
+    time: FloatArray
+    height: FloatArray
+    weight_m: FloatArray
+    weight_t: FloatArray
+    slack: FloatArray
+
+
+def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> Corners:
+    """Corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays exact)."""
+    m = np.append(memory[1:], np.inf)
+    t = time.copy()
+    if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
+        m, t = m[:-1], t[:-1]  # nothing is faster
+    if memory[0] * hull.weight_m[0] > hull.value[0]:
+        m, t = np.append(memory[0], m), np.append(np.inf, t)  # something leaner may exist
+    if len(m) == 0:  # one point beats everything; it stays its own corner
+        m, t = memory[:1], time[:1]
+    if len(m) > most:
+        finite = np.isfinite(m) & np.isfinite(t)
+        width = max(np.ptp(m[finite]), 1e-300)
+        height = max(np.ptp(t[finite]), 1e-300)
+        along = (np.where(finite, m, m[finite].min()) - m[finite].min()) / width
+        along += (t[finite].max() - np.where(finite, t, t[finite].max())) / height
+        along += 2.0 * np.arange(len(m)) / len(m)
+        along[~np.isfinite(m)] = np.inf
+        cell = np.minimum(along * (most / 4.0), 4.0 * most).astype(np.int64)
+        starts = np.flatnonzero(np.concatenate([[True], np.diff(cell) != 0]))
+        ends = np.append(starts[1:], len(m)) - 1
+        m, t = m[ends], t[starts]
+    with np.errstate(invalid="ignore"):
+        height_m = np.where(hull.weight_m > 0, m[:, None] * hull.weight_m, 0.0)
+        height_t = np.where(hull.weight_t > 0, t[:, None] * hull.weight_t, 0.0)
+    slack = SLACK * np.abs(hull.value)
+    return Corners(m, t, height_m + height_t, hull.weight_m, hull.weight_t, slack)
+
+
+@njit(cache=True, nogil=True)
+def reachable(inside, outside, height, slack):
+    """Whether any strategy through an entry can still reach the frontier (all lines, some corner)."""
+    count = slack.shape[0]
+    if inside[0] == np.inf or outside[0] == np.inf:
+        return False
+    hint = 0
+    for c in range(height.shape[0]):
+        if inside[hint] + outside[hint] - slack[hint] > height[c, hint]:
+            continue
+        alive = True
+        for w in range(count):
+            if inside[w] + outside[w] - slack[w] > height[c, w]:
+                hint = w
+                alive = False
+                break
+        if alive:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def envelope(values, weight_m, weight_t, slack, slope, level, start):
+    """Upper envelope of ``time >= (value - slack - weight_m * memory) / weight_t``.
+
+    Writes the lines in use, steepest first, to ``slope``, ``level`` and where each begins to
+    ``start``; returns their number. The lines must come with rising weight of time.
+    """
+    size = 0
+    for w in range(values.shape[0]):
+        if weight_t[w] <= 0.0:
+            continue
+        s = weight_m[w] / weight_t[w]
+        c = (values[w] - slack[w]) / weight_t[w]
+        if size > 0 and s >= slope[size - 1]:
+            if c <= level[size - 1]:
+                continue
+            size -= 1
+        while size > 0:
+            x = (level[size - 1] - c) / (slope[size - 1] - s)
+            if x <= start[size - 1]:
+                size -= 1
+            else:
+                break
+        start[size] = -np.inf if size == 0 else (level[size - 1] - c) / (slope[size - 1] - s)
+        slope[size] = s
+        level[size] = c
+        size += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def least_time(x, size, slope, level, start):
+    """Height of the envelope at memory ``x``."""
+    low = 0
+    high = size
+    while high - low > 1:
+        mid = (low + high) // 2
+        if start[mid] <= x:
+            low = mid
+        else:
+            high = mid
+    return level[low] - slope[low] * x
+
+
+@njit(cache=True, nogil=True)
+def breakpoints(inside, outside, corner_m, weight_m, weight_t, slack, slope, level, start, limit_m):
+    """Memories at which the limit of an entry is evaluated: even steps of memory and of time.
+
+    Fills ``limit_m`` (BREAKPOINTS,) ascending, from the entry's least memory to the largest useful.
+    """
+    least = inside[0] / weight_m[0]
+    most = least
+    for c in range(corner_m.shape[0]):
+        if corner_m[c] < np.inf:
+            most = max(most, corner_m[c] - outside[0] / weight_m[0])
+    size = envelope(inside, weight_m, weight_t, slack, slope, level, start)
+    half = limit_m.shape[0] // 2
+    top = least_time(least, size, slope, level, start)
+    bottom = least_time(most, size, slope, level, start)
+    for i in range(half):
+        limit_m[i] = least + (most - least) * i / half
+        goal = top + (bottom - top) * (i + 0.5) / half
+        x = least
+        for line in range(size):
+            if slope[line] > 0.0:
+                x = max(x, (level[line] - goal) / slope[line])
+        limit_m[half + i] = min(x, most)
+    limit_m.sort()
+
+
+@njit(cache=True, nogil=True)
+def fill_limits(
+    outside, corner_m, corner_t, weight_m, weight_t, slack, slope, level, start, limit_m, limit_t, stack
+):
+    """``limit_t[g]``: the largest time with which a point of memory ``limit_m[g]`` can still be useful.
+
+    ``outside`` (W,): the entry's outside message. Between breakpoints the left value holds: the limit
+    never ascends.
+    """
+    size = envelope(outside, weight_m, weight_t, slack, slope, level, start)
+    needed = outside[0] / weight_m[0]
+    corners = corner_m.shape[0]
+    always = -np.inf
+    last = corners
+    if corner_m[corners - 1] == np.inf:
+        always = corner_t[corners - 1] - level[size - 1] if slope[size - 1] == 0.0 else np.inf
+        last = corners - 1
+    stack[0, 0] = 0
+    stack[0, 1] = limit_m.shape[0]
+    stack[0, 2] = 0
+    stack[0, 3] = last
+    depth = 1
+    while depth > 0:
+        depth -= 1
+        g0, g1, c0, c1 = stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3]
+        g = (g0 + g1) // 2
+        best = -np.inf
+        pick = c0
+        for c in range(c0, c1):
+            x = corner_m[c] - limit_m[g]
+            if x < needed:
+                pick = c
+                continue
+            if corner_t[c] == np.inf:
+                best = np.inf
+                pick = c
+                break
+            room = corner_t[c] - least_time(x, size, slope, level, start)
+            if room > best:
+                best = room
+                pick = c
+        limit_t[g] = max(best, always)
+        if g > g0:
+            stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = g0, g, c0, min(pick + 1, c1)
+            depth += 1
+        if g + 1 < g1:
+            stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = g + 1, g1, pick, c1
+            depth += 1
+    for g in range(limit_m.shape[0] - 2, -1, -1):
+        limit_t[g] = max(limit_t[g], limit_t[g + 1])

@@ -1,0 +1,183 @@
+"""From a cost graph to the smallest equal problem: snapped costs, configurations that differ.
+
+Two configurations of an operator that use the same rows and columns of all its edges (they agree on
+every placement) are one *class*: nobody else can tell them apart, so their frontiers are united before
+anything else happens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.frontier.algebra import segmented_staircase
+from tensoropt.search.costgraph import CostGraph, CostTable, FloatArray, IntArray
+
+GRID_BITS = 51
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Leaf:
+    """An input table of the elimination: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
+
+    ``configuration``, ``option`` (points,): what a point stands for; an edge has no configuration (-1).
+    """
+
+    offsets: IntArray
+    memory: FloatArray
+    time: FloatArray
+    configuration: IntArray
+    option: IntArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LeafEdge:
+    """An edge over classes: entry ``rows[class of a] * width + cols[class of b]`` of leaf ``leaf``."""
+
+    source: int
+    target: int
+    leaf: int
+    height: int
+    width: int
+    rows: IntArray
+    cols: IntArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """What the elimination works on.
+
+    ``domains[v]``: number of classes of operator v; ``node_leaf[v]``: its leaf, one entry per class;
+    ``edges[n]`` belongs to the graph's n-th edge. ``memory_tolerance``: how far a sum of snapped
+    memories can lie from the sum of the given ones, in bytes (0 when snapping changed nothing).
+    """
+
+    graph: CostGraph
+    leaves: tuple[Leaf, ...]
+    domains: tuple[int, ...]
+    node_leaf: tuple[int, ...]
+    edges: tuple[LeafEdge, ...]
+    memory_tolerance: float
+
+
+def build_problem(graph: CostGraph) -> Problem:
+    """Snap, drop impossible configurations, and merge the ones that agree on every placement."""
+    tables = [*graph.nodes, *(e.table for e in graph.edges)]
+    memory_grid, time_grid = _grid(tables, "memory"), _grid(tables, "time")
+    snapped: dict[int, tuple[FloatArray, FloatArray]] = {}
+    moved = False
+    for table in tables:
+        if id(table) not in snapped:
+            memory = np.rint(table.memory / memory_grid) * memory_grid
+            time = np.rint(table.time / time_grid) * time_grid
+            moved = moved or bool((memory != table.memory).any())
+            snapped[id(table)] = memory, time
+
+    leaves: list[Leaf] = []
+    known: dict[object, tuple[int, IntArray, IntArray]] = {}
+    raw_maps: list[list[tuple[int, IntArray]]] = [[] for _ in graph.nodes]
+    edge_leaf = []
+    for edge in graph.edges:
+        key = id(edge.table)
+        if key not in known:
+            leaf, rows, cols = _edge_leaf(edge.table, *snapped[key])
+            leaves.append(leaf)
+            known[key] = len(leaves) - 1, rows, cols
+        index, rows, cols = known[key]
+        edge_leaf.append((index, int(rows.max()) + 1, int(cols.max()) + 1))
+        raw_maps[edge.source].append((id(edge.rows), rows[edge.rows]))
+        raw_maps[edge.target].append((id(edge.cols), cols[edge.cols]))
+
+    domains, node_leaf, representatives = [], [], []
+    classes: dict[object, tuple[int, IntArray]] = {}
+    for table, maps in zip(graph.nodes, raw_maps, strict=True):
+        key2 = (id(table), tuple(m.tobytes() for _, m in maps))
+        if key2 not in classes:
+            leaf, representative = _node_leaf(table, *snapped[id(table)], [m for _, m in maps])
+            leaves.append(leaf)
+            classes[key2] = len(leaves) - 1, representative
+        index, representative = classes[key2]
+        domains.append(len(representative))
+        node_leaf.append(index)
+        representatives.append(representative)
+
+    edges = []
+    taken = [0] * len(graph.nodes)
+    shared: dict[bytes, IntArray] = {}
+    for edge, (index, height, width) in zip(graph.edges, edge_leaf, strict=True):
+        ends = []
+        for end in (edge.source, edge.target):
+            values = raw_maps[end][taken[end]][1][representatives[end]]
+            taken[end] += 1
+            ends.append(shared.setdefault(values.tobytes(), values))
+        edges.append(LeafEdge(edge.source, edge.target, index, height, width, ends[0], ends[1]))
+    tolerance = 2.0 * len(tables) * memory_grid if moved else 0.0
+    return Problem(graph, tuple(leaves), tuple(domains), tuple(node_leaf), tuple(edges), tolerance)
+
+
+def _grid(tables: list[CostTable], name: str) -> float:
+    """A power of two such that every sum of costs is a multiple of it below 2**53 of it."""
+    total = sum(float(getattr(t, name).max()) for t in tables if len(t.memory))
+    return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
+
+
+def _edge_leaf(table: CostTable, memory: FloatArray, time: FloatArray) -> tuple[Leaf, IntArray, IntArray]:
+    """Merge equal rows, then equal columns; returns the leaf, class of every row, of every column."""
+    height, width = table.shape
+    counts = np.diff(table.offsets)
+    entry = np.repeat(np.arange(height * width), counts)
+    options = int(counts.max(initial=1))
+    full = np.full((height * width, options, 3), np.inf)
+    slot = np.arange(len(entry)) - table.offsets[entry]
+    full[entry, slot, 0], full[entry, slot, 1] = memory, time
+    full[entry, slot, 2] = table.option
+    grid = full.reshape(height, width, -1)
+    first_row, rows = _unique(grid.reshape(height, -1))
+    grid = grid[first_row]
+    first_col, cols = _unique(np.ascontiguousarray(grid.transpose(1, 0, 2)).reshape(width, -1))
+    points = np.ascontiguousarray(grid[:, first_col]).reshape(-1, options, 3)
+    kept = np.isfinite(points[:, :, 0])
+    offsets = np.concatenate([[0], np.cumsum(kept.sum(axis=1))]).astype(np.int64)
+    flat = points[kept]
+    none = np.full(len(flat), -1, np.int64)
+    m, t = np.ascontiguousarray(flat[:, 0]), np.ascontiguousarray(flat[:, 1])
+    return Leaf(offsets, m, t, none, flat[:, 2].astype(np.int64)), rows, cols
+
+
+def _node_leaf(
+    table: CostTable, memory: FloatArray, time: FloatArray, maps: list[IntArray]
+) -> tuple[Leaf, IntArray]:
+    """One entry per class of possible configurations; returns the leaf and one member of each class."""
+    counts = np.diff(table.offsets)
+    possible = np.flatnonzero(counts)
+    signature = np.stack(maps, axis=1)[possible] if maps else np.zeros((len(possible), 1), np.int64)
+    first, of_possible = _unique(np.ascontiguousarray(signature))
+    class_of = np.full(table.entries, -1, np.int64)
+    class_of[possible] = of_possible
+    configuration = np.repeat(np.arange(table.entries), counts)
+    entry = class_of[configuration]
+    option = table.option.astype(np.int64)
+    order = np.lexsort((option, configuration, time, memory, entry))
+    entry, m, t = entry[order], memory[order], time[order]
+    kept = segmented_staircase(entry, t)
+    counts = np.bincount(entry[kept], minlength=len(first))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    leaf = Leaf(offsets, m[kept], t[kept], configuration[order][kept], option[order][kept])
+    return leaf, possible[first]
+
+
+def _unique(rows: NDArray[np.generic]) -> tuple[IntArray, IntArray]:
+    """First index of every distinct row in order of appearance, and the class of each row."""
+    keys: dict[bytes, int] = {}
+    first: list[int] = []
+    classes = np.empty(len(rows), np.int64)
+    for i, row in enumerate(rows):
+        key = row.tobytes()
+        if key not in keys:
+            keys[key] = len(first)
+            first.append(i)
+        classes[i] = keys[key]
+    return np.array(first, np.int64), classes

@@ -1,0 +1,223 @@
+"""Elimination as a program: a list of steps that every pass of the search interprets.
+
+All of the paper's eliminations (node, edge, branch; section 4.2) and Algorithm 3 are one step here:
+
+    out[o] = union over k of product(left[left_out[o] + left_k[k]], right[right_out[o] + right_k[k]])
+
+where o runs over the configurations of the remaining neighbours and k over those of the removed
+variable (a single k: a plain product). Tables are indexed by *classes*, the configurations that a
+table can tell apart (placement factoring), so an entry is found by adding strides. Steps of equal
+inputs are made once (identical layers); the *logical* nodes remember whose variable each use means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensoropt.search.costgraph import IntArray
+from tensoropt.search.problem import Problem
+
+Scope = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One table made from two; entries of ``left`` are ``left_out[o] + left_k[k]``, likewise right."""
+
+    left: int
+    right: int
+    left_out: IntArray
+    left_k: IntArray
+    right_out: IntArray
+    right_k: IntArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Logical:
+    """One use of a table in the tree of factors.
+
+    ``table``: physical table; ``left``, ``right``: logical children, -1 for leaves; ``variable``: the
+    operator removed here (-1: none) and ``values`` (k,) its class for every k. Leaves: ``operator`` or
+    ``edge`` is set, the other -1 (both -1: the empty product).
+    """
+
+    table: int
+    left: int = -1
+    right: int = -1
+    variable: int = -1
+    values: IntArray | None = None
+    operator: int = -1
+    edge: int = -1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Program:
+    """Tables 0..leaves-1 are the problem's leaves (the last one the empty product), then one per step.
+
+    ``sizes`` (tables,): entries. ``base`` (tables,): first entry when all tables stand in one array.
+    ``root``: logical node of the whole graph, a table of one entry.
+    """
+
+    problem: Problem
+    leaves: int
+    steps: tuple[Step, ...]
+    logical: tuple[Logical, ...]
+    root: int
+    sizes: IntArray
+    base: IntArray
+
+    @property
+    def entries(self) -> int:
+        return int(self.sizes.sum())
+
+    @property
+    def work(self) -> int:
+        """Pairs of entries visited by one pass."""
+        return sum(len(s.left_out) * len(s.left_k) for s in self.steps)
+
+
+@dataclass(eq=False, slots=True)
+class Factor:
+    """A table over operators: ``maps[d]`` (classes of operator ``scope[d]``,) says which class of the table."""
+
+    scope: Scope
+    shape: tuple[int, ...]
+    maps: tuple[IntArray, ...]
+    node: int
+    weight: int = 1
+
+
+@dataclass(eq=False)
+class Builder:
+    """Makes a program by removing operators one after the other."""
+
+    problem: Problem
+    steps: list[Step] = field(default_factory=list)
+    logical: list[Logical] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    factors: dict[int, Factor] = field(default_factory=dict)
+    of_operator: list[set[int]] = field(default_factory=list)
+    _next: int = 0
+    _known: dict[object, int] = field(default_factory=dict)
+    _joint: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
+    _maps: dict[bytes, IntArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        self.sizes = [len(leaf.offsets) - 1 for leaf in problem.leaves] + [1]
+        self.of_operator = [set() for _ in problem.domains]
+        for v, (size, leaf) in enumerate(zip(problem.domains, problem.node_leaf, strict=True)):
+            self.logical.append(Logical(leaf, operator=v))
+            self._add(Factor((v,), (size,), (self._map(np.arange(size)),), len(self.logical) - 1))
+        for n, edge in enumerate(problem.edges):
+            self.logical.append(Logical(edge.leaf, edge=n))
+            scope, maps = (edge.source, edge.target), (self._map(edge.rows), self._map(edge.cols))
+            self._add(Factor(scope, (edge.height, edge.width), maps, len(self.logical) - 1))
+
+    def _add(self, factor: Factor) -> None:
+        self.factors[self._next] = factor
+        for v in factor.scope:
+            self.of_operator[v].add(self._next)
+        self._next += 1
+
+    def _take(self, index: int) -> Factor:
+        factor = self.factors.pop(index)
+        for v in factor.scope:
+            self.of_operator[v].discard(index)
+        return factor
+
+    def _map(self, values: IntArray) -> IntArray:
+        values = np.ascontiguousarray(values, np.int64)
+        return self._maps.setdefault(values.tobytes(), values)
+
+    def joint(self, maps: list[IntArray]) -> tuple[IntArray, IntArray]:
+        """(class of every value under all ``maps`` together, one representative value per class)."""
+        key = tuple(sorted({id(m) for m in maps}))
+        if key not in self._joint:
+            code = np.zeros(len(maps[0]), np.int64)
+            for m in {id(m): m for m in maps}.values():
+                code = code * (int(m.max()) + 1) + m
+            _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+            self._joint[key] = self._map(inverse.reshape(-1)), first
+        return self._joint[key]
+
+    def neighbours(self, v: int) -> set[int]:
+        return {u for f in self.of_operator[v] for u in self.factors[f].scope if u != v}
+
+    def join(self, a: int, b: int) -> None:
+        """Replace two factors by their product (edge elimination when both have the same ends)."""
+        self._add(self._product(self._take(a), self._take(b), -1))
+
+    def eliminate(self, v: int) -> None:
+        """Remove operator ``v``: union over its classes of the product of its factors."""
+        mine = [self._take(i) for i in sorted(self.of_operator[v])]
+        mine.sort(key=lambda f: (f.weight > 1, len(f.scope), f.weight, int(np.prod(f.shape))))
+        current = mine[0]
+        for factor in mine[1:-1]:
+            current = self._product(current, factor, -1)
+        last = mine[-1] if len(mine) > 1 else None
+        self._add(self._product(current, last, v))
+
+    def _product(self, left: Factor, right: Factor | None, remove: int) -> Factor:
+        if right is None:
+            right = Factor((), (), (), self._unit(), 0)
+        together = left.scope + tuple(u for u in right.scope if u not in left.scope)
+        scope = tuple(sorted(u for u in together if u != remove))
+        maps, representatives = [], []
+        for u in scope:
+            m, r = self.joint([f.maps[f.scope.index(u)] for f in (left, right) if u in f.scope])
+            maps.append(m)
+            representatives.append(r)
+        if remove >= 0:
+            _, values = self.joint(
+                [f.maps[f.scope.index(remove)] for f in (left, right) if remove in f.scope]
+            )
+        else:
+            values = np.zeros(1, np.int64)
+        sides = [self._strides(f, scope, representatives, remove, values) for f in (left, right)]
+        tables = self.logical[left.node].table, self.logical[right.node].table
+        table = self._step(Step(*tables, *sides[0], *sides[1]))
+        shape = tuple(len(r) for r in representatives)
+        self.logical.append(Logical(table, left.node, right.node, remove, values if remove >= 0 else None))
+        weight = left.weight + right.weight
+        return Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
+
+    def _unit(self) -> int:
+        self.logical.append(Logical(len(self.problem.leaves)))
+        return len(self.logical) - 1
+
+    @staticmethod
+    def _strides(
+        factor: Factor, scope: Scope, representatives: list[IntArray], remove: int, values: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        out = np.zeros(1, np.int64)
+        step, stride = {}, 1
+        for u, m, size in zip(factor.scope[::-1], factor.maps[::-1], factor.shape[::-1], strict=True):
+            step[u] = m * stride
+            stride *= size
+        for u, r in zip(scope, representatives, strict=True):
+            shift = step[u][r] if u in step else np.zeros(len(r), np.int64)
+            out = (out[:, None] + shift[None, :]).reshape(-1)
+        return out, step[remove][values] if remove in step else np.zeros(len(values), np.int64)
+
+    def _step(self, step: Step) -> int:
+        arrays = (step.left_out, step.left_k, step.right_out, step.right_k)
+        key = (step.left, step.right, *(a.tobytes() for a in arrays))
+        if key not in self._known:
+            self._known[key] = len(self.sizes)
+            self.sizes.append(len(step.left_out))
+            self.steps.append(step)
+        return self._known[key]
+
+    def finish(self) -> Program:
+        """Multiply what is left, tables of one entry each, smallest first."""
+        while len(self.factors) > 1:
+            a, b = sorted(self.factors, key=lambda i: (self.factors[i].weight, i))[:2]
+            self.join(a, b)
+        root = next(iter(self.factors.values())).node
+        sizes = np.array(self.sizes, np.int64)
+        base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        leaves = len(self.problem.leaves) + 1
+        return Program(self.problem, leaves, tuple(self.steps), tuple(self.logical), root, sizes, base)

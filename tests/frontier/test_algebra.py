@@ -1,0 +1,96 @@
+"""The algebra's laws, and the kernels against their slow twins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.frontier import Frontier, product, reduce, union
+from tensoropt.frontier.algebra import segmented_staircase
+from tests import naive
+
+costs = st.one_of(st.integers(0, 8).map(float), st.just(float("inf")))
+points = st.lists(st.tuples(costs, costs), max_size=12)
+
+
+def frontier(pairs) -> Frontier:
+    array = np.array(pairs, dtype=float).reshape(-1, 2)
+    return reduce(array[:, 0], array[:, 1])
+
+
+def pairs(f: Frontier):
+    return list(zip(f.memory.tolist(), f.time.tolist(), strict=True))
+
+
+@given(points)
+def test_reduce_keeps_what_nothing_beats_and_is_idempotent(a):
+    f = frontier(a)
+    assert pairs(f) == naive.reduce(a)
+    assert pairs(reduce(f.memory, f.time)) == pairs(f)
+    assert all(a[i] == p for i, p in zip(f.origin[:, 1], pairs(f), strict=True))
+
+
+@given(points, points)
+def test_product_is_every_sum_and_commutes(a, b):
+    f, g = frontier(a), frontier(b)
+    both = product(f, g)
+    assert pairs(both) == naive.product(pairs(f), pairs(g)) == pairs(product(g, f))
+    for (i, j), p in zip(both.origin, pairs(both), strict=True):
+        assert (f.memory[i] + g.memory[j], f.time[i] + g.time[j]) == p
+
+
+@given(points, points, points)
+def test_product_distributes_over_union(a, b, c):
+    f, g, h = frontier(a), frontier(b), frontier(c)
+    assert pairs(product(f, union([g, h]))) == pairs(union([product(f, g), product(f, h)]))
+
+
+@given(st.lists(points, max_size=4))
+def test_union_is_the_frontier_of_all_points(lists):
+    fronts = [frontier(a) for a in lists]
+    both = union(fronts)
+    assert pairs(both) == naive.union([pairs(f) for f in fronts])
+    for (which, i), p in zip(both.origin, pairs(both), strict=True):
+        assert pairs(fronts[which])[i] == p
+
+
+@given(points, points)
+def test_product_is_monotone(a, b):
+    """More choices in a factor never make the product worse."""
+    more = frontier([*a, *b])
+    for m, t in pairs(product(frontier(a), frontier([(1, 2), (2, 1)]))):
+        assert any(x <= m and y <= t for x, y in pairs(product(more, frontier([(1, 2), (2, 1)]))))
+
+
+@given(st.lists(points, min_size=1, max_size=5))
+def test_segmented_staircase_reduces_every_segment(lists):
+    rows = sorted((e, m, t) for e, segment in enumerate(lists) for m, t in segment if m < np.inf)
+    entry = np.array([r[0] for r in rows], np.int64)
+    time = np.array([r[2] for r in rows], float)
+    kept = segmented_staircase(entry, time)
+    for e in range(len(lists)):
+        best, expected = np.inf, []
+        for row, k in zip(rows, kept.tolist(), strict=True):
+            if row[0] == e:
+                expected.append(row[2] < best or best == np.inf and not expected)
+                best = min(best, row[2])
+        assert kept[entry == e].tolist() == expected
+
+
+def test_bad_frontiers_are_refused():
+    with pytest.raises(ValueError, match="NaN"):
+        reduce([np.nan], [1.0])
+    with pytest.raises(ValueError, match="one length"):
+        reduce([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="reduce"):
+        Frontier(np.array([2.0, 1.0]), np.array([1.0, 2.0]), np.zeros((2, 2), np.int32))
+    with pytest.raises(ValueError, match="memory"):
+        Frontier(np.array([2.0]), np.array([1.0, 2.0]), np.zeros((2, 2), np.int32))
+
+
+def test_nothing_united_or_multiplied_with_nothing_is_nothing():
+    nothing = union([])
+    assert len(nothing) == 0
+    assert len(product(nothing, frontier([(1, 1)]))) == 0

@@ -142,5 +142,5 @@ class AmoebaNet(nn.Module):
 def amoebanet_d(
     batch: int, layers: int = 18, filters: int = 256, image: int = 224, classes: int = 1000
 ) -> Recipe:
-    """AmoebaNet-D (layers, filters)."""
+    """AmoebaNet-D, an image classifier found by evolution."""
     return AmoebaNet(layers, filters, classes), (images(batch, 3, image), tokens(classes, batch)), {}

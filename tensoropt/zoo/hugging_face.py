@@ -91,7 +91,7 @@ def gpt2(
     sequence: int = 1024,
     dropout: float = 0.0,
 ) -> Recipe:
-    """GPT-2 decoder, tied embedding and head, language-model loss."""
+    """GPT-2 (and GPT-3) decoder, tied embedding and head, language-model loss."""
     package = _transformers("gpt2")
     config = package.GPT2Config(
         n_layer=layers, n_embd=hidden, n_head=heads, vocab_size=vocabulary, n_positions=sequence,

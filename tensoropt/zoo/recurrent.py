@@ -103,7 +103,7 @@ def recurrent_language_model(
     steps: int = 20,
     unrolled: bool = True,
 ) -> Recipe:
-    """LSTM language model, unrolled cells or whole layers."""
+    """LSTM language model, from unrolled cells or whole layers."""
     recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
     model = RecurrentLanguageModel(recurrent, vocabulary, hidden)
     return model, (tokens(vocabulary, batch, steps), tokens(vocabulary, batch, steps)), {}

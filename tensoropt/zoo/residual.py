@@ -106,5 +106,5 @@ def resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, classe
 def wide_resnet(
     batch: int, depth: int = 152, width: float = 6, image: int = 224, stem: int = 64, classes: int = 1000
 ) -> Recipe:
-    """Wide ResNet: every width after the stem times ``width``."""
+    """Wide ResNet, every width after the stem multiplied."""
     return _residual(batch, DEPTHS[depth], stem, width, image, classes)

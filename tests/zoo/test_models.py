@@ -65,8 +65,8 @@ def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
 
 # TensorOpt's table 1 writes GB for 2^30 bytes: VGG16 has 138.36 million float32 parameters, which is
 # 0.553e9 bytes and 0.515 * 2^30 bytes; the table says 0.52. VGG16 is fully defined by its paper, so it
-# must match. The paper names no widths for the other three: ours were chosen to come out right (the
-# README of the zoo says how), so a drift from the figure means that a definition changed. No integer
+# must match. The widths of the other three were chosen to come out right (the README of the zoo says
+# how), so a drift from the figure means that a definition changed. No integer
 # width of a WideResNet gives 7.3; 152 layers of width 6 come nearest, 7 % above.
 TABLE_1 = {"vgg16": (0.52, 0.02), "rnn-lm": (108, 0.01), "transformer-2.6b": (9.7, 0.01)}
 TABLE_1 |= {"wide-resnet-152": (7.3, 0.08)}
@@ -79,7 +79,7 @@ def test_parameter_bytes_match_table_1_of_tensoropt(name: str) -> None:
     assert found == pytest.approx(figure, rel=tolerance)
 
 
-# ToFu (EuroSys 2019), its table of WResNet sizes: GB of weights, gradients and momentum, three times the weights.
+# ToFu (EuroSys 2019), its table of WResNet sizes: GB of weights, gradients and momentum.
 @pytest.mark.parametrize(
     ("depth", "width", "figure"),
     [(50, 4, 4.2), (101, 4, 7.8), (152, 4, 10.5), (101, 6, 17.1), (152, 6, 23.4), (50, 10, 26.7),

@@ -1,9 +1,9 @@
 """Residual networks: ResNet with bottlenecks, and its wide form.
 
 ``x (batch, 3, size, size)``, ``labels (batch,)`` to the mean cross entropy. A wide ResNet is the same
-network with *every* width after the stem multiplied: ToFu's sizes (its WResNet-152-10 has
-65.1 GB of weights, gradients and momentum, three times the 21.7 GiB found here) say that this is what
-"width" means in these papers, not torchvision's widening of the middle convolution alone.
+network with *every* width after the stem multiplied. That is how ToFu's sizes come out (WResNet-152-10:
+65.1 GB of weights, gradients and momentum, three times the 21.7 GiB found here; quoted from memory),
+unlike torchvision's, which widens the middle convolution alone.
 """
 
 from __future__ import annotations

@@ -138,8 +138,6 @@ class _Refinement:
                 parts[loop].append(len(new_dims))
                 new_dims.append(LoopDim(label, size, dim.splittable, dim.uneven and len(sizes) == 1))
 
-        opaque: dict[tuple[str, int], int] = {}
-
         def operand(old: Operand) -> Operand:
             dims = []
             for i, loops in enumerate(old.dims):
@@ -149,11 +147,11 @@ class _Refinement:
                     # Opaque dims still own their atoms, as loops that nothing may split.
                     new = [self._opaque(new_dims, size) for size in atoms[old.tensor][i]]
                 dims.append(tuple(new))
-            return Operand(old.tensor, tuple(dims), old.added)
+            synced = tuple(p for loop in old.synced for p in parts.get(loop, []))
+            return Operand(old.tensor, tuple(dims), old.added, synced)
 
         reads = tuple(operand(o) for o in space.reads)
         writes = tuple(operand(o) for o in space.writes)
-        del opaque
         return IndexSpace(tuple(new_dims), reads, writes, space.linear, space.cheap, space.known)
 
     @staticmethod

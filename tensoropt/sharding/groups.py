@@ -199,7 +199,7 @@ class _Grouping:
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
                 tensor = self.graph.tensors[operand.tensor]
-                code = canonical(tensor, operand_placement(operand, choice, written=written))
+                code = canonical(tensor, operand_placement(space, operand, choice, written=written))
                 if found.setdefault(operand.tensor, code) != code:
                     return None
                 if code == PARTIAL and not written and tensor.kind != "activation" and not operand.added:

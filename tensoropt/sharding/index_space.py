@@ -37,12 +37,14 @@ class Operand:
     """One tensor read or written: per tensor dim the loop dims it is made of, outermost first.
 
     An empty tuple is a dim that no loop walks: size 1, broadcast, or opaque.
-    ``added`` marks an operand added outside the contraction (a bias).
+    ``added`` marks an operand added outside the contraction (a bias). ``synced`` lists contracted loops
+    over which ``local`` itself reduces (statistics of a batch norm), so that the result is whole.
     """
 
     tensor: str
     dims: tuple[tuple[int, ...], ...]
     added: bool = False
+    synced: tuple[int, ...] = ()
 
     @property
     def loops(self) -> frozenset[int]:
@@ -71,7 +73,7 @@ class IndexSpace:
         return replace(self, dims=dims)
 
 
-def operand_placement(operand: Operand, choice: int, *, written: bool) -> int:
+def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
     """Placement code of an operand on an axis with this choice (the table of DESIGN section 5).
 
     ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. The code of a sharded
@@ -86,6 +88,11 @@ def operand_placement(operand: Operand, choice: int, *, written: bool) -> int:
             if loop == choice:
                 return position
             position += 1
-    if written or operand.added:
+    if choice in operand.synced:
+        return REPLICATE
+    if written:
+        return PARTIAL
+    contracted = not any(choice in output.loops for output in space.writes)
+    if operand.added and contracted:
         return PARTIAL
     return PARTIAL_GRAD

@@ -30,7 +30,7 @@ def cross_entropy(b: Builder) -> None:
     classes = b.loop("classes", shape[1], uneven=True, splittable=not smoothing and len(shape) == 2)
     b.read(logits, [rows[0], classes, *rows[1:]])
     b.read(target, rows)
-    b.write([] if reduction else rows)
+    b.write([] if reduction else rows, synced=[classes])
 
 
 @rule("aten.nll_loss_nd.default", "aten.nll_loss.default")

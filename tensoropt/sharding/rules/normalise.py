@@ -39,7 +39,8 @@ def batch_norm_training(b: Builder) -> None:
         b.read(b.arg(index), [c])
     b.write(x)
     for index in range(1, len(b.op.outputs)):
-        b.write([c] if b.output(index).shape == (shape[1],) else [None] * len(b.output(index).shape), index)
+        per_channel = b.output(index).shape == (shape[1],)
+        b.write([c] if per_channel else [None] * len(b.output(index).shape), index, synced=[n])
 
 
 @rule("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")

@@ -86,7 +86,9 @@ class Builder:
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
 
-    def _operand(self, name: str, labels: Sequence[Label], added: bool) -> Operand:
+    def _operand(
+        self, name: str, labels: Sequence[Label], added: bool, synced: Sequence[int] = ()
+    ) -> Operand:
         shape = self.graph.tensors[name].shape
         assert len(labels) == len(shape), f"{self.op.name}: {len(labels)} labels for {name} of shape {shape}"
         dims: list[tuple[int, ...]] = []
@@ -97,16 +99,17 @@ class Builder:
                 dims.append((label,))
             else:
                 dims.append(tuple(loop for loop in label if self._loops[loop].size > 1))
-        return Operand(name, tuple(dims), added)
+        return Operand(name, tuple(dims), added, tuple(synced))
 
     def read(self, value: Any, labels: Sequence[Label], *, added: bool = False) -> None:
         """Describe a tensor argument; None arguments are ignored."""
         if isinstance(value, Ref):
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
 
-    def write(self, labels: Sequence[Label], index: int = 0) -> None:
+    def write(self, labels: Sequence[Label], index: int = 0, *, synced: Sequence[int] = ()) -> None:
+        """Describe an output; ``synced`` loops are reduced by the operator's ``local`` itself."""
         name = self.op.outputs[index]
-        self._writes[name] = self._operand(name, labels, False)
+        self._writes[name] = self._operand(name, labels, False, synced)
 
     def build(self, known: bool = True) -> IndexSpace:
         reads = []

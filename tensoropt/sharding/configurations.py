@@ -1,0 +1,203 @@
+"""Configurations: one axis strategy per mesh axis, and the layouts that follow.
+
+A mesh here is ``(micro-batches, axis sizes...)``. The micro-batch axis is no choice of the search: every
+group follows the batch dim of the inputs along it (:func:`micro_batch_strategies`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from tensoropt.sharding.atoms import AtomGraph
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, canonical
+from tensoropt.sharding.local import Placed
+from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
+
+Mesh = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One configuration of a group: a strategy per axis of the mesh (micro-batch axis first)."""
+
+    group: Group = field(repr=False)
+    strategies: tuple[AxisStrategy, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the real mesh axes."""
+        return tuple(s.label for s in self.strategies[1:])
+
+    def layout(self, tensor: str) -> Layout:
+        """How the group sees a tensor it reads, uses or writes."""
+        return tuple(s.placements[tensor] for s in self.strategies)
+
+    def choices(self, op: str) -> tuple[int, ...]:
+        return tuple(s.choices[op] for s in self.strategies)
+
+    @cached_property
+    def resolved(self) -> tuple[str, Layout, Layout] | None:
+        """(tensor, layout as the anchor makes it, layout its followers see) of a resolved partial."""
+        names = {s.resolve[0] for s in self.strategies if s.resolve}
+        if not names:
+            return None
+        (name,) = names
+        after = self.layout(name)
+        # The anchor's own output on a resolving axis is a partial sum.
+        before = tuple(-3 if s.resolve else code for s, code in zip(self.strategies, after, strict=True))
+        return name, before, after
+
+    def placed(self, op_name: str, atoms: AtomGraph, mesh: Mesh, coordinate: tuple[int, ...] | None) -> Placed:
+        return Placed(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
+
+
+def _fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: Mesh) -> bool:
+    """Whether every loop divides by the axes that split it (or may be cut unevenly by one axis)."""
+    for op in group.operators:
+        parts: dict[int, list[int]] = {}
+        for size, strategy in zip(mesh, strategies, strict=True):
+            choice = strategy.choices[op.name]
+            if choice >= 0 and size > 1:
+                parts.setdefault(choice, []).append(size)
+        dims = atoms.spaces[op.name].dims
+        for loop, sizes in parts.items():
+            uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= 8 * sizes[0]
+            if dims[loop].size % prod(sizes) and not uneven:
+                return False
+    for name in {s.resolve[0] for s in strategies if s.resolve}:
+        sizes = list(atoms.atom_sizes(name))
+        for axis, strategy in enumerate(strategies):
+            code = strategy.placements[name]
+            if code >= 0:
+                if sizes[code] % mesh[axis]:
+                    return False
+                sizes[code] //= mesh[axis]
+    return True
+
+
+def enumerate_configurations(
+    atoms: AtomGraph, group: Group, mesh: Mesh, micro: AxisStrategy
+) -> tuple[Configuration, ...]:
+    """All configurations of a group on a mesh; the unsplit one is always among them.
+
+    An atom inside another splittable atom of the same loop is left out where the outer one alone
+    divides by the whole mesh: it could only lose locality.
+    """
+    total = prod(mesh[1:])
+    by_loop: dict[str, str] = {}
+    kept = []
+    for strategy in group.strategies:
+        loop, _, inner = strategy.label.split("@")[0].partition(".")
+        outermost = by_loop.setdefault(loop, inner)
+        if inner != outermost:
+            index = next(s.choices[group.name] for s in group.strategies if s.label.split("@")[0] == f"{loop}.{outermost}")
+            if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
+                continue
+        kept.append(strategy)
+    found = []
+    for choice in itertools.product(kept, repeat=len(mesh) - 1):
+        strategies = (micro, *choice)
+        if _fits(atoms, group, strategies, mesh):
+            found.append(Configuration(group, strategies))
+    return tuple(found)
+
+
+class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
+    """Why a model cannot be run in micro-batches."""
+
+
+def batch_placements(graph: GroupGraph) -> dict[str, int]:
+    """Placement of each input on the micro-batch axis: its first dim, where that is the batch.
+
+    The batch size is the first dim of the first input; inputs with another first dim are whole.
+    """
+    tensors = graph.atoms.graph.tensors
+    inputs = [tensors[name] for name in graph.atoms.graph.inputs]
+    batch = next((t.shape[0] for t in inputs if t.shape), 0)
+    return {t.name: 0 if t.shape and t.shape[0] == batch and batch > 1 else REPLICATE for t in inputs}
+
+
+def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
+    """Per group the strategy that follows the batch dim, as on an axis that splits it in time.
+
+    Raises:
+        MicroBatchRefused: an operator mixes samples (or is not understood), or keeps batch statistics.
+    """
+    return _MicroBatches(graph).run()
+
+
+class _MicroBatches:
+    """Groups fed by the batch are decided in order; groups that read parameters and constants only
+    (position embeddings, token types) wait until a reader says how it wants their result."""
+
+    def __init__(self, graph: GroupGraph):
+        self.graph = graph
+        self.tensors = graph.atoms.graph.tensors
+        self.known: dict[str, int] = dict(batch_placements(graph))
+        self.chosen: dict[str, AxisStrategy] = {}
+        self.waiting: dict[str, Group] = {}
+
+    def run(self) -> Mapping[str, AxisStrategy]:
+        for group in self.graph.groups:
+            fed = [n for n in self._sources(group) if self.known.get(n, REPLICATE) != REPLICATE]
+            if not fed:
+                self.waiting.update(dict.fromkeys(group.writes, group))
+            elif not self._decide(group, {}):
+                raise MicroBatchRefused(
+                    f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
+                )
+        for group in list(dict.fromkeys(g.name for g in self.waiting.values())):
+            self._decide(next(g for g in self.graph.groups if g.name == group), {})
+        for name in self.graph.atoms.graph.outputs:
+            if self.tensors[name].elements > 1 and self.known[name] != 0:
+                raise MicroBatchRefused(f"output {name} has no batch dim in front")
+        return self.chosen
+
+    def _sources(self, group: Group) -> list[str]:
+        return [*group.reads, *(n for n in group.free if self.tensors[n].kind == "input")]
+
+    def _decide(self, group: Group, wanted: Mapping[str, int]) -> bool:
+        """Choose the strategy whose sources lie as they do and whose results lie as wanted."""
+        if group.name in self.chosen:
+            return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
+        # Whole in every micro-batch with gradients adding up comes before any split, if nobody asks.
+        order = {"partial_grad": 0, "none": 1}
+        for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):
+            if strategy.resolve is None and self._agrees(group, strategy, wanted):
+                self._settle(group, strategy)
+                return True
+        return False
+
+    def _agrees(self, group: Group, strategy: AxisStrategy, wanted: Mapping[str, int]) -> bool:
+        places = strategy.placements
+        if any(places[n] != code for n, code in wanted.items()):
+            return False
+        for n in group.parameters:
+            # A bias inside a contraction is added once, not in every micro-batch.
+            if places[n] not in (REPLICATE, canonical(self.tensors[n], PARTIAL_GRAD)):
+                return False
+            # Parameters of a step outlive its micro-batches: their gradients always add up.
+            if places[n] == REPLICATE and self.tensors[n].requires_grad:
+                return False
+        saved = (dict(self.known), dict(self.chosen), dict(self.waiting))
+        for n in self._sources(group):
+            waiting = self.waiting.get(n)
+            if waiting is not None and self._decide(waiting, {n: places[n]}):
+                continue
+            if self.known.get(n) != places[n]:
+                self.known, self.chosen, self.waiting = saved
+                return False
+        return True
+
+    def _settle(self, group: Group, strategy: AxisStrategy) -> None:
+        for op in group.operators:
+            if "batch_norm" in op.target and self.graph.atoms.graph.training and strategy.choices[op.name] >= 0:
+                raise MicroBatchRefused(f"{op.name} normalises over the whole batch")
+            for name in op.outputs:
+                self.known[name] = strategy.placements[name]
+                self.waiting.pop(name, None)
+        self.chosen[group.name] = strategy

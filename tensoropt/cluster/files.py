@@ -256,8 +256,8 @@ def _join(given: dict[tuple[int, int], Link], ends: tuple[int, int], value: Link
     figures = (value.latency_s, value.bandwidth_bytes_per_s)
     if other is not None and figures != (other.latency_s, other.bandwidth_bytes_per_s):
         raise ClusterError(
-            f"{where}: pair {pair} is asymmetric, {other.latency_s:g} s and {other.bandwidth_bytes_per_s:g} B/s"
-            f" one way, {figures[0]:g} s and {figures[1]:g} B/s the other; links are symmetric here, give the"
-            " slower for both"
+            f"{where}: pair {pair} is asymmetric, {other.latency_s:g} s and {other.bandwidth_bytes_per_s:g}"
+            f" B/s one way, {figures[0]:g} s and {figures[1]:g} B/s the other; links are symmetric here,"
+            " give the slower for both"
         )
     given.setdefault(pair, value)

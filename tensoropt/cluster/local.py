@@ -63,7 +63,7 @@ def cpu_kind(ranks: int) -> DeviceKind:
         name=f"CPU-core-{slug}",
         memory_bytes=max(1, _total_memory_bytes() // ranks),
         flops={"float64": peak / 2, "float32": peak},
-        source=f"this machine: {hertz / 1e9:.1f} GHz x {flop_per_cycle} FLOP per cycle; bandwidth of the preset",
+        source=f"this machine: {hertz / 1e9:.1f} GHz x {flop_per_cycle} FLOP per cycle; preset bandwidth",
     )
 
 

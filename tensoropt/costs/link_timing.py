@@ -1,0 +1,112 @@
+"""What runs on the ranks when links are measured: collectives and messages between stamps of the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_WARM_UPS = 2
+
+Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
+
+
+def time_collective(
+    rank: int,
+    world_size: int,
+    kind: str,
+    groups: Sequence[Sequence[int]],
+    plan: Sequence[tuple[int, int]],
+) -> Stamps:
+    """Run one collective in this rank's group, all groups at the same time.
+
+    Args:
+        groups: a partition of all ranks.
+        plan: ``(bytes, repeats)`` per size; the bytes count as in :mod:`tensoropt.costs.links`.
+    """
+    import torch.distributed as dist
+
+    handles = [dist.new_group(list(group)) for group in groups]  # every rank makes every group
+    mine = next(index for index, group in enumerate(groups) if rank in group)
+    try:
+        stamps: Stamps = []
+        for size, repeats in plan:
+            action = _collective(kind, handles[mine], len(groups[mine]), groups[mine][0], size)
+            stamps.append(_repeat(action, repeats))
+        return stamps
+    finally:
+        dist.destroy_process_group(handles[mine])
+
+
+def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> Stamps:
+    """Send a message from the first rank of the pair to the second and back; the others wait."""
+    import torch
+    import torch.distributed as dist
+
+    stamps: Stamps = []
+    for size, repeats in plan:
+        message = torch.zeros(max(1, size // 4), device=_device())
+
+        def there_and_back(message: torch.Tensor = message) -> None:
+            if rank == pair[0]:
+                dist.send(message, pair[1])
+                dist.recv(message, pair[1])
+            elif rank == pair[1]:
+                dist.recv(message, pair[0])
+                dist.send(message, pair[0])
+
+        stamps.append(_repeat(there_and_back, repeats))
+    return stamps
+
+
+def _collective(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
+    import torch
+    import torch.distributed as dist
+
+    part = max(1, size // 4 // ranks)  # float32 elements of one rank's share
+    whole = torch.zeros(part * ranks, device=_device())
+    share = torch.zeros(part, device=_device())
+    match kind:
+        case "all_reduce":
+            return lambda: dist.all_reduce(whole, group=group)
+        case "all_gather":
+            return lambda: dist.all_gather_single(whole, share, group=group)
+        case "reduce_scatter":
+            return lambda: dist.reduce_scatter_single(share, whole, group=group)
+        case "all_to_all":
+            other = torch.empty_like(whole)
+            return lambda: dist.all_to_all_single(other, whole, group=group)
+        case "broadcast":
+            return lambda: dist.broadcast(whole, first, group=group)
+    raise ValueError(f"unknown collective {kind!r}")
+
+
+def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = torch.cuda.is_available() and dist.get_backend() == "nccl"
+
+    def synchronise() -> None:
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    for _ in range(_WARM_UPS):
+        action()
+    starts, ends = [], []
+    for _ in range(repeats):
+        synchronise()
+        dist.barrier()
+        starts.append(time.perf_counter())
+        action()
+        synchronise()
+        ends.append(time.perf_counter())
+    return starts, ends
+
+
+def _device() -> str:
+    import torch
+    import torch.distributed as dist
+
+    return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"

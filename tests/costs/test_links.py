@@ -1,0 +1,165 @@
+"""Link fitting on known lines, and measuring on two real ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.link_timing import COLLECTIVES
+from tensoropt.costs.links import (
+    PAIR_SIZES,
+    QUICK_SIZES,
+    LinkFit,
+    fit_line,
+    fit_segments,
+    load_links,
+    measure_links,
+    repeats_for,
+)
+from tensoropt.costs.pool import RankError, RankPool
+from tensoropt.costs.store import ProfileStore
+from tensoropt.errors import MeasurementError
+
+alphas = st.floats(1e-6, 1e-2)
+slopes = st.floats(1e-12, 1e-7)
+
+
+@given(alphas, slopes)
+def test_a_line_is_found_exactly(alpha, slope):
+    seconds = [alpha + size * slope for size in QUICK_SIZES]
+    found = fit_line(QUICK_SIZES, seconds)
+    assert found == pytest.approx((alpha, slope), rel=1e-5, abs=1e-15)
+    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    assert len(segments) == 1
+    assert residual < 1e-5
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(1e-7, 10.0), min_size=len(QUICK_SIZES), max_size=len(QUICK_SIZES)))
+def test_any_times_give_a_finite_rising_prediction(seconds):
+    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    fit = LinkFit(kind="all_reduce", group=(0, 1), segments=segments, residual=residual)
+    predicted = [fit.time_s(size) for size in range(1, 2**28, 2**22)]
+    assert all(math.isfinite(value) and value >= 0 for value in predicted)
+    assert predicted == sorted(predicted)
+    assert math.isfinite(residual)
+    assert LinkFit.from_dict("all_reduce", json.loads(json.dumps(fit.to_dict()))) == fit
+
+
+def test_two_regimes_get_two_lines():
+    seconds = [1e-4 + size / 5e9 if size <= 1024**2 else 2e-3 + size / 1e9 for size in QUICK_SIZES]
+    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    assert len(segments) == 2
+    assert residual < 1e-6
+    assert segments[0].up_to_bytes == pytest.approx(math.sqrt(2) * 1024**2)
+    assert [segment.bandwidth_bytes_per_s for segment in segments] == pytest.approx([5e9, 1e9])
+    assert [segment.alpha_s for segment in segments] == pytest.approx([1e-4, 2e-3])
+
+
+def test_a_lifted_point_does_not_bend_the_line():
+    seconds = [1e-4 + size / 1e9 for size in QUICK_SIZES]
+    seconds[1] *= 30  # another process ran
+    segments, residual = fit_segments(QUICK_SIZES, seconds)
+    assert LinkFit(kind="", group=(), segments=segments, residual=0.0).time_s(1024) < 2e-4
+    assert residual > 0.1  # the disturbance is not hidden
+
+
+@pytest.mark.parametrize("seconds", [[1.0], [1.0, 0.0], [1.0, 2.0, 3.0]])
+def test_too_few_or_impossible_times_are_refused(seconds):
+    with pytest.raises(MeasurementError, match="at least two sizes"):
+        fit_segments([1, 2], seconds)
+
+
+def test_sizes_cover_five_decades_with_repeats():
+    assert math.log10(QUICK_SIZES[-1] / QUICK_SIZES[0]) > 4.8
+    assert [repeats_for(size) for size in (1, 10**9)] == [21, 3]
+    assert list(QUICK_SIZES) == sorted(QUICK_SIZES)
+
+
+class FakePool:
+    """Answers with the stamps of links that take ``alpha + bytes / beta``; fails where told to."""
+
+    backend = "gloo"
+
+    def __init__(self, world_size: int, failing: str = "") -> None:
+        self.world_size, self.failing, self.calls = world_size, failing, 0
+
+    def run(self, function, *arguments):
+        *what, plan = arguments
+        self.calls += 1
+        if what[0] == self.failing:
+            raise RankError(f"rank 1 did not finish {what[0]}\nstack", rank=1, kind="hung")
+        factor = 2 if function.__name__ == "time_pair" else 1
+        stamps = [([0.0] * n, [factor * (1e-4 + size / 1e9)] * n) for size, n in plan]
+        return [stamps] * self.world_size
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
+        yield opened
+
+
+def test_each_way_to_group_is_measured_once_and_kept(store):
+    cluster = load_cluster("local:4")
+    flat, square = cluster.meshes()
+    pool = FakePool(4)
+    fits = measure_links(cluster, square, pool, store)
+    assert set(fits.collectives) == {(kind, axes) for kind in COLLECTIVES for axes in ((0,), (1,), (0, 1))}
+    assert set(fits.pairs) == {(i, j) for i in range(4) for j in range(i + 1, 4)}
+    assert [fit.group for fit in fits.collectives["all_reduce", (0,)]] == [(0, 2), (1, 3)]
+    assert pool.calls == 3 * 5 + 6
+    for fit in (*fits.collectives["broadcast", (1,)], fits.pairs[0, 3]):
+        assert fit.time_s(10**6) == pytest.approx(1.1e-3)
+    # The flat mesh's group is the square's both axes: nothing is left to measure.
+    assert measure_links(cluster, flat, pool, store).collectives["all_reduce", (0,)][0].group == (0, 1, 2, 3)
+    assert pool.calls == 3 * 5 + 6
+    assert load_links(cluster, square, store) == fits
+    assert not load_links(load_cluster("local:2"), load_cluster("local:2").meshes()[0], store).collectives
+    measure_links(cluster, flat, pool, store, refresh=True, pairs=False)
+    assert pool.calls == 3 * 5 + 6 + 5
+
+
+def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
+    cluster = load_cluster("local:2")
+    (mesh,) = cluster.meshes()
+    seen = []
+    fits = measure_links(
+        cluster, mesh, FakePool(2, "reduce_scatter"), store, progress=lambda *args: seen.append(args)
+    )
+    assert fits.failed == {"reduce_scatter 0,1": "rank 1 did not finish reduce_scatter"}
+    assert ("reduce_scatter", (0,)) not in fits.collectives
+    assert len(fits.collectives) == 4
+    assert "not measured: rank 1" in fits.table()
+    assert seen[0][:2] == (0, 6)
+    assert seen[-1][:2] == (6, 6)
+    assert len(measure_links(cluster, mesh, FakePool(2), store).collectives) == 5  # tried again
+
+
+def test_a_pool_or_kind_that_does_not_fit_is_refused(store):
+    cluster = load_cluster("local:4")
+    with pytest.raises(MeasurementError, match="make a pool of 4"):
+        measure_links(cluster, cluster.meshes()[0], FakePool(2), store)
+    with pytest.raises(MeasurementError, match="valid: all_reduce"):
+        measure_links(cluster, cluster.meshes()[0], FakePool(4), store, kinds=["all_redcue"])
+
+
+def test_two_real_ranks(store):
+    cluster = load_cluster("local:2")
+    (mesh,) = cluster.meshes()
+    sizes = (1024, 16 * 1024, 256 * 1024, 1024**2)
+    with RankPool(2, timeout_s=60) as pool:
+        fits = measure_links(cluster, mesh, pool, store, sizes=sizes)
+    assert not fits.failed
+    assert set(fits.collectives) == {(kind, (0,)) for kind in COLLECTIVES}
+    assert set(fits.pairs) == {(0, 1)}
+    for fit in (*(group[0] for group in fits.collectives.values()), fits.pairs[0, 1]):
+        assert [size for size, *_ in fit.points] == list(PAIR_SIZES if fit.kind == "send" else sizes)
+        assert all(1e-6 < seconds < 5 for _, seconds, _ in fit.points)
+        assert 0 < fit.time_s(1024**2) < 5
+    assert "all_reduce axes 0" in fits.table()

@@ -1,0 +1,319 @@
+"""Seconds of a collective on a mesh's groups.
+
+In order of trust: the fit of that very collective on those groups (``measured``), a formula with
+point-to-point fits (``fitted``), the same formula with data-sheet figures (``data sheet``).
+
+The formulas, for p ranks, n bytes, latency α per hop and bandwidth β of the slowest link of the ring
+(Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005;
+the ring's α is the mean over its hops, as in NCCL's tuning model):
+
+    all_reduce       min(2(p-1)·α + 2(p-1)/p · n/β,  2⌈log2 p⌉·α + 2n/β)      ring, pipelined tree
+    all_gather       (p-1)·α + (p-1)/p · n/β              n: gathered output of one rank
+    reduce_scatter   (p-1)·α + (p-1)/p · n/β              n: input of one rank
+    all_to_all       (p-1)·α + the busiest level's bytes over its bandwidth   n: input of one rank
+    broadcast        ⌈log2 p⌉·α + n/β
+
+All groups of one set of axes communicate at the same time; those that leave a node share its cards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from tensoropt.cluster import Cluster, Link, Mesh
+from tensoropt.costs.link_timing import COLLECTIVES
+from tensoropt.costs.links import LinkFits
+from tensoropt.errors import MeasurementError
+
+MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
+# Start of one collective, beside its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc). For gloo
+# it is part of the hop's latency.
+_LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
+_MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings
+
+_Prediction = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLink:
+    """What a ring through the slowest group of a set of axes gets.
+
+    Attributes:
+        size: ranks of a group.
+        hop_s: mean latency of a hop.
+        seconds_per_byte: of the slowest link, shared as it is.
+        exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
+    """
+
+    size: int
+    hop_s: float
+    seconds_per_byte: float
+    exchange_seconds_per_byte: float
+
+
+class CommunicationModel:
+    """Predicts collectives on one mesh of a cluster.
+
+    Args:
+        cluster: with as many devices as the mesh has ranks.
+        fits: measurements of this mesh, as :func:`~tensoropt.costs.links.measure_links` or
+            ``load_links`` give them; may be partial.
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, fits: LinkFits | None = None) -> None:
+        if mesh.size != cluster.device_count:
+            raise MeasurementError(
+                f"mesh {mesh.label} has {mesh.size} ranks but {cluster.name} has {cluster.device_count}"
+                " devices; take a mesh of that cluster"
+            )
+        self.cluster, self.mesh = cluster, mesh
+        self._fits = fits
+        self._fitted = fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
+        self._links: dict[tuple[int, ...], GroupLink] = {}
+        self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
+
+    def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
+        """Seconds of one collective over the groups that vary along ``axes``, all at the same time.
+
+        Args:
+            kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
+                ``reduce_scatter`` and ``all_to_all`` (of one rank's input), ``broadcast``.
+            axes: mesh axes; none, or axes of size 1, cost nothing, and neither do 0 bytes.
+
+        Raises:
+            MeasurementError: an unknown kind or negative bytes.
+            ClusterError: an axis that the mesh lacks.
+        """
+        if not num_bytes >= 0:
+            raise MeasurementError(f"{kind} of {num_bytes} bytes is impossible; give at least 0")
+        predict = self._prediction(kind, tuple(axes))[0]
+        return predict(num_bytes) if num_bytes else 0.0
+
+    def source(self, kind: str, axes: Sequence[int]) -> str:
+        """``measured``, ``fitted`` or ``data sheet``."""
+        return self._prediction(kind, tuple(axes))[1]
+
+    def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
+        """Seconds of one message between two ranks, undisturbed; 0 within a rank."""
+        if not num_bytes >= 0:
+            raise MeasurementError(f"a message of {num_bytes} bytes is impossible; give at least 0")
+        if first == second or not num_bytes:
+            return 0.0
+        pair = (min(first, second), max(first, second))
+        if self._fits is not None and pair in self._fits.pairs:
+            return self._fits.pairs[pair].time_s(num_bytes)
+        link = self.cluster.link(first, second)
+        launch = _LAUNCH_S[self.cluster.device_type]
+        return launch + link.latency_s + num_bytes / link.bandwidth_bytes_per_s
+
+    def pair_source(self, first: int, second: int) -> str:
+        """Where :meth:`pair_time_s` comes from."""
+        pair = (min(first, second), max(first, second))
+        return MEASURED if self._fits is not None and pair in self._fits.pairs else DATA_SHEET
+
+    def _prediction(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
+        known = self._predictions.get((kind, axes))
+        if known is None:
+            known = self._predictions[kind, axes] = self._make(kind, self.mesh.normalise_axes(axes))
+        return known
+
+    def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
+        if kind not in COLLECTIVES:
+            raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
+        # Axes of size 1 change no group: without them more measurements are found.
+        axes = tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
+        if not axes:
+            return (lambda num_bytes: 0.0), DATA_SHEET
+        fits = self._measured(kind, axes)
+        if fits:
+            return (lambda num_bytes: max(fit.time_s(num_bytes) for fit in fits)), MEASURED
+        cluster, source = (self.cluster, DATA_SHEET) if self._fitted is None else (self._fitted, FITTED)
+        launch = _LAUNCH_S[cluster.device_type] if source is DATA_SHEET else 0.0
+        if axes not in self._links:
+            self._links[axes] = group_link(cluster, self.mesh, axes)
+        return formula(kind, self._links[axes], launch), source
+
+    def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
+        """The fits of any set of axes that makes the same groups."""
+        if self._fits is None:
+            return ()
+        groups = self.mesh.groups(axes)
+        for (fitted_kind, fitted_axes), fits in self._fits.collectives.items():
+            if fitted_kind == kind and self.mesh.groups(fitted_axes) == groups:
+                return fits
+        return ()
+
+
+def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
+    """The module's table as a function of the bytes."""
+    ranks, hop, per_byte = link.size, link.hop_s, link.seconds_per_byte
+    ring, depth = (ranks - 1) / ranks, math.ceil(math.log2(ranks))
+    match kind:
+        case "all_reduce":
+            return lambda n: (
+                launch_s
+                + min(2 * (ranks - 1) * hop + 2 * ring * n * per_byte, 2 * depth * hop + 2 * n * per_byte)
+            )
+        case "all_gather" | "reduce_scatter":
+            return lambda n: launch_s + (ranks - 1) * hop + ring * n * per_byte
+        case "all_to_all":
+            return lambda n: launch_s + (ranks - 1) * hop + n * link.exchange_seconds_per_byte
+        case "broadcast":
+            return lambda n: launch_s + depth * hop + n * per_byte
+    raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(COLLECTIVES)}")
+
+
+def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupLink:
+    """The slowest group's link when all groups of ``axes`` communicate at once."""
+    groups = mesh.groups(axes)
+    leaving = _groups_leaving(cluster, groups)
+    links = [_group_link(cluster, group, leaving) for group in groups]
+    return GroupLink(
+        size=len(groups[0]),
+        hop_s=max(link.hop_s for link in links),
+        seconds_per_byte=max(link.seconds_per_byte for link in links),
+        exchange_seconds_per_byte=max(link.exchange_seconds_per_byte for link in links),
+    )
+
+
+def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Counter[tuple[int, int]]:
+    """By (level, child): how many groups use the child's links to its siblings."""
+    leaving: Counter[tuple[int, int]] = Counter()
+    for group in groups:
+        outer = cluster.device_count
+        for depth, level in enumerate(cluster.levels):
+            block = outer // level.size
+            for members in _members(group, outer):
+                children = {rank // block for rank in members}
+                if len(children) > 1:
+                    leaving.update((depth, child) for child in children)
+            outer = block
+    return leaving
+
+
+def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple[int, int]]) -> GroupLink:
+    size = len(group)
+    hops = [cluster.link(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True)]
+    bandwidth, exchange = math.inf, 0.0
+    outer = cluster.device_count
+    for depth, level in enumerate(cluster.levels):
+        block = outer // level.size
+        for members in _members(group, outer):
+            children = list(_members(members, block))
+            if len(children) < 2:
+                continue
+            if (children[0][0], children[1][0]) in cluster.pairs:
+                bandwidth = min(bandwidth, pair_ring_bandwidth(cluster, members))
+                exchange = max(exchange, _pair_exchange(cluster, members) / size)
+                continue
+            for child in children:
+                # A group gets its share of the child's links, at most one per member.
+                share = min(level.link_count / leaving[depth, child[0] // block], len(child))
+                rate = level.link.bandwidth_bytes_per_s * share
+                bandwidth = min(bandwidth, rate)
+                exchange = max(exchange, len(child) * (len(members) - len(child)) / size / rate)
+        outer = block
+    return GroupLink(
+        size=size,
+        hop_s=sum(link.latency_s for link in hops) / size,
+        seconds_per_byte=1 / bandwidth,
+        exchange_seconds_per_byte=exchange,
+    )
+
+
+def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
+    """The ranks by block of consecutive ranks."""
+    for _, members in itertools.groupby(ranks, key=lambda rank: rank // block):
+        yield tuple(members)
+
+
+def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
+    """Bandwidth of collectives among ranks whose pairs have links of their own, bytes/s.
+
+    Either several rings over dedicated wires at once — no more than the rank with the fewest wires has —
+    or the one ring whose slowest link is fastest (the natural order beyond 8 ranks).
+    """
+
+    def figures(first: int, second: int) -> tuple[float, bool]:
+        if first == second:
+            return 0.0, False
+        link = cluster.link(first, second)
+        return link.bandwidth_bytes_per_s, link.dedicated
+
+    return _ring_bandwidth(tuple(tuple(figures(a, b) for b in members) for a in members))
+
+
+@lru_cache(maxsize=4096)
+def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
+    """``table[i][j]``: bandwidth between members i and j, and whether the wire is theirs alone."""
+    size = len(table)
+    wires = [sum(bandwidth for bandwidth, dedicated in row if dedicated) for row in table]
+    reached, open_ends = {0}, [0]
+    while open_ends:
+        row = table[open_ends.pop()]
+        new = [other for other in range(size) if row[other][1] and other not in reached]
+        reached.update(new)
+        open_ends += new
+    several = min(wires) if len(reached) == size else 0.0
+
+    def slowest(ring: tuple[int, ...]) -> float:
+        return min(table[a][b][0] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True))
+
+    orders: Iterator[tuple[int, ...]] = iter([tuple(range(size))])
+    if size <= _MOST_RANKS_FOR_BEST_RING:
+        orders = (
+            (0, *rest)
+            for rest in itertools.permutations(range(1, size))
+            if rest[0] <= rest[-1]  # a ring read backwards is the same ring
+        )
+    return max(several, max(slowest(order) for order in orders))
+
+
+def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
+    """Seconds of all-to-all among the members per byte that each sends each other one.
+
+    Dedicated wires work at once; messages over other links leave a rank one after the other.
+    """
+    worst = 0.0
+    for rank in members:
+        links: list[Link] = [cluster.link(rank, other) for other in members if other != rank]
+        wires = max((1 / link.bandwidth_bytes_per_s for link in links if link.dedicated), default=0.0)
+        others = sum(1 / link.bandwidth_bytes_per_s for link in links if not link.dedicated)
+        worst = max(worst, wires, others)
+    return worst
+
+
+def fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
+    """The cluster with the figures of its links replaced by point-to-point fits; None if a level has none.
+
+    A level takes the slowest of its fitted pairs; pairs with links of their own take their own fits.
+    """
+
+    def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
+        lines = [fits.pairs[pair].segments[-1] for pair in pairs]
+        first = [fits.pairs[pair].segments[0].alpha_s for pair in pairs]
+        slope = max((line.seconds_per_byte for line in lines), default=0.0)
+        if slope <= 0:
+            return None
+        return replace(link, latency_s=max(first), bandwidth_bytes_per_s=1 / slope, source="fitted")
+
+    levels = []
+    for level in cluster.levels:
+        crossing = [pair for pair in fits.pairs if cluster.crossing_level(*pair) is level]
+        link = replaced(level.link, crossing)
+        if link is None:
+            return None
+        levels.append(replace(level, link=link))
+    pairs = {
+        pair: replaced(link, [pair]) if pair in fits.pairs else link for pair, link in cluster.pairs.items()
+    }
+    return replace(
+        cluster,
+        levels=tuple(levels),
+        pairs={pair: link for pair, link in pairs.items() if link is not None},
+    )

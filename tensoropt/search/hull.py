@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tensoropt.search.costgraph import FloatArray
+from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.program import Program
 from tensoropt.search.scalar import Flat, descend, pass_down, pass_up
 
@@ -26,7 +25,7 @@ class Hull:
     Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value``
     (W,). The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are
     exact because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies,
-    ``choice`` (logical, V) how to rebuild them.
+    ``picks`` one (operators + edges, 2) per vertex: entry and point of every operator and edge.
     """
 
     weight_m: FloatArray
@@ -34,7 +33,7 @@ class Hull:
     value: FloatArray
     memory: FloatArray
     time: FloatArray
-    choice: NDArray[np.int32]
+    picks: tuple[IntArray, ...]
 
     def bound(self, memory: float) -> float:
         """A time that no strategy within ``memory`` can beat; inf below the least memory."""
@@ -59,8 +58,7 @@ class HullSearch:
         self.weight_m: list[float] = []
         self.weight_t: list[float] = []
         self.values: list[float] = []
-        self.points: dict[tuple[float, float], NDArray[np.int32]] = {}
-        self.tables: list[FloatArray] = []
+        self.points: dict[tuple[float, float], IntArray] = {}
         self.done: set[tuple[float, float]] = set()
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
@@ -73,14 +71,14 @@ class HullSearch:
         root = int(self.program.base[self.program.logical[self.program.root].table])
         if not np.isfinite(table[root]).all():
             return []
-        memory, time, choice = descend(*index, *leaf, f.tree, self.program.root, table, wm, wt)
+        memory, time, entry, choice = descend(*index, *leaf, f.tree, self.program.root, table, wm, wt)
         found = list(zip(memory.tolist(), time.tolist(), strict=True))
+        n = self.program.inputs
         self.weight_m += weight_m
         self.weight_t += weight_t
         self.values += table[root].tolist()
-        self.tables.append(table)
         for w, point in enumerate(found):
-            self.points.setdefault(point, choice[:, w].copy())
+            self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
         return found
 
     def run(self, lines: int) -> Hull | None:
@@ -136,22 +134,18 @@ class HullSearch:
         wm, wt, values = (np.array(x) for x in (self.weight_m, self.weight_t, self.values))
         order = np.lexsort((values, wt / (wm + wt)))
         points = sorted(self.points)
-        choice = np.stack([self.points[p] for p in points], axis=1)
         self.order = order
-        return Hull(
-            wm[order],
-            wt[order],
-            values[order],
-            np.array([p[0] for p in points]),
-            np.array([p[1] for p in points]),
-            choice,
-        )
+        memory, time = np.array([p[0] for p in points]), np.array([p[1] for p in points])
+        picks = tuple(self.points[p] for p in points)
+        return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
-    def messages(self, chosen: list[int] | None = None) -> tuple[FloatArray, FloatArray]:
+    def messages(self) -> tuple[FloatArray, FloatArray]:
         """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""
         f = self.flat
-        value = np.ascontiguousarray(np.concatenate(self.tables, axis=1)[:, self.order])
-        self.tables = []
+        index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
+        leaf = (f.leaf_offsets, f.leaf_memory, f.leaf_time)
+        wm, wt = (np.array(x)[self.order] for x in (self.weight_m, self.weight_t))
+        value = pass_up(*index, *leaf, wm, wt, f.entries)
         root = int(self.program.base[self.program.logical[self.program.root].table])
-        down = pass_down(f.meta, f.left_out, f.left_k, f.right_out, f.right_k, value, root)
+        down = pass_down(*index, value, root)
         return value, down

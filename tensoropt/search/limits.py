@@ -211,3 +211,12 @@ def fill_limits(
             depth += 1
     for g in range(limit_m.shape[0] - 2, -1, -1):
         limit_t[g] = max(limit_t[g], limit_t[g + 1])
+
+
+@njit(cache=True, nogil=True)
+def reachable_entries(inside, outside, height, slack):
+    """(entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
+    found = np.empty(inside.shape[0], np.bool_)
+    for e in range(inside.shape[0]):
+        found[e] = reachable(inside[e], outside[e], height, slack)
+    return found

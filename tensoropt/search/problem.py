@@ -8,7 +8,7 @@ anything else happens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +116,28 @@ def build_problem(graph: CostGraph) -> Problem:
         edges.append(LeafEdge(edge.source, edge.target, index, height, width, ends[0], ends[1]))
     tolerance = 2.0 * len(tables) * memory_grid if moved else 0.0
     return Problem(graph, tuple(leaves), tuple(domains), tuple(node_leaf), tuple(edges), tolerance)
+
+
+def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
+    """The same problem without some classes; ``kept[leaf]`` (classes,) per leaf of operators."""
+    leaves = list(problem.leaves)
+    shared: dict[bytes, IntArray] = {}
+    for index, mask in kept.items():
+        leaf = leaves[index]
+        of_point = np.repeat(mask, np.diff(leaf.offsets))
+        offsets = np.concatenate([[0], np.cumsum(np.diff(leaf.offsets)[mask])]).astype(np.int64)
+        arrays = (leaf.memory, leaf.time, leaf.configuration, leaf.option)
+        leaves[index] = Leaf(offsets, *(a[of_point] for a in arrays))
+
+    def narrowed(v: int, values: IntArray) -> IntArray:
+        values = values[kept[problem.node_leaf[v]]]
+        return shared.setdefault(values.tobytes(), values)
+
+    edges = tuple(
+        replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in problem.edges
+    )
+    domains = tuple(int(kept[leaf].sum()) for leaf in problem.node_leaf)
+    return replace(problem, leaves=tuple(leaves), domains=domains, edges=edges)
 
 
 def _grid(tables: list[CostTable], name: str) -> float:

@@ -69,6 +69,11 @@ class Program:
     base: IntArray
 
     @property
+    def inputs(self) -> int:
+        """How many logical nodes are operators and edges of the graph; they come first, in this order."""
+        return len(self.problem.domains) + len(self.problem.edges)
+
+    @property
     def entries(self) -> int:
         return int(self.sizes.sum())
 

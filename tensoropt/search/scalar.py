@@ -135,8 +135,8 @@ def descend(
 ):
     """For every weight a strategy of least weighted cost, by walking the tree of factors down.
 
-    Returns memory (W,), time (W,) and choice (logical, W): k of the step, or the point of the leaf.
-    Of equal choices the first is taken.
+    Returns memory (W,), time (W,) and, per logical node, entry (logical, W) and choice (logical, W): k
+    of the step, or the point of the leaf. Of equal choices the first is taken.
     """
     count = value.shape[1]
     nodes = tree.shape[0]
@@ -181,4 +181,4 @@ def descend(
             stack[depth] = left_node
             stack[depth + 1] = right_node
             depth += 2
-    return memory, time, choice
+    return memory, time, entry, choice

@@ -74,7 +74,7 @@ def test_segmented_staircase_reduces_every_segment(lists):
         best, expected = np.inf, []
         for row, k in zip(rows, kept.tolist(), strict=True):
             if row[0] == e:
-                expected.append(row[2] < best or best == np.inf and not expected)
+                expected.append(row[2] < best or (best == np.inf and not expected))
                 best = min(best, row[2])
         assert kept[entry == e].tolist() == expected
 

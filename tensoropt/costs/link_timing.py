@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-_WARM_UPS = 2
+_WARM_UPS = 2  # one where repeats are few, because they are long
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
 
@@ -17,11 +17,14 @@ def time_collective(
     world_size: int,
     kind: str,
     groups: Sequence[Sequence[int]],
+    functional: bool,
     plan: Sequence[tuple[int, int]],
 ) -> Stamps:
     """Run one collective in this rank's group, all groups at the same time.
 
     Args:
+        functional: through the functional collectives, as ``DTensor.redistribute`` issues them: they
+            make a new output each time and cost a few hundred microseconds more on gloo.
         groups: a partition of all ranks.
         plan: ``(bytes, repeats)`` per size; the bytes count as in :mod:`tensoropt.costs.links`.
     """
@@ -32,7 +35,7 @@ def time_collective(
     try:
         stamps: Stamps = []
         for size, repeats in plan:
-            action = _collective(kind, handles[mine], len(groups[mine]), groups[mine][0], size)
+            action = _collective(kind, handles[mine], len(groups[mine]), groups[mine][0], size, functional)
             stamps.append(_repeat(action, repeats))
         return stamps
     finally:
@@ -60,26 +63,33 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     return stamps
 
 
-def _collective(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
+def _collective(
+    kind: str, group: Any, ranks: int, first: int, size: int, functional: bool
+) -> Callable[[], object]:
     import torch
     import torch.distributed as dist
+    import torch.distributed._functional_collectives as functions
 
     part = max(1, size // 4 // ranks)  # float32 elements of one rank's share
     whole = torch.zeros(part * ranks, device=_device())
     share = torch.zeros(part, device=_device())
-    match kind:
-        case "all_reduce":
-            return lambda: dist.all_reduce(whole, group=group)
-        case "all_gather":
-            return lambda: dist.all_gather_single(whole, share, group=group)
-        case "reduce_scatter":
-            return lambda: dist.reduce_scatter_single(share, whole, group=group)
-        case "all_to_all":
-            other = torch.empty_like(whole)
-            return lambda: dist.all_to_all_single(other, whole, group=group)
-        case "broadcast":
-            return lambda: dist.broadcast(whole, first, group=group)
-    raise ValueError(f"unknown collective {kind!r}")
+    other = torch.empty_like(whole)
+    wait = functions.wait_tensor
+    in_place: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_single(whole, share, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(share, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, first, group=group),
+    }
+    as_functions: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: wait(functions.all_reduce(whole, "sum", group)),
+        "all_gather": lambda: wait(functions.all_gather_single(share, 0, group)),
+        "reduce_scatter": lambda: wait(functions.reduce_scatter_single(whole, "sum", 0, group)),
+        "all_to_all": lambda: wait(functions.all_to_all_single(whole, None, None, group)),
+        "broadcast": lambda: wait(functions.broadcast(whole, first, group)),
+    }
+    return (as_functions if functional else in_place)[kind]
 
 
 def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
@@ -92,7 +102,7 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
         if on_gpu:
             torch.cuda.synchronize()
 
-    for _ in range(_WARM_UPS):
+    for _ in range(min(_WARM_UPS, repeats // 3)):
         action()
     starts, ends = [], []
     for _ in range(repeats):

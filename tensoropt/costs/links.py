@@ -1,8 +1,9 @@
 """What the links really do: collectives timed on a mesh's groups, fitted to lines, kept in the store.
 
 ``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % weighs the same at
-1 KiB and at 64 MiB), as two or three lines where one is wrong: small messages are dominated by wake-ups
-and may go by another algorithm, large ones no longer fit into caches. What ``bytes`` counts, per kind:
+1 KiB and at 64 MiB), as several lines where one is wrong: small messages are dominated by wake-ups
+and may go by another algorithm, large ones no longer fit into caches, the largest are fresh pages.
+What ``bytes`` counts, per kind:
 
     all_reduce      the tensor            all_gather      the gathered output of one rank
     reduce_scatter  the input of one rank all_to_all      the input of one rank
@@ -38,8 +39,9 @@ _MOST_REPEATS, _FEWEST_REPEATS = 21, 3
 # A further line is kept when the residual is above the first figure and falls to the second's share.
 _GOOD_RESIDUAL = 0.05
 _WORTH_A_LINE = 0.7
-_MOST_LINES = 3
-_FEWEST_POINTS_PER_LINE = 3
+_MOST_LINES = 4
+_FEWEST_POINTS_PER_LINE = 2
+_TITLE = 40  # columns
 # Half the interquartile range by the median. Above it the median itself is disturbed by other processes
 # (it jumps between two modes, the upper one a scheduler's time slice away), so the lower quartile counts.
 _DISTURBED = 0.5
@@ -129,13 +131,13 @@ class LinkFits:
 
     def table(self) -> str:
         """A table for people: the slowest group of each kind and axes."""
-        lines = [f"{'what':<28}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
+        lines = [f"{'what':<{_TITLE}}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
-        lines += [f"{what:<28}not measured: {why}" for what, why in self.failed.items()]
+        lines += [f"{what:<{_TITLE}}not measured: {why}" for what, why in self.failed.items()]
         return "\n".join(lines)
 
 
@@ -146,7 +148,7 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
         rate = segment.bandwidth_bytes_per_s
         speed = "∞" if math.isinf(rate) else f"{rate / 1e9:.3g} GB/s"
         rows.append(
-            f"{title + end:<28}{format_seconds(segment.alpha_s):>10}{speed:>14}{fit.residual * 100:>8.1f} %"
+            f"{title + end:<{_TITLE}}{format_seconds(segment.alpha_s):>10}{speed:>14}{fit.residual * 100:>8.1f} %"
         )
         title = " " * len(title)
     return rows
@@ -163,11 +165,13 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> t
         alpha, slope = 0.0, float((x / t).sum() / (x**2 / t**2).sum())
     if slope < 0:  # the best flat line
         alpha, slope = float((1 / t).sum() / (1 / t**2).sum()), 0.0
+    if slope * x.max() < 1e-9 * alpha:  # rounding of a flat line
+        slope = 0.0
     return float(alpha), float(slope)
 
 
 def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """As many lines as the points need, at most three; and the residual.
+    """As many lines as the points need, at most four; and the residual.
 
     A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a
     larger message is lowered to it before fitting. The residual is against the times as measured.
@@ -232,6 +236,7 @@ def measure_links(
     kinds: Sequence[str] = COLLECTIVES,
     sizes: Sequence[int] = QUICK_SIZES,
     pairs: bool = True,
+    functional: bool = True,
     refresh: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> LinkFits:
@@ -245,6 +250,7 @@ def measure_links(
         store: where fits are kept, by cluster fingerprint, backend, kind and groups.
         sizes: bytes, ascending. The default takes a few seconds on two gloo ranks.
         pairs: also measure point to point.
+        functional: time the functional collectives, which resharding issues; else those in place.
         refresh: measure again what the store has.
         progress: called with ``(done, total, what)`` before each measurement and at the end.
 
@@ -265,7 +271,7 @@ def measure_links(
     ]
     if pairs:
         jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
-    keys = {job: _key(cluster, pool.backend, *job) for job in jobs}
+    keys = {job: _key(cluster, pool.backend, functional, *job) for job in jobs}
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
@@ -277,7 +283,7 @@ def measure_links(
         if job in found:
             continue
         try:
-            record = _measure(pool, kind, groups, PAIR_SIZES if kind == "send" else sizes)
+            record = _measure(pool, kind, groups, PAIR_SIZES if kind == "send" else sizes, functional)
             found[job] = record
         except RankError as error:
             failed[what] = str(error).split("\n", 1)[0]
@@ -290,14 +296,16 @@ def measure_links(
     return _fits(mesh, found, failed)
 
 
-def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
+def load_links(
+    cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None, functional: bool = True
+) -> LinkFits:
     """The fits that the store has for a mesh; what is missing is left out, nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
         (kind, groups) for groups in _partitions(mesh) for kind in COLLECTIVES
     ]
     jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
-    keys = {job: _key(cluster, backend, *job) for job in jobs}
+    keys = {job: _key(cluster, backend, functional, *job) for job in jobs}
     known = store.get_many(keys.values(), "collective")
     return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
 
@@ -308,19 +316,22 @@ def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
-def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
+def _key(
+    cluster: Cluster, backend: str, functional: bool, kind: str, groups: Iterable[tuple[int, ...]]
+) -> str:
     text = ";".join(",".join(map(str, group)) for group in groups)
-    return f"{cluster.fingerprint}|{backend}|{kind}|{text}"
+    how = "functional" if functional and kind != "send" else "in place"
+    return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
 
 
 def _measure(
-    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int]
+    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
 ) -> dict[str, Any]:
     plan = [(size, repeats_for(size)) for size in sizes]
     if kind == "send":
         stamps = pool.run(time_pair, groups[0], plan)
     else:
-        stamps = pool.run(time_collective, kind, groups, plan)
+        stamps = pool.run(time_collective, kind, groups, functional, plan)
     fits = []
     for group in groups:
         points = []

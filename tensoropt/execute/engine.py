@@ -1,0 +1,230 @@
+"""One training step of a lowered plan: micro-batches, gradients, buffers.
+
+With one micro-batch a call builds an ordinary autograd graph. With several, forward *and* backward of
+every micro-batch happen inside the call (that is what saves the memory), gradients wait in the
+buckets, and the user's ``loss.backward()`` scales and reduces them: the calling convention is kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tensoropt.execute.lower import Lowered, lower
+from tensoropt.execute.parameters import ParameterShards
+from tensoropt.execute.redistribute import EdgeSpec, run_steps
+from tensoropt.execute.runtime import Runtime
+from tensoropt.sharding.strategy import Strategy
+
+
+class GatheredParameters:
+    """Keeps autograd from holding gathered parameters: what it would save is gathered again.
+
+    A saved tensor that lies in the storage of a gathered parameter is replaced by a note; backward
+    unpacks the note by issuing the edge's gather once more (ZeRO stage 3).
+    """
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        self._known: dict[int, tuple[weakref.ref, torch.Tensor, EdgeSpec]] = {}
+
+    def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
+        key = gathered.untyped_storage().data_ptr()
+        self._known[key] = (weakref.ref(gathered), shard.detach(), spec)
+
+    def pack(self, value: torch.Tensor) -> Any:
+        known = self._known.get(value.untyped_storage().data_ptr()) if self._known else None
+        if known is None or known[0]() is None or isinstance(value, torch.nn.Parameter):
+            return value
+        _, shard, spec = known
+        micro = self.runtime.micro_batch
+        return (shard, spec, micro, tuple(value.shape), value.stride(), value.storage_offset())
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        shard, spec, micro, shape, stride, offset = packed
+        self.runtime.micro_batch = micro
+        with torch.no_grad():
+            whole = run_steps(self.runtime, shard, spec, spec.forward, spec.source, spec.target)
+        return whole.as_strided(shape, stride, offset)
+
+
+class _Deferred(torch.autograd.Function):
+    """The loss of a step whose backward already ran; its own backward scales and reduces."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, engine: Engine) -> torch.Tensor:
+        ctx.engine = engine
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.engine.finish(grad)
+        return None, None, None
+
+
+class Engine:
+    """Runs a strategy on this rank.
+
+    Attributes:
+        shards: the parameters and their gradients.
+        buffers: whole on every rank, updated after backward.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        values: Mapping[str, torch.Tensor],
+        *,
+        runtime: Runtime | None = None,
+        seed: int = 0,
+    ):
+        self.strategy = strategy
+        self.runtime = runtime or Runtime(strategy.mesh, seed=seed)
+        self.keeper = GatheredParameters(self.runtime)
+        self.runtime.gathered = self.keeper.note
+        self.lowered: Lowered = lower(strategy, self.runtime)
+        self.shards = ParameterShards(strategy, self.runtime, values)
+        self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
+        self.gathers = any(node.meta["edge"].kind == "parameter" for node in self._edges())
+        self.on_gradients: Any = None
+        self._callback_queued = False
+        self._anchor = torch.zeros((), requires_grad=True)
+        for leaf in self.shards.leaves.values():
+            if leaf.requires_grad:
+                leaf.register_post_accumulate_grad_hook(self._after_first_gradient)
+        self._counter = self._count_graph() if strategy.micro_batches > 1 else None
+
+    def _edges(self) -> list[torch.fx.Node]:
+        return [node for node in self.lowered.module.graph.nodes if "edge" in node.meta]
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Results of the model on the global batch ``inputs`` (every rank passes the same)."""
+        training = self.strategy.graph.atoms.graph.training and torch.is_grad_enabled()
+        if self.strategy.micro_batches > 1:
+            return self._micro_batches(inputs, training)
+        self.runtime.micro_batch = 0
+        if training:
+            self.shards.start()
+        outputs = self._run(inputs)
+        self.runtime.step += training
+        return outputs
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        arguments = (*inputs, *self.shards.leaves.values(), *self.buffers.values())
+        if self.gathers and torch.is_grad_enabled():
+            with torch.autograd.graph.saved_tensors_hooks(self.keeper.pack, self.keeper.unpack):
+                results = self.lowered.module(*arguments)
+        else:
+            results = self.lowered.module(*arguments)
+        count = len(self.lowered.outputs)
+        for name, value in zip(self.lowered.mutations, results[count:], strict=True):
+            self.buffers[name] = value.detach().clone()
+        return results[:count]
+
+    def _micro_batches(self, inputs: Sequence[torch.Tensor], training: bool) -> tuple[torch.Tensor, ...]:
+        self._count(inputs)
+        if training:
+            self.shards.start()
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for index in range(self.strategy.micro_batches):
+            self.runtime.micro_batch = index
+            outputs = self._run(inputs)
+            if training:
+                self._quiet = True
+                outputs[0].backward()
+                self._quiet = False
+                outputs = (outputs[0].detach(),)
+            parts.append(outputs)
+        self.runtime.micro_batch = 0
+        self.runtime.step += training
+        if not self.strategy.graph.atoms.graph.training:
+            return tuple(torch.cat(values) for values in zip(*parts, strict=True))
+        loss = torch.stack([p[0] for p in parts]).sum(0)
+        return (_Deferred.apply(self._anchor, loss, self),) if training else (loss,)
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    _quiet = False
+
+    def _after_first_gradient(self, leaf: torch.Tensor) -> None:
+        if not self._quiet and not self._callback_queued:
+            self._callback_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _end_of_backward(self) -> None:
+        self._callback_queued = False
+        self.shards.reduce()
+        if self.on_gradients is not None:
+            self.on_gradients()
+
+    def finish(self, grad: torch.Tensor) -> None:
+        """Scale what the micro-batches accumulated by the loss's incoming gradient, and reduce."""
+        if float(grad) != 1.0:
+            self.shards.scale(grad)
+        self._end_of_backward()
+
+    # -- counts -----------------------------------------------------------------------------------
+
+    def _count_graph(self) -> torch.fx.GraphModule | None:
+        """The part of the lowered graph that makes the targets of mean losses, or None."""
+        module = self.lowered.module
+        wanted = [
+            node
+            for node in module.graph.nodes
+            if getattr(node.target, "__name__", "") in ("cross_entropy", "nll_loss") and "operator" in node.meta
+        ]
+        if not wanted:
+            return None
+        graph = torch.fx.Graph()
+        copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = graph.placeholder(node.name)
+
+        def copy(node: torch.fx.Node) -> torch.fx.Node:
+            if node not in copies:
+                for source in node.all_input_nodes:
+                    copy(source)
+                copies[node] = graph.node_copy(node, lambda n: copies[n])
+            return copies[node]
+
+        graph.output(tuple(copy(node.args[1]) for node in wanted))  # type: ignore[arg-type]
+        self._counted = [node.meta["operator"] for node in wanted]
+        return torch.fx.GraphModule(module, graph)
+
+    def _count(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Take the counts of mean losses over all micro-batches before the first one runs."""
+        if self._counter is None:
+            return
+        counts: dict[str, torch.Tensor] = {}
+        arguments = (*inputs, *self.shards.leaves.values(), *self.buffers.values())
+        by_name = self.strategy.graph.atoms.graph.by_name
+        for index in range(self.strategy.micro_batches):
+            self.runtime.micro_batch = index
+            with torch.no_grad():
+                targets = self._counter(*arguments)
+            for name, target in zip(self._counted, targets, strict=True):
+                count = (target != ignore_index(by_name[name])).sum()
+                counts[name] = counts.get(name, torch.zeros_like(count)) + count
+        for name, count in counts.items():
+            counts[name] = self.runtime.all_reduce(count, self._row_axes(name))
+        self.runtime.counts = counts
+
+    def _row_axes(self, name: str) -> tuple[int, ...]:
+        group = self.strategy.graph.group_of[name]
+        placed = self.strategy.configurations[group.name].placed(
+            name, self.strategy.graph.atoms, self.strategy.mesh, None
+        )
+        return placed.split(list(placed.space.reads[1].loops))
+
+
+def ignore_index(op: Any) -> int:
+    """The target value a cross entropy or negative log likelihood leaves out."""
+    return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)

@@ -1,0 +1,106 @@
+"""Where a rank stands: mesh coordinate, process groups, micro-batch, step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.errors import PlanError
+
+
+class Runtime:
+    """One rank's view of the mesh; the :class:`~tensoropt.sharding.kernels.ShardContext` of its kernels.
+
+    Axis 0 is the micro-batch axis: its coordinate changes in time. The other axes are row-major over
+    ranks. Process groups exist for every subset of axes, so that several axes act as one group.
+    """
+
+    def __init__(self, mesh: Sequence[int], *, rank: int | None = None, seed: int = 0):
+        self.mesh = tuple(mesh)
+        self.seed = seed
+        self.step = 0
+        self.micro_batch = 0
+        self.counts: dict[str, torch.Tensor] = {}
+        self.gathered: Callable[..., None] = lambda *_: None
+        devices = prod(self.mesh[1:])
+        self.distributed = devices > 1
+        if self.distributed:
+            if not dist.is_initialized():
+                raise PlanError(
+                    f"the plan's mesh has {devices} devices but torch.distributed is not initialised; start the "
+                    f"script with torchrun --nproc-per-node {devices}"
+                )
+            if dist.get_world_size() != devices:
+                raise PlanError(
+                    f"the plan's mesh {'x'.join(map(str, self.mesh[1:]))} needs {devices} ranks, but this job has "
+                    f"{dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
+                )
+        self.rank = rank if rank is not None else (dist.get_rank() if self.distributed else 0)
+        position, rest = [], self.rank
+        for size in reversed(self.mesh[1:]):
+            position.insert(0, rest % size)
+            rest //= size
+        self.position = tuple(position)
+        self._groups = self._make_groups() if self.distributed else {}
+
+    def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        """A process group per subset of real axes with more than one member; every rank makes all."""
+        axes = [a for a in range(1, len(self.mesh)) if self.mesh[a] > 1]
+        own: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for count in range(1, len(axes) + 1):
+            for subset in itertools.combinations(axes, count):
+                if prod(self.mesh[a] for a in subset) == prod(self.mesh[1:]):
+                    assert dist.group.WORLD is not None
+                    own[subset] = dist.group.WORLD
+                    continue
+                for ranks in self._partitions(subset):
+                    group = dist.new_group(ranks)
+                    if self.rank in ranks:
+                        own[subset] = group
+        return own
+
+    def _partitions(self, subset: tuple[int, ...]) -> list[list[int]]:
+        members: dict[tuple[int, ...], list[int]] = {}
+        sizes = self.mesh[1:]
+        for rank, place in enumerate(itertools.product(*(range(n) for n in sizes))):
+            key = tuple(c for axis, c in enumerate(place, start=1) if axis not in subset)
+            members.setdefault(key, []).append(rank)
+        return list(members.values())
+
+    # -- coordinates ------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Coordinate on all axes, the micro-batch first."""
+        return (self.micro_batch, *self.position)
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        index = 0
+        for axis in axes:
+            index = index * self.mesh[axis] + self.place[axis]
+        return index
+
+    def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The process group over ``axes``; None when it has one member."""
+        real = tuple(a for a in axes if a > 0 and self.mesh[a] > 1)
+        return self._groups[real] if real else None
+
+    # -- what kernels need ------------------------------------------------------------------------
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        group = self.group(axes)
+        if group is None:
+            return value
+        value = value.contiguous().clone()
+        dist.all_reduce(value, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=group)
+        return value
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """A count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""
+        if self.mesh[0] == 1 or 0 not in axes:
+            return self.all_reduce(value, axes)
+        return self.counts[name]

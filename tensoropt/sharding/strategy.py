@@ -1,0 +1,133 @@
+"""A strategy: one configuration for every variable of the graph, and everything that follows from it.
+
+This is the meeting point of search and executor: the search picks one of these, the cost tables price
+its :meth:`Strategy.edges`, the executor issues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tensoropt.graph import Tensor
+from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.groups import GroupGraph, canonical
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
+from tensoropt.sharding.resharding import Step, edge_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One resharding: a tensor goes from one layout to another.
+
+    Attributes:
+        tensor: its name.
+        source, target: layouts; equal for an edge that costs nothing.
+        reader: group that reads the result; "" for a hub's home or an output.
+        kind: ``activation``, ``parameter``, ``resolve`` (inside a group) or ``output``.
+    """
+
+    tensor: str
+    source: Layout
+    target: Layout
+    reader: str
+    kind: str
+
+    @property
+    def moves(self) -> bool:
+        return self.source != self.target
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Configurations of all groups, home placements of all hubs, stored placements of all parameters.
+
+    Attributes:
+        graph: the grouped graph.
+        mesh: (micro-batches, axis sizes...).
+        configurations: per group name.
+        hubs: per hub tensor the placement it is materialised in for its readers.
+        stored: per parameter the placement it is kept in between steps.
+    """
+
+    graph: GroupGraph
+    mesh: Mesh
+    configurations: Mapping[str, Configuration]
+    hubs: Mapping[str, Layout]
+    stored: Mapping[str, Layout]
+
+    @property
+    def micro_batches(self) -> int:
+        return self.mesh[0]
+
+    def tensor(self, name: str) -> Tensor:
+        return self.graph.atoms.graph.tensors[name]
+
+    def atom_sizes(self, name: str) -> tuple[int, ...]:
+        return self.graph.atoms.atom_sizes(name)
+
+    def atoms(self, name: str) -> Atoms:
+        return self.graph.atoms.atoms[name]
+
+    @cached_property
+    def made(self) -> Mapping[str, Layout]:
+        """Layout of every activation as its group leaves it."""
+        return {
+            name: self.configurations[group.name].layout(name)
+            for group in self.graph.groups
+            for op in group.operators
+            for name in op.outputs
+        }
+
+    def source_layout(self, name: str) -> Layout:
+        """Where a reader finds a tensor: at its hub's home, or as its producer leaves it."""
+        return self.hubs.get(name, self.made[name])
+
+    def edges(self) -> Iterator[Edge]:
+        """Every resharding of the forward pass, in no particular order; identities included."""
+        for name, home in self.hubs.items():
+            yield Edge(name, self.made[name], home, "", "activation")
+        for group in self.graph.groups:
+            configuration = self.configurations[group.name]
+            if configuration.resolved is not None:
+                name, before, after = configuration.resolved
+                yield Edge(name, before, after, group.name, "resolve")
+            for name in group.reads:
+                yield Edge(name, self.source_layout(name), configuration.layout(name), group.name, "activation")
+            for name in (*group.parameters, *group.shared):
+                yield Edge(name, self.stored[name], configuration.layout(name), group.name, "parameter")
+        for name in dict.fromkeys((*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())):
+            if name in self.made:
+                source = self.source_layout(name)
+                yield Edge(name, source, output_layout(source), "", "output")
+
+    def steps(self, edge: Edge) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """(forward, backward) steps of an edge; no backward steps without a gradient."""
+        if not edge.moves:
+            return (), ()
+        forward, backward = edge_steps(self.atom_sizes(edge.tensor), self.mesh, edge.source, edge.target)
+        return forward, backward if self.tensor(edge.tensor).requires_grad else ()
+
+    def local_shape(
+        self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        return local_shape(self.atoms(name), layout, self.mesh, coordinate)
+
+
+def output_layout(source: Layout) -> Layout:
+    """What leaves the model is whole on every rank; the micro-batch axis stays as it is."""
+    return (source[0], *(REPLICATE for _ in source[1:]))
+
+
+def stored_layout(tensor: Tensor, use: Layout) -> Layout:
+    """How a parameter is stored when nothing is gathered for it: as it is used.
+
+    A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
+    """
+    return tuple(canonical(tensor, REPLICATE if code == PARTIAL else code) for code in use)
+
+
+def replicated_axes(layout: Layout) -> tuple[int, ...]:
+    """Real mesh axes on which a parameter is stored whole."""
+    return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))

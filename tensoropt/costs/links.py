@@ -148,7 +148,7 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
         rate = segment.bandwidth_bytes_per_s
         speed = "∞" if math.isinf(rate) else f"{rate / 1e9:.3g} GB/s"
         rows.append(
-            f"{title + end:<{_TITLE}}{format_seconds(segment.alpha_s):>10}{speed:>14}{fit.residual * 100:>8.1f} %"
+            f"{title + end:<{_TITLE}}{format_seconds(segment.alpha_s):>10}{speed:>14}{fit.residual:>10.1%}"
         )
         title = " " * len(title)
     return rows

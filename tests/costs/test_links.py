@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
+from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.link_timing import COLLECTIVES
 from tensoropt.costs.links import (
     PAIR_SIZES,
@@ -166,3 +170,48 @@ def test_two_real_ranks(store):
         assert all(1e-6 < seconds < 5 for _, seconds, _ in fit.points)
         assert 0 < fit.time_s(1024**2) < 5
     assert "all_reduce axes 0" in fits.table()
+
+
+@pytest.fixture
+def namespaces():
+    """Two network namespaces joined by a link of 400 Mbit/s; yields their names."""
+    names = [f"tensoropt-{os.getpid()}-{side}" for side in "ab"]
+
+    def run(command: str) -> None:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(
+                f"network namespaces with shaped links are refused here: {command}: {done.stderr.strip()}"
+            )
+
+    if not all(shutil.which(tool) for tool in ("ip", "tc")):
+        pytest.skip("network namespaces need the commands ip and tc")
+    try:
+        for name in names:
+            run(f"ip netns add {name}")
+        a, b = names
+        run(f"ip -n {a} link add wire type veth peer name wire netns {b}")
+        for number, name in enumerate(names, start=1):
+            run(f"ip -n {name} addr add 10.255.77.{number}/30 dev wire")
+            run(f"ip -n {name} link set wire up")
+            run(f"ip -n {name} link set lo up")
+            run(f"ip netns exec {name} tc qdisc add dev wire root tbf rate 400mbit burst 64kb latency 100ms")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_the_fit_follows_a_shaped_link(namespaces):
+    cluster = load_cluster("local:2")
+    (mesh,) = cluster.meshes()
+    prefixes = [["ip", "netns", "exec", name] for name in namespaces]
+    sizes = (256 * 1024, 1024**2, 2 * 1024**2, 4 * 1024**2)
+    with RankPool(2, timeout_s=60, interface="wire", prefixes=prefixes) as pool:
+        fits = measure_links(cluster, mesh, pool, sizes=sizes, kinds=["all_gather"], pairs=False)
+    fit = fits.collectives["all_gather", (0,)][0]
+    # Each rank sends half of the gathered bytes over 50 MB/s; headers take some, the burst gives some.
+    seconds_per_byte = (fit.time_s(4 * 1024**2) - fit.time_s(1024**2)) / (3 * 1024**2)
+    assert 0.5 / seconds_per_byte == pytest.approx(50e6, rel=0.25)
+    predicted = CommunicationModel(cluster, mesh, fits).time_s("all_gather", [0], 3e6)
+    assert 0.9 * 0.03 < predicted < 2 * 0.03  # loopback takes about 3 ms

@@ -8,7 +8,7 @@ Rules of the sequence (cheapest first: what shrinks the data comes before what g
 
 1. slices (R -> S), free;
 2. reduce-scatters (P -> S);
-3. all-to-alls (S(i) -> S(j) on one axis);
+3. all-to-alls (S(i) -> S(j)), flattened over axes that go together;
 4. one all-reduce over the flattened group of all axes that go P -> R;
 5. all-gathers (S -> R), one per atom over the flattened group of the axes that leave it;
 6. slices of what had to be gathered first;
@@ -72,7 +72,9 @@ def gradient_placements(layout: Layout) -> tuple[int, ...]:
 class _Walk:
     """The state of one conversion: current placements and shard sizes."""
 
-    def __init__(self, atoms: Sequence[int], mesh: Sequence[int], current: Sequence[int], goal: Sequence[int]):
+    def __init__(
+        self, atoms: Sequence[int], mesh: Sequence[int], current: Sequence[int], goal: Sequence[int]
+    ):
         self.mesh = mesh
         self.current = list(current)
         self.goal = tuple(goal)
@@ -118,32 +120,47 @@ class _Walk:
                     self.step(kind, (axis,), self.goal[axis], atom=self.goal[axis])
                     moved = True
 
-    def exchange(self) -> None:
-        for axis, code in enumerate(self.current):
-            target = self.goal[axis]
-            if code < 0 or target < 0 or code == target or not self.can_enter(axis):
+    def exchangeable(self, atom: int, leaving: Sequence[int]) -> list[int]:
+        """The innermost axes leaving ``atom`` that can go together to one other atom; [] if none can."""
+        for start in range(len(leaving)):
+            run, target = list(leaving[start:]), self.goal[leaving[start]]
+            if target in (atom, REPLICATE, PARTIAL) or any(self.goal[axis] != target for axis in run):
                 continue
-            sizes = self.global_sizes
+            now, then = self.axes_on(self.current, target), self.axes_on(self.goal, target)
             even = all(
-                sizes[atom] % prod(self.mesh[a] for a in self.axes_on(p, atom)) == 0
-                for atom, p in ((code, self.current), (target, self.goal))
+                self.global_sizes[a] % prod(self.mesh[axis] for axis in self.axes_on(p, a)) == 0
+                for a, p in ((atom, self.current), (target, self.goal))
             )
-            if self.leaving(code) == [axis] and even:
-                self.step("all_to_all", (axis,), target, atom=code, target=target)
+            if even and then[: len(now) + len(run)] == [*now, *run]:
+                return run
+        return []
+
+    def exchange(self) -> None:
+        moved = True
+        while moved:
+            moved = False
+            for atom in sorted({code for code in self.current if code >= 0}):
+                if run := self.exchangeable(atom, self.leaving(atom)):
+                    target = self.goal[run[0]]
+                    self.step("all_to_all", run, target, atom=atom, target=target)
+                    moved = True
 
     def gather(self) -> None:
         for atom in sorted({code for code in self.current if code >= 0}):
-            axes = self.leaving(atom)
-            while axes:
-                # The innermost run of axes that go to the same kind of placement.
+            while axes := self.leaving(atom):
+                # The innermost run of axes that go to the same kind of placement; what can still be
+                # exchanged once they are off is not gathered with them.
                 padded = self.goal[axes[-1]] == PARTIAL
                 run = [axes.pop()]
-                while axes and (self.goal[axes[-1]] == PARTIAL) == padded:
+                while (
+                    axes and (self.goal[axes[-1]] == PARTIAL) == padded and not self.exchangeable(atom, axes)
+                ):
                     run.insert(0, axes.pop())
                 if padded:
                     self.step("pad", run, PARTIAL, atom=atom)
                 else:
                     self.step("all_gather", run, REPLICATE, atom=atom)
+                self.exchange()
 
     def run(self) -> tuple[Step, ...]:
         self.enter(REPLICATE, "slice")

@@ -17,7 +17,8 @@ BLOCK = 16
 def grown(array, size):
     """A copy of ``array`` with room for at least ``size`` items."""
     larger = np.empty(max(size, 2 * array.shape[0]), array.dtype)
-    larger[: array.shape[0]] = array
+    for i in range(array.shape[0]):  # a slice assignment compiles twenty times slower
+        larger[i] = array[i]
     return larger
 
 
@@ -137,8 +138,8 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
     Sanders, Storandt, Truschel, arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk): the result
     in ``m[:count]`` and the scratch, which may have grown.
     """
-    depth = 0
-    end = 0
+    depth = np.int64(0)
+    end = np.int64(0)  # a literal would compile the helpers twice
     for c in range(left.shape[0]):
         a0 = loff[left[c]]
         a1 = loff[left[c] + 1]

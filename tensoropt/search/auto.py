@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.search.crossover import mix_neighbours
-from tensoropt.search.engine import Engine, Messages
+from tensoropt.search.engine import Engine, Messages, TableTooLargeError
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.limits import corners_of, reachable_entries
-from tensoropt.search.order import greedy_order
+from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.program import Builder, Program
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 
+log = logging.getLogger(__name__)
+
 FEW_LINES, LINES = 8, 32
 CORNERS = 2048
 SCHEDULE = (16, 128, 1024)
-SMALL = 20_000
-TRACE: list[str] = []
+WORTH_NARROWING = 20_000
+MESSAGE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the caller asked for: allowed gap, points per table entry, threads."""
+
+    epsilon: float = 0.0
+    max_points: int | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,80 +45,98 @@ class Found:
     frontier: Frontier
     hull: Hull
     exact: bool
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
-def build_program(problem: Problem) -> Program:
+def build_program(problem: Problem, order: Order) -> Program:
+    """Remove the operators of ``order`` one after the other."""
     builder = Builder(problem)
-    order, _ = greedy_order(problem, 0.1)
-    for v in order:
+    for v in order.removed:
         builder.eliminate(v)
     return builder.finish()
 
 
-def explore_hull(program: Program, lines: int) -> tuple[HullSearch, Hull, list[Source]] | None:
-    """Scalar problems only: lines, vertices, and the crossovers between neighbouring vertices."""
-    search = HullSearch(program, flatten(program))
-    hull = search.run(lines)
-    if hull is None:
-        return None
-    problem = program.problem
-    mixes = mix_neighbours(problem, hull.picks)
-    return search, hull, [VertexSource(problem, hull), MixSource(problem, hull, mixes)]
+def lines_that_fit(program: Program, wanted: int) -> int:
+    """How many lines the messages of a program may have within their share of memory."""
+    return max(4, min(wanted, MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
-def track_auto(problem: Problem, epsilon: float, max_points: int | None, threads: int | None) -> Found | None:
-    """The frontier of ``problem``; None when no strategy is possible."""
-    program = build_program(problem)
-    sources: list[Source] = []
-    if program.entries > SMALL:
-        explored = explore_hull(program, FEW_LINES)
-        if explored is None:
-            return None
-        search, hull, sources = explored
-        program = build_program(_without_hopeless(program, search, hull, merge(sources)))
-    explored = explore_hull(program, LINES)
-    if explored is None:
-        return None
-    search, hull, more = explored
-    sources += more
-    inside, outside = search.messages()
-    engine = Engine(program, threads)
-    known = merge(sources)
-    exact = False
-    steps = [most for most in SCHEDULE if max_points is None or most < max_points] + [max_points or 0]
-    for most in steps:
-        result = engine.run(
-            Messages(inside, outside, corners_of(hull, known.memory, known.time, CORNERS)), most
-        )
-        exact = not result.thinned
-        latest = PassSource(program, result)
-        sources = [latest] if exact else [latest, *sources]
-        known = merge(sources)
-        if TRACE:
-            print("pass", most, result.points, len(known))
-        if exact or (epsilon > 0 and worst_gap(known, hull) <= epsilon):
-            break
-    return Found(tuple(sources), known, hull, exact, ())
+def seeds(problem: Problem, hull: Hull) -> list[Source]:
+    """Strategies that the scalar problems give at once: hull vertices and the mixes between them."""
+    return [VertexSource(problem, hull), MixSource(problem, hull, mix_neighbours(problem, hull.picks))]
 
 
-def _without_hopeless(program: Program, search: HullSearch, hull: Hull, known: Frontier) -> Problem:
-    """Drop the classes through which no strategy can reach the frontier."""
+def hopeful(
+    program: Program, search: HullSearch, hull: Hull, known: Frontier
+) -> dict[int, NDArray[np.bool_]]:
+    """Per operator, the classes through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
-    kept = {}
+    of_leaf = {}
     for leaf in set(program.problem.node_leaf):
         first = int(program.base[leaf])
         span = slice(first, first + int(program.sizes[leaf]))
-        kept[leaf] = reachable_entries(inside[span], outside[span], corners.height, corners.slack)
-    return restrict(program.problem, kept)
+        of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height, corners.slack)
+    return {v: of_leaf[leaf] for v, leaf in enumerate(program.problem.node_leaf)}
+
+
+def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | None:
+    """The frontier of a problem whose ``order`` fixes nothing; None when no strategy is possible."""
+    program = build_program(problem, order)
+    sources: list[Source] = []
+    if program.entries > WORTH_NARROWING:
+        search = HullSearch(program, flatten(program))
+        hull = search.run(lines_that_fit(program, FEW_LINES))
+        if hull is None:
+            return None
+        sources = seeds(problem, hull)
+        problem = restrict(problem, hopeful(program, search, hull, merge(sources)))
+        log.debug("%d entries before narrowing", program.entries)
+        program = build_program(problem, greedy_order(problem, 0.1))
+    search = HullSearch(program, flatten(program))
+    hull = search.run(lines_that_fit(program, LINES))
+    if hull is None:
+        return None
+    log.debug("%d entries, %d lines", program.entries, len(hull.value))
+    sources += seeds(problem, hull)
+    return _passes(program, search, hull, sources, settings)
+
+
+def _passes(
+    program: Program, search: HullSearch, hull: Hull, sources: list[Source], settings: Settings
+) -> Found:
+    """Thinned passes, each pruned by all strategies known before it, until exact or good enough."""
+    inside, outside = search.messages()
+    engine = Engine(program, settings.threads)
+    known = merge(sources)
+    most = settings.max_points
+    for points in [*(p for p in SCHEDULE if most is None or p < most), most or 0]:
+        if settings.epsilon > 0 and worst_gap(known, hull) <= settings.epsilon:
+            break
+        corners = corners_of(hull, known.memory, known.time, CORNERS)
+        try:
+            result = engine.run(Messages(inside, outside, corners), points)
+        except TableTooLargeError as error:
+            note = f"not searched to the end: {error}"
+            log.warning(note)
+            return Found(tuple(sources), known, hull, False, (note,))
+        latest = PassSource(program, result)
+        log.debug(
+            "pass with %d points per entry: %d points, %d at the root",
+            points,
+            result.points,
+            len(latest.time),
+        )
+        if not result.thinned:
+            return Found((latest,), merge([latest]), hull, True)
+        sources = [latest, *sources]
+        known = merge(sources)
+    return Found(tuple(sources), known, hull, False)
 
 
 def worst_gap(known: Frontier, hull: Hull) -> float:
     """How much faster, at most, another strategy could be within any memory budget (relative)."""
-    lower = np.array([hull.bound(m) for m in np.nextafter(known.memory[1:], 0)])
+    budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
+    lower = hull.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gaps = np.where(known.time[:-1] <= lower, 0.0, known.time[:-1] / lower - 1.0)
-    last = hull.bound(float(known.memory[-1]))
-    end = 0.0 if known.time[-1] <= last else float(known.time[-1]) / last - 1.0 if last > 0 else np.inf
-    return max(float(gaps.max(initial=0.0)), end)
+        return float(np.where(known.time <= lower, 0.0, known.time / lower - 1.0).max(initial=0.0))

@@ -9,17 +9,30 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from tensoropt.errors import TensorOptError
 from tensoropt.frontier.kernels import grown, thin, union_of_products
 from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable
 from tensoropt.search.program import Program
+from tensoropt.units import format_bytes
 
 INLINE_WORK = 20_000
+BYTES_PER_POINT = 20
+
+
+class TableTooLargeError(TensorOptError, MemoryError):
+    """Frontiers that would not fit in the memory allowed for them."""
+
+
+def memory_allowance() -> int:
+    """Bytes that tables may take: half of what the machine has free now."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -146,12 +159,13 @@ def step_entries(
             out_m = grown(out_m, end + kept)
             out_t = grown(out_t, end + kept)
             out_k = grown(out_k, end + kept)
-        out_m[end : end + kept] = m[:kept]
-        out_t[end : end + kept] = t[:kept]
-        out_k[end : end + kept] = k[:kept]
+        for i in range(kept):
+            out_m[end + i] = m[i]
+            out_t[end + i] = t[i]
+            out_k[end + i] = k[i]
         counts[o - first] = kept
         end += kept
-    return counts, out_m[:end].copy(), out_t[:end].copy(), out_k[:end].copy(), thinned
+    return counts, out_m[:end], out_t[:end], out_k[:end], thinned
 
 
 _NO_ROWS = np.empty((0, 1))
@@ -169,12 +183,17 @@ class Engine:
         self.leaves = tuple(
             Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
             for leaf in problem.leaves
-        ) + (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
+        )
+        self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
     def run(self, messages: Messages | None, most: int) -> Pass:
-        """One pass over all steps; ``most`` points per entry (0: all)."""
+        """One pass over all steps; ``most`` points per entry (0: all).
+
+        Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`.
+        """
         tables = list(self.leaves)
         thinned = False
+        allowance, used = memory_allowance(), 0
         with ThreadPoolExecutor(self.threads) as pool:
             for n, step in enumerate(self.program.steps):
                 left, right = tables[step.left], tables[step.right]
@@ -192,13 +211,19 @@ class Engine:
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
                 parts = min(size, 8 * self.threads) if self.threads > 1 and work > INLINE_WORK else 1
                 ends = [size * i // parts for i in range(parts + 1)]
-                spans = list(zip(ends, ends[1:], strict=False))
+                spans = list(pairwise(ends))
                 if parts == 1:
                     found = [step_entries(0, size, *index, *points, *rest, most)]
                 else:
                     jobs = [pool.submit(step_entries, a, b, *index, *points, *rest, most) for a, b in spans]
                     found = [j.result() for j in jobs]
                 tables.append(_joined(found))
+                used += BYTES_PER_POINT * len(tables[-1].memory)
+                if used > allowance:
+                    raise TableTooLargeError(
+                        f"after {n + 1} of {len(self.program.steps)} tables the frontiers take "
+                        f"{format_bytes(used)}, more than half of the free memory; set epsilon or max_points"
+                    )
                 thinned = thinned or any(f[4] for f in found)
         return Pass(tuple(tables), thinned)
 
@@ -206,6 +231,7 @@ class Engine:
 def _joined(parts: list[tuple[IntArray, FloatArray, FloatArray, NDArray[np.int32], bool]]) -> Table:
     if len(parts) == 1:
         counts, memory, time, label, _ = parts[0]
+        memory, time, label = memory.copy(), time.copy(), label.copy()  # free the spare room
     else:
         counts, memory, time, label = (np.concatenate([p[i] for p in parts]) for i in range(4))
     offsets = np.zeros(len(counts) + 1, np.int64)

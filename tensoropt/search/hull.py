@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,13 +38,17 @@ class Hull:
 
     def bound(self, memory: float) -> float:
         """A time that no strategy within ``memory`` can beat; inf below the least memory."""
-        if self.weight_m[0] * memory < self.value[0]:
-            return math.inf
-        weight_t = self.weight_t[1:]
-        slack = SLACK * np.abs(self.value[1:])
-        bounds = (self.value[1:] - slack - self.weight_m[1:] * memory) / weight_t
+        return float(self.bounds(np.array([memory]))[0])
+
+    def bounds(self, memory: FloatArray) -> FloatArray:
+        """(n,) :meth:`bound` for many budgets."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slack = SLACK * np.abs(self.value[1:-1])
+            lines = (self.value[1:-1] - slack - self.weight_m[1:-1] * memory[:, None]) / self.weight_t[1:-1]
+            lines = np.where(np.isnan(lines), -np.inf, lines)
         last = self.value[-1] / self.weight_t[-1]  # a power of two: exact
-        return float(max(bounds[:-1].max(initial=-math.inf), last))
+        lower = np.maximum(lines.max(axis=1, initial=-np.inf), last)
+        return np.where(self.weight_m[0] * memory < self.value[0], np.inf, lower)
 
 
 def power_of_two(value: float) -> float:
@@ -121,7 +126,7 @@ class HullSearch:
         hull = self._vertices()
         chords = [
             (a, b)
-            for a, b in zip(hull, hull[1:], strict=False)
+            for a, b in pairwise(hull)
             if (*a, *b) not in self.done  # type: ignore[comparison-overlap]
         ]
         # a chord matters by the share of memory times the share of time that it spans

@@ -150,15 +150,21 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slack, slope, lev
     half = limit_m.shape[0] // 2
     top = least_time(least, size, slope, level, start)
     bottom = least_time(most, size, slope, level, start)
-    for i in range(half):
-        limit_m[i] = least + (most - least) * i / half
+    even = 0
+    for i in range(half):  # merge two ascending sequences
         goal = top + (bottom - top) * (i + 0.5) / half
         x = least
         for line in range(size):
             if slope[line] > 0.0:
                 x = max(x, (level[line] - goal) / slope[line])
-        limit_m[half + i] = min(x, most)
-    limit_m.sort()
+        x = min(x, most)
+        while even < half and least + (most - least) * even / half <= x:
+            limit_m[i + even] = least + (most - least) * even / half
+            even += 1
+        limit_m[i + even] = x
+    while even < half:
+        limit_m[half + even] = least + (most - least) * even / half
+        even += 1
 
 
 @njit(cache=True, nogil=True)

@@ -119,25 +119,61 @@ def build_problem(graph: CostGraph) -> Problem:
 
 
 def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
-    """The same problem without some classes; ``kept[leaf]`` (classes,) per leaf of operators."""
+    """The same problem with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
     leaves = list(problem.leaves)
+    node_leaf, domains = list(problem.node_leaf), list(problem.domains)
+    known: dict[tuple[int, bytes], int] = {}
     shared: dict[bytes, IntArray] = {}
-    for index, mask in kept.items():
-        leaf = leaves[index]
-        of_point = np.repeat(mask, np.diff(leaf.offsets))
-        offsets = np.concatenate([[0], np.cumsum(np.diff(leaf.offsets)[mask])]).astype(np.int64)
-        arrays = (leaf.memory, leaf.time, leaf.configuration, leaf.option)
-        leaves[index] = Leaf(offsets, *(a[of_point] for a in arrays))
+    for v, mask in kept.items():
+        if mask.all():
+            continue
+        key = problem.node_leaf[v], mask.tobytes()
+        if key not in known:
+            leaf = leaves[key[0]]
+            sizes = np.diff(leaf.offsets)
+            of_point = np.repeat(mask, sizes)
+            offsets = np.concatenate([[0], np.cumsum(sizes[mask])]).astype(np.int64)
+            arrays = (leaf.memory, leaf.time, leaf.configuration, leaf.option)
+            leaves.append(Leaf(offsets, *(a[of_point] for a in arrays)))
+            known[key] = len(leaves) - 1
+        node_leaf[v], domains[v] = known[key], int(mask.sum())
 
     def narrowed(v: int, values: IntArray) -> IntArray:
-        values = values[kept[problem.node_leaf[v]]]
+        if v not in kept:
+            return values
+        values = values[kept[v]]
         return shared.setdefault(values.tobytes(), values)
 
     edges = tuple(
         replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in problem.edges
     )
-    domains = tuple(int(kept[leaf].sum()) for leaf in problem.node_leaf)
-    return replace(problem, leaves=tuple(leaves), domains=domains, edges=edges)
+    return replace(
+        problem, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=edges
+    )
+
+
+def impossible(problem: Problem) -> str:
+    """Who makes the problem impossible, as far as removing unsupported classes (arc consistency) can tell."""
+    names = problem.graph.names
+    alive = [np.ones(d, bool) for d in problem.domains]
+    changed = True
+    while changed:
+        changed = False
+        for edge in problem.edges:
+            leaf = problem.leaves[edge.leaf]
+            table = (np.diff(leaf.offsets) > 0).reshape(edge.height, edge.width)
+            pairs = table[np.ix_(edge.rows, edge.cols)]
+            pairs = pairs & alive[edge.source][:, None] & alive[edge.target][None, :]
+            for v, supported in ((edge.source, pairs.any(axis=1)), (edge.target, pairs.any(axis=0))):
+                if (alive[v] & ~supported).any():
+                    alive[v] &= supported
+                    changed = True
+                if not alive[v].any():
+                    return (
+                        f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of the configurations "
+                        f"that the other edges leave to {names[v]!r}"
+                    )
+    return "every combination of configurations meets an inf entry"
 
 
 def _grid(tables: list[CostTable], name: str) -> float:

@@ -26,7 +26,7 @@ class TrackedFrontier:
     exact: bool
     notes: tuple[str, ...]
     unroll: Callable[[int], Choice] = field(repr=False)
-    bound: Callable[[float], float] = field(repr=False)
+    bounds: Callable[[FloatArray], FloatArray] = field(repr=False)
     _cache: dict[int, Choice] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -38,14 +38,21 @@ class TrackedFrontier:
 
     def lower_bound(self, memory: float) -> float:
         """A time no strategy within ``memory`` bytes can beat; inf where none fits."""
-        return self.bound(float(memory))
+        return float(self.bounds(np.array([memory], dtype=np.float64))[0])
 
     @property
     def gap(self) -> FloatArray:
         """(n,) per point: how much faster, at most, a strategy of no more memory could be (time / bound - 1)."""
-        bounds = np.array([self.bound(float(m)) for m in self.memory])
+        bounds = self.bounds(self.memory)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0)
+
+    @property
+    def worst_gap(self) -> float:
+        """The same over all memory budgets, also between the points: 0 for an exact frontier."""
+        bounds = self.bounds(np.append(np.nextafter(self.memory[1:], 0), np.inf))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))
 
     def strategy(self, index: int) -> dict[Hashable, int]:
         """Configuration of every operator at point ``index``; only this point is rebuilt."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from tensoropt.search.auto import Found, track_auto
-from tensoropt.search.costgraph import CostGraph
-from tensoropt.search.problem import Problem, build_problem
+from tensoropt.frontier.kernels import thin
+from tensoropt.search.auto import Found, Settings
+from tensoropt.search.costgraph import CostGraph, FloatArray
+from tensoropt.search.paper import solve
+from tensoropt.search.problem import Problem, build_problem, impossible
 from tensoropt.search.result import Choice, TrackedFrontier
 
 METHODS = ("auto", "ldp", "elimination")
@@ -22,30 +22,59 @@ def track_frontier(
     max_points: int | None = None,
     threads: int | None = None,
 ) -> TrackedFrontier:
-    """The cost frontier of ``graph``; see DESIGN section 7."""
+    """The cost frontier of ``graph`` (DESIGN section 7).
+
+    ``epsilon``: allowed gap; 0 searches until nothing is missing, 0.001 may stop as soon as it is proven
+    that no strategy is more than 0.1 % faster within any memory budget. ``method``: "auto" (ours), "ldp" or
+    "elimination" (the paper's). ``max_points``: points kept per table entry and in the result; trimming
+    costs exactness, never achievability. ``threads``: default one per core; the result does not depend on it.
+
+    Raises ``ValueError`` for bad settings and for a graph in which nothing is possible, and
+    :class:`~tensoropt.search.engine.TableTooLargeError` when an unpruned method outgrows the memory.
+    """
+    _check(epsilon, method, max_points, threads)
+    if not len(graph):
+        return TrackedFrontier(
+            np.zeros(1), np.zeros(1), True, (), lambda _: ({}, {}), lambda m: np.where(m >= 0, 0.0, np.inf)
+        )
+    problem = build_problem(graph)
+    found = solve(problem, method, Settings(epsilon, max_points, threads))
+    if found is None:
+        raise ValueError(
+            f"no strategy is possible: {impossible(problem)}; make some of these entries finite or add "
+            "configurations"
+        )
+    return _result(problem, found, max_points)
+
+
+def _check(epsilon: float, method: str, max_points: int | None, threads: int | None) -> None:
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-    if not len(graph):
-        one = np.zeros(1)
-        return TrackedFrontier(one, one, True, (), lambda _: ({}, {}), lambda m: 0.0 if m >= 0 else math.inf)
-    problem = build_problem(graph)
-    found = track_auto(problem, epsilon, max_points, threads)
-    if found is None:
-        raise ValueError("no strategy is possible: every combination meets an inf entry; loosen a table")
-    return _result(problem, found)
+    if not (0.0 <= epsilon < np.inf):
+        raise ValueError(
+            f"epsilon is {epsilon}; it must be a finite relative gap of at least 0, such as 0.001"
+        )
+    if max_points is not None and max_points < 2:
+        raise ValueError(f"max_points is {max_points}; a frontier needs at least its 2 ends, or None for all")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}; it must be at least 1, or None for one per core")
 
 
-def _result(problem: Problem, found: Found) -> TrackedFrontier:
+def _result(problem: Problem, found: Found, max_points: int | None) -> TrackedFrontier:
     frontier, tolerance = found.frontier, problem.memory_tolerance
+    memory, time, origin = frontier.memory, frontier.time, frontier.origin
+    if max_points is not None and len(memory) > max_points:
+        scratch = np.empty((2, len(memory)), np.int64)
+        kept = scratch[0, : thin(memory, time, len(memory), max_points, scratch[0], scratch[1])]
+        memory, time, origin = memory[kept], time[kept], origin[kept]
 
     def unroll(index: int) -> Choice:
-        which, point = frontier.origin[index].tolist()
+        which, point = origin[index].tolist()
         return found.sources[which].rebuild(point)
 
-    def bound(memory: float) -> float:
+    def bounds(budgets: FloatArray) -> FloatArray:
         if not found.exact:
-            return found.hull.bound(memory + tolerance)
-        i = int(np.searchsorted(frontier.memory, memory + tolerance, side="right"))
-        return float(frontier.time[i - 1]) if i else math.inf
+            return found.hull.bounds(budgets + tolerance)
+        return np.append(np.inf, time)[np.searchsorted(memory, budgets + tolerance, side="right")]
 
-    return TrackedFrontier(frontier.memory, frontier.time, found.exact, found.notes, unroll, bound)
+    return TrackedFrontier(memory, time, found.exact, found.notes, unroll, bounds)

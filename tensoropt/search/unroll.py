@@ -53,7 +53,7 @@ def choice_of(problem: Problem, pick: IntArray) -> Choice:
     strategy: dict[Hashable, int] = {}
     options: dict[Hashable, int] = {}
     n = len(problem.domains)
-    for v, (name, (entry, point)) in enumerate(zip(graph.names, pick[:n].tolist(), strict=True)):
+    for v, (name, (entry, point)) in enumerate(zip(graph.names, pick.tolist(), strict=False)):
         leaf = problem.leaves[problem.node_leaf[v]]
         at = int(leaf.offsets[entry]) + point
         strategy[name] = int(leaf.configuration[at])

@@ -1,0 +1,165 @@
+"""The paper's two methods, and what both they and ours do when an operator has to be fixed.
+
+Cai et al., "TensorOpt" (arXiv 2004.10856): FT-Elimination and FT-LDP, section 4. No pruning here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+from tensoropt.frontier import merge
+from tensoropt.search.auto import (
+    LINES,
+    Found,
+    Settings,
+    build_program,
+    hopeful,
+    lines_that_fit,
+    track_auto,
+)
+from tensoropt.search.engine import Engine
+from tensoropt.search.fixing import Split, candidates, condition, split
+from tensoropt.search.hull import HullSearch
+from tensoropt.search.order import Order, greedy_order, paper_order
+from tensoropt.search.problem import Problem, restrict
+from tensoropt.search.scalar import flatten
+from tensoropt.search.sources import PassSource, Source
+
+Solver = Callable[[Problem], Found | None]
+ASSIGNMENTS = 12
+FEASIBILITY_CHECKS = 200
+FINE_POINTS = 1024
+
+
+def solve(problem: Problem, method: str, settings: Settings) -> Found | None:
+    """The frontier by any method; None when no strategy is possible."""
+    if method == "auto":
+        return _auto(problem, settings, rounds=3)
+
+    def plain(p: Problem) -> Found | None:
+        return _unpruned(p, paper_order(p, method == "ldp"), settings)
+
+    order = paper_order(problem, method == "ldp")
+    return _with_fixed(problem, order, plain, settings) if order.fixed else plain(problem)
+
+
+def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
+    order = greedy_order(problem, 0.1)
+    if not order.fixed:
+        return track_auto(problem, order, settings)
+
+    def conditioned(p: Problem) -> Found | None:
+        return track_auto(p, greedy_order(p, 0.1), settings)
+
+    if rounds > 0:  # the relaxation may rule out enough classes to make the rest exact
+        coarse = Settings(epsilon=math.inf, threads=settings.threads)
+        relaxed = split(problem, order.fixed)
+        search = _hull(relaxed)
+        if search is None:
+            return None
+        first = _with_fixed(
+            problem, order, lambda p: track_auto(p, greedy_order(p, 0.1), coarse), coarse, search
+        )
+        if first is not None:
+            program, hull_search, hull = search
+            kept = hopeful(program, hull_search, hull, first.frontier)
+            masks = {v: kept[v].copy() for v in range(len(problem.domains))}
+            for f, twins in relaxed.twins.items():
+                for t in twins:
+                    masks[f] &= kept[t]
+            narrowed = restrict(problem, masks)
+            if sum(narrowed.domains) < 0.9 * sum(problem.domains):
+                return _auto(narrowed, settings, rounds - 1)
+    return _with_fixed(problem, order, conditioned, settings)
+
+
+def _hull(relaxed: Split):
+    order = greedy_order(relaxed.problem, 0.1)
+    program = build_program(relaxed.problem, order)
+    search = HullSearch(program, flatten(program))
+    hull = search.run(lines_that_fit(program, LINES))
+    return None if hull is None else (program, search, hull)
+
+
+def _unpruned(problem: Problem, order: Order, settings: Settings) -> Found | None:
+    program = build_program(problem, order)
+    hull = HullSearch(program, flatten(program)).run(lines_that_fit(program, LINES))
+    if hull is None:
+        return None
+    thin = settings.max_points or (FINE_POINTS if settings.epsilon > 0 else 0)
+    result = Engine(program, settings.threads).run(None, thin)
+    source = PassSource(program, result)
+    return Found((source,), merge([source]), hull, not result.thinned)
+
+
+def _with_fixed(
+    problem: Problem, order: Order, solver: Solver, settings: Settings, search=None
+) -> Found | None:
+    """Try assignments of the fixed operators; bound all strategies by the relaxation."""
+    relaxed = split(problem, order.fixed)
+    search = search or _hull(relaxed)
+    if search is None:
+        return None
+    hull = search[2]
+    total = math.prod(problem.domains[f] for f in order.fixed)
+    complete = total <= ASSIGNMENTS
+    if complete:
+        ranges = [range(problem.domains[f]) for f in order.fixed]
+        tried = [dict(zip(order.fixed, c, strict=True)) for c in itertools.product(*ranges)]
+    else:
+        tried = candidates(relaxed, hull.picks, ASSIGNMENTS)
+    sources: list[Source] = []
+    exact = complete
+    for classes in tried:
+        found = solver(condition(relaxed, classes))
+        if found is not None:
+            sources += found.sources
+            exact = exact and found.exact
+    if not sources:
+        if complete:
+            return None
+        classes = _possible(relaxed)
+        found = solver(condition(relaxed, classes))
+        assert found is not None, "the scalar problem found a strategy here"
+        sources += found.sources
+    frontier = merge(sources)
+    if exact:
+        return Found(tuple(sources), frontier, hull, True)
+    names = ", ".join(repr(problem.graph.names[f]) for f in order.fixed[:5])
+    more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
+    note = f"heuristic elimination: tried {len(tried)} of {total:.3g} assignments of {names}{more}"
+    return Found(tuple(sources), frontier, hull, False, (note,))
+
+
+def _possible(relaxed: Split) -> dict[int, int]:
+    """Depth first, some assignment with which a strategy exists."""
+    fixed = sorted(relaxed.twins)
+    checks = 0
+
+    def search(depth: int, classes: dict[int, int]) -> dict[int, int] | None:
+        nonlocal checks
+        if depth == len(fixed):
+            return classes
+        f = fixed[depth]
+        for c in range(relaxed.problem.domains[f]):
+            checks += 1
+            if checks > FEASIBILITY_CHECKS:
+                return None
+            attempt = {**classes, f: c}
+            problem = condition(relaxed, attempt)
+            program = build_program(problem, greedy_order(problem, 0.1))
+            if HullSearch(program, flatten(program)).run(2) is not None:
+                found = search(depth + 1, attempt)
+                if found is not None:
+                    return found
+        return None
+
+    found = search(0, {})
+    if found is None:
+        raise ValueError(
+            f"no possible strategy was found in {checks} attempts: the graph is too entangled for an exact "
+            "search and too many entries are inf; use fewer configurations per operator"
+        )
+    return found

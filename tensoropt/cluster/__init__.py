@@ -3,7 +3,7 @@
 from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
-from tensoropt.cluster.local import available_cores
+from tensoropt.cluster.local import available_cores, rank_cores
 from tensoropt.cluster.mesh import Mesh
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "list_devices",
     "list_links",
     "load_cluster",
+    "rank_cores",
 ]

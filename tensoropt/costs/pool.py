@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensoropt.cluster import available_cores
+from tensoropt.cluster import rank_cores
 from tensoropt.errors import MeasurementError
 
 _WORKER = "from tensoropt.costs.rank_worker import main; main()"
@@ -121,10 +121,8 @@ class RankPool:
         self._start_timeout_s = start_timeout_s
         self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
-        cores = available_cores()
-        self._cores: list[list[int]] | None = None
-        if pin and hasattr(os, "sched_setaffinity") and world_size * threads <= len(cores):
-            self._cores = [list(cores[r * threads : (r + 1) * threads]) for r in range(world_size)]
+        can_pin = pin and hasattr(os, "sched_setaffinity")
+        self._cores = rank_cores(world_size, threads) if can_pin else None
         self._workers: list[_Worker] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0

@@ -16,6 +16,7 @@ from tensoropt.cluster import (
     list_devices,
     list_links,
     load_cluster,
+    rank_cores,
 )
 from tensoropt.cluster.files import cluster_from
 from tensoropt.cluster.quantities import bandwidth
@@ -111,6 +112,13 @@ def test_local_names(monkeypatch):
     monkeypatch.setattr("tensoropt.cluster.local.gpu_cluster", lambda: None)
     assert load_cluster("local").device_count == len(available_cores())
     assert load_cluster("local").fingerprint == load_cluster(f"local:{len(available_cores())}").fingerprint
+
+
+def test_ranks_share_no_core():
+    cores = available_cores()
+    assert rank_cores(1, len(cores)) == (cores,)
+    assert rank_cores(len(cores)) == tuple((core,) for core in cores)
+    assert rank_cores(len(cores) + 1) is None
 
 
 @pytest.mark.parametrize("name", [name.replace("xN", "x2") for name in list_clusters()])

@@ -153,6 +153,7 @@ def test_a_pool_or_kind_that_does_not_fit_is_refused(store):
         measure_links(cluster, cluster.meshes()[0], FakePool(4), store, kinds=["all_redcue"])
 
 
+@pytest.mark.distributed
 def test_two_real_ranks(store):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()
@@ -202,6 +203,7 @@ def namespaces():
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+@pytest.mark.distributed
 def test_the_fit_follows_a_shaped_link(namespaces):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()

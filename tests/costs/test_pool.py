@@ -17,6 +17,8 @@ from tensoropt.cluster import available_cores
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.errors import MeasurementError
 
+pytestmark = pytest.mark.distributed
+
 
 def add_ranks(rank: int, world_size: int, value: float) -> torch.Tensor:
     tensor = torch.full((3,), value + rank)

@@ -92,7 +92,8 @@ def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | No
         sources = seeds(problem, hull)
         problem = restrict(problem, hopeful(program, search, hull, merge(sources)))
         log.debug("%d entries before narrowing", program.entries)
-        program = build_program(problem, greedy_order(problem, 0.1))
+        again = greedy_order(problem, 0.1)
+        program = build_program(problem, order if again.fixed else again)
     search = HullSearch(program, flatten(program))
     hull = search.run(lines_that_fit(program, LINES))
     if hull is None:

@@ -13,19 +13,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.search.costgraph import IntArray
+from tensoropt.search.order import Order
 from tensoropt.search.problem import Leaf, Problem, restrict
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Split:
-    """The relaxed problem; ``twins[f]``: the variables (f itself first) that stand for fixed operator f."""
+    """The relaxed problem; ``twins[f]``: the variables (f itself first) that stand for fixed operator f.
+
+    ``order`` removes the copies, then the operators in the order that led here; it fixes nothing.
+    """
 
     problem: Problem
     twins: dict[int, tuple[int, ...]]
+    order: Order
 
 
-def split(problem: Problem, fixed: tuple[int, ...]) -> Split:
-    """Give every edge of a fixed operator its own copy of it."""
+def split(problem: Problem, order: Order) -> Split:
+    """Give every edge of an operator that ``order`` fixes its own copy of it."""
+    fixed = order.fixed
     leaves = list(problem.leaves)
     domains, node_leaf = list(problem.domains), list(problem.node_leaf)
     twins: dict[int, list[int]] = {f: [f] for f in fixed}
@@ -48,7 +54,12 @@ def split(problem: Problem, fixed: tuple[int, ...]) -> Split:
     relaxed = replace(
         problem, leaves=tuple(leaves), domains=tuple(domains), node_leaf=tuple(node_leaf), edges=edges
     )
-    return Split(relaxed, {f: tuple(t) for f, t in twins.items()})
+    copies = tuple(range(len(problem.domains), len(domains)))
+    return Split(
+        relaxed,
+        {f: tuple(t) for f, t in twins.items()},
+        Order((*copies, *fixed, *order.removed), (), order.largest),
+    )
 
 
 def condition(relaxed: Split, classes: dict[int, int]) -> Problem:

@@ -137,7 +137,8 @@ class HullSearch:
 
     def _result(self) -> Hull:
         wm, wt, values = (np.array(x) for x in (self.weight_m, self.weight_t, self.values))
-        order = np.lexsort((values, wt / (wm + wt)))
+        with np.errstate(divide="ignore"):
+            order = np.lexsort((values, wt / wm))
         points = sorted(self.points)
         self.order = order
         memory, time = np.array([p[0] for p in points]), np.array([p[1] for p in points])

@@ -27,7 +27,7 @@ from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import PassSource, Source
 
-Solver = Callable[[Problem], Found | None]
+Solver = Callable[[Problem, Order], Found | None]
 ASSIGNMENTS = 12
 FEASIBILITY_CHECKS = 200
 FINE_POINTS = 1024
@@ -38,11 +38,11 @@ def solve(problem: Problem, method: str, settings: Settings) -> Found | None:
     if method == "auto":
         return _auto(problem, settings, rounds=3)
 
-    def plain(p: Problem) -> Found | None:
-        return _unpruned(p, paper_order(p, method == "ldp"), settings)
+    def plain(p: Problem, order: Order) -> Found | None:
+        return _unpruned(p, order, settings)
 
     order = paper_order(problem, method == "ldp")
-    return _with_fixed(problem, order, plain, settings) if order.fixed else plain(problem)
+    return _with_fixed(problem, order, plain) if order.fixed else plain(problem, order)
 
 
 def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
@@ -50,18 +50,18 @@ def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
     if not order.fixed:
         return track_auto(problem, order, settings)
 
-    def conditioned(p: Problem) -> Found | None:
-        return track_auto(p, greedy_order(p, 0.1), settings)
+    def conditioned(p: Problem, order: Order) -> Found | None:
+        return track_auto(p, order, settings)
+
+    def coarse(p: Problem, order: Order) -> Found | None:
+        return track_auto(p, order, Settings(epsilon=math.inf, threads=settings.threads))
 
     if rounds > 0:  # the relaxation may rule out enough classes to make the rest exact
-        coarse = Settings(epsilon=math.inf, threads=settings.threads)
-        relaxed = split(problem, order.fixed)
+        relaxed = split(problem, order)
         search = _hull(relaxed)
         if search is None:
             return None
-        first = _with_fixed(
-            problem, order, lambda p: track_auto(p, greedy_order(p, 0.1), coarse), coarse, search
-        )
+        first = _with_fixed(problem, order, coarse, search)
         if first is not None:
             program, hull_search, hull = search
             kept = hopeful(program, hull_search, hull, first.frontier)
@@ -72,12 +72,11 @@ def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
             narrowed = restrict(problem, masks)
             if sum(narrowed.domains) < 0.9 * sum(problem.domains):
                 return _auto(narrowed, settings, rounds - 1)
-    return _with_fixed(problem, order, conditioned, settings)
+    return _with_fixed(problem, order, conditioned)
 
 
 def _hull(relaxed: Split):
-    order = greedy_order(relaxed.problem, 0.1)
-    program = build_program(relaxed.problem, order)
+    program = build_program(relaxed.problem, relaxed.order)
     search = HullSearch(program, flatten(program))
     hull = search.run(lines_that_fit(program, LINES))
     return None if hull is None else (program, search, hull)
@@ -94,11 +93,9 @@ def _unpruned(problem: Problem, order: Order, settings: Settings) -> Found | Non
     return Found((source,), merge([source]), hull, not result.thinned)
 
 
-def _with_fixed(
-    problem: Problem, order: Order, solver: Solver, settings: Settings, search=None
-) -> Found | None:
+def _with_fixed(problem: Problem, order: Order, solver: Solver, search=None) -> Found | None:
     """Try assignments of the fixed operators; bound all strategies by the relaxation."""
-    relaxed = split(problem, order.fixed)
+    relaxed = split(problem, order)
     search = search or _hull(relaxed)
     if search is None:
         return None
@@ -113,7 +110,7 @@ def _with_fixed(
     sources: list[Source] = []
     exact = complete
     for classes in tried:
-        found = solver(condition(relaxed, classes))
+        found = solver(condition(relaxed, classes), relaxed.order)
         if found is not None:
             sources += found.sources
             exact = exact and found.exact
@@ -121,7 +118,7 @@ def _with_fixed(
         if complete:
             return None
         classes = _possible(relaxed)
-        found = solver(condition(relaxed, classes))
+        found = solver(condition(relaxed, classes), relaxed.order)
         assert found is not None, "the scalar problem found a strategy here"
         sources += found.sources
     frontier = merge(sources)
@@ -149,7 +146,7 @@ def _possible(relaxed: Split) -> dict[int, int]:
                 return None
             attempt = {**classes, f: c}
             problem = condition(relaxed, attempt)
-            program = build_program(problem, greedy_order(problem, 0.1))
+            program = build_program(problem, relaxed.order)
             if HullSearch(program, flatten(program)).run(2) is not None:
                 found = search(depth + 1, attempt)
                 if found is not None:

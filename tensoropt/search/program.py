@@ -218,6 +218,7 @@ class Builder:
 
     def finish(self) -> Program:
         """Multiply what is left, tables of one entry each, smallest first."""
+        assert not any(f.scope for f in self.factors.values()), "every operator must be eliminated"
         while len(self.factors) > 1:
             a, b = sorted(self.factors, key=lambda i: (self.factors[i].weight, i))[:2]
             self.join(a, b)

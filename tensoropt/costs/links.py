@@ -31,8 +31,10 @@ from tensoropt.units import format_bytes, format_seconds
 
 logger = logging.getLogger(__name__)
 
-# Five decades, closer together where caches and algorithms change.
-QUICK_SIZES = (*(1024 * 4**power for power in range(4)), *(1024 * 2**power for power in range(8, 17)))
+# Five decades in KiB, closer together where caches, algorithms and the allocator (at 32 MiB) change.
+QUICK_SIZES = tuple(
+    1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
+)
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.06  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 21, 3
@@ -49,11 +51,16 @@ _DISTURBED = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One line, for messages of at most ``up_to_bytes`` (inf for the last)."""
+    """One line, for messages from ``from_bytes`` (0 for the first) to ``up_to_bytes`` (inf for the last)."""
 
     alpha_s: float
     seconds_per_byte: float
+    from_bytes: float = 0.0
     up_to_bytes: float = math.inf
+
+    def time_s(self, num_bytes: float) -> float:
+        """The line's value, wherever it is asked."""
+        return self.alpha_s + num_bytes * self.seconds_per_byte
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -81,19 +88,27 @@ class LinkFit:
     points: tuple[tuple[int, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
-        """Predicted seconds; never less than at the end of the line for smaller messages."""
-        floor = 0.0
+        """Predicted seconds, never less than for a smaller message; interpolated between two lines."""
+        floor, end = 0.0, 0.0
         for segment in self.segments:
+            if num_bytes < segment.from_bytes:
+                start = max(floor, segment.time_s(segment.from_bytes))
+                return floor + (start - floor) * (num_bytes - end) / (segment.from_bytes - end)
             if num_bytes <= segment.up_to_bytes:
-                return max(floor, segment.alpha_s + num_bytes * segment.seconds_per_byte)
-            floor = max(floor, segment.alpha_s + segment.up_to_bytes * segment.seconds_per_byte)
+                return max(floor, segment.time_s(num_bytes))
+            floor, end = max(floor, segment.time_s(segment.up_to_bytes)), segment.up_to_bytes
         raise AssertionError("the last segment has no end")
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "group": list(self.group),
             "segments": [
-                [s.alpha_s, s.seconds_per_byte, None if math.isinf(s.up_to_bytes) else s.up_to_bytes]
+                [
+                    s.alpha_s,
+                    s.seconds_per_byte,
+                    s.from_bytes,
+                    None if math.isinf(s.up_to_bytes) else s.up_to_bytes,
+                ]
                 for s in self.segments
             ],
             "residual": self.residual,
@@ -106,8 +121,13 @@ class LinkFit:
             kind=kind,
             group=tuple(data["group"]),
             segments=tuple(
-                Segment(alpha_s=alpha, seconds_per_byte=slope, up_to_bytes=math.inf if end is None else end)
-                for alpha, slope, end in data["segments"]
+                Segment(
+                    alpha_s=alpha,
+                    seconds_per_byte=slope,
+                    from_bytes=start,
+                    up_to_bytes=math.inf if end is None else end,
+                )
+                for alpha, slope, start, end in data["segments"]
             ),
             residual=data["residual"],
             points=tuple((int(size), seconds, spread) for size, seconds, spread in data["points"]),
@@ -210,8 +230,14 @@ def _piecewise(sizes: Sequence[float], seconds: np.ndarray, cuts: tuple[int, ...
     segments = []
     for start, stop in itertools.pairwise((0, *cuts, len(sizes))):
         alpha, slope = fit_line(sizes[start:stop], seconds[start:stop])
-        end = math.inf if stop == len(sizes) else math.sqrt(sizes[stop - 1] * sizes[stop])
-        segments.append(Segment(alpha_s=alpha, seconds_per_byte=slope, up_to_bytes=end))
+        segments.append(
+            Segment(
+                alpha_s=alpha,
+                seconds_per_byte=slope,
+                from_bytes=0.0 if start == 0 else sizes[start],
+                up_to_bytes=math.inf if stop == len(sizes) else sizes[stop - 1],
+            )
+        )
     return tuple(segments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -48,9 +49,9 @@ def test_a_line_is_found_exactly(alpha, slope):
 def test_any_times_give_a_finite_rising_prediction(seconds):
     segments, residual = fit_segments(QUICK_SIZES, seconds)
     fit = LinkFit(kind="all_reduce", group=(0, 1), segments=segments, residual=residual)
-    predicted = [fit.time_s(size) for size in range(1, 2**28, 2**22)]
+    predicted = [fit.time_s(2 ** (power / 4)) for power in range(120)]
     assert all(math.isfinite(value) and value >= 0 for value in predicted)
-    assert predicted == sorted(predicted)
+    assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(predicted))
     assert math.isfinite(residual)
     assert LinkFit.from_dict("all_reduce", json.loads(json.dumps(fit.to_dict()))) == fit
 
@@ -60,9 +61,12 @@ def test_two_regimes_get_two_lines():
     segments, residual = fit_segments(QUICK_SIZES, seconds)
     assert len(segments) == 2
     assert residual < 1e-6
-    assert segments[0].up_to_bytes == pytest.approx(math.sqrt(2) * 1024**2)
+    assert [(s.from_bytes, s.up_to_bytes) for s in segments] == [(0, 1024**2), (2 * 1024**2, math.inf)]
     assert [segment.bandwidth_bytes_per_s for segment in segments] == pytest.approx([5e9, 1e9])
     assert [segment.alpha_s for segment in segments] == pytest.approx([1e-4, 2e-3])
+    fit = LinkFit(kind="", group=(), segments=segments, residual=residual)
+    ends = [fit.time_s(1024**2), fit.time_s(2 * 1024**2)]
+    assert fit.time_s(1.5 * 1024**2) == pytest.approx(sum(ends) / 2)
 
 
 def test_a_lifted_point_does_not_bend_the_line():

@@ -87,7 +87,8 @@ def _collective(
         "all_gather": lambda: wait(functions.all_gather_single(share, 0, group)),
         "reduce_scatter": lambda: wait(functions.reduce_scatter_single(whole, "sum", 0, group)),
         "all_to_all": lambda: wait(functions.all_to_all_single(whole, None, None, group)),
-        "broadcast": lambda: wait(functions.broadcast(whole, first, group)),
+        # Its source is a rank of the group, that of dist.broadcast one of the world.
+        "broadcast": lambda: wait(functions.broadcast(whole, 0, group)),
     }
     return (as_functions if functional else in_place)[kind]
 

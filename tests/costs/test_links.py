@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensoropt.cluster import load_cluster
+from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.link_timing import COLLECTIVES
+from tensoropt.costs.link_timing import COLLECTIVES, time_collective
 from tensoropt.costs.links import (
     PAIR_SIZES,
     QUICK_SIZES,
@@ -222,3 +222,13 @@ def test_the_fit_follows_a_shaped_link(namespaces):
     assert model.source("broadcast", [0]) == "measured"
     for size in (700_000, 4_000_000):
         assert size / model.time_s("broadcast", [0], size) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.distributed
+def test_every_collective_runs_in_every_group_of_a_mesh():
+    groups = Mesh(shape=(2, 2)).groups([1])
+    with RankPool(4, timeout_s=60) as pool:
+        for kind in COLLECTIVES:
+            for functional in (True, False):
+                stamps = pool.run(time_collective, kind, groups, functional, [(1024, 2)])
+                assert all(len(starts) == len(ends) == 2 for [(starts, ends)] in stamps)

@@ -18,11 +18,15 @@ LARGEST_STEP = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Operators in order of removal, the fixed ones apart; ``largest``: entries of the largest table."""
+    """Operators in order of removal, the fixed ones apart.
+
+    ``largest``: entries of the largest table; ``total``: of all tables, if no two were equal.
+    """
 
     removed: tuple[int, ...]
     fixed: tuple[int, ...]
     largest: int
+    total: int = 0
 
 
 def _neighbours(problem: Problem) -> list[set[int]]:
@@ -71,7 +75,7 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
     heapq.heapify(heap)
     removed: list[int] = []
     fixed: list[int] = []
-    largest = 1
+    largest, total_entries = 1, 0
 
     def touch(vertices: set[int]) -> None:
         for u in vertices:
@@ -95,6 +99,7 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
         alive[v] = False
         removed.append(v)
         largest = max(largest, int(size))
+        total_entries += int(size)
         around = neighbours[v]
         total = 1.0 + absorbed[v]
         for u in around:
@@ -108,7 +113,7 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
         for u in around:
             neighbours[u] |= around - {u}
         touch(around)
-    return Order(tuple(removed), tuple(fixed), largest)
+    return Order(tuple(removed), tuple(fixed), largest, total_entries)
 
 
 def paper_order(problem: Problem, linear: bool) -> Order:

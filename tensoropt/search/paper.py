@@ -6,6 +6,7 @@ Cai et al., "TensorOpt" (arXiv 2004.10856): FT-Elimination and FT-LDP, section 4
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable
 
@@ -27,8 +28,12 @@ from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import PassSource, Source
 
+log = logging.getLogger(__name__)
+
 Solver = Callable[[Problem, Order], Found | None]
 ASSIGNMENTS = 12
+LARGEST_PROGRAM = 16_000_000
+LARGEST_WORK = 4_000_000_000
 FEASIBILITY_CHECKS = 200
 FINE_POINTS = 1024
 
@@ -46,7 +51,7 @@ def solve(problem: Problem, method: str, settings: Settings) -> Found | None:
 
 
 def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
-    order = greedy_order(problem, 0.1)
+    order = _affordable_order(problem)
     if not order.fixed:
         return track_auto(problem, order, settings)
 
@@ -73,6 +78,20 @@ def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
             if sum(narrowed.domains) < 0.9 * sum(problem.domains):
                 return _auto(narrowed, settings, rounds - 1)
     return _with_fixed(problem, order, conditioned)
+
+
+def _affordable_order(problem: Problem) -> Order:
+    """An order whose tables together fit; operators are fixed until they do."""
+    order = greedy_order(problem, 0.1)
+    while True:
+        if order.total <= LARGEST_PROGRAM:
+            return order
+        relaxed = split(problem, order)
+        program = build_program(relaxed.problem, relaxed.order)  # equal tables count once
+        if program.entries <= LARGEST_PROGRAM and program.work <= LARGEST_WORK:
+            return order
+        log.info("%d table entries are too many; fixing an operator", program.entries)
+        order = greedy_order(problem, 0.1, max(order.largest // 2, 1))
 
 
 def _hull(relaxed: Split):

@@ -12,6 +12,7 @@ inputs are made once (identical layers); the *logical* nodes remember whose vari
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,6 +109,8 @@ class Builder:
     _known: dict[object, int] = field(default_factory=dict)
     _joint: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
     _maps: dict[bytes, IntArray] = field(default_factory=dict)
+    _indices: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
+    _single: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -158,7 +161,14 @@ class Builder:
     def eliminate(self, v: int) -> None:
         """Remove operator ``v``: union over its classes of the product of its factors."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
-        mine.sort(key=lambda f: (f.weight > 1, len(f.scope), f.weight, int(np.prod(f.shape))))
+        mine.sort(key=lambda f: (f.weight > 1, len(f.scope), f.weight, math.prod(f.shape)))
+        wide = [f for f in mine if len(f.scope) > 1]
+        if len(wide) > 1:
+            # the factor that has absorbed most comes last: what identical layers share is multiplied
+            # before it, and so only once
+            heaviest = max(mine, key=lambda f: f.weight)
+            mine.remove(heaviest)
+            mine.append(heaviest)
         current = mine[0]
         for factor in mine[1:-1]:
             current = self._product(current, factor, -1)
@@ -180,7 +190,7 @@ class Builder:
                 [f.maps[f.scope.index(remove)] for f in (left, right) if remove in f.scope]
             )
         else:
-            values = np.zeros(1, np.int64)
+            values = self._single
         sides = [self._strides(f, scope, representatives, remove, values) for f in (left, right)]
         tables = self.logical[left.node].table, self.logical[right.node].table
         table = self._step(Step(*tables, *sides[0], *sides[1]))
@@ -193,10 +203,19 @@ class Builder:
         self.logical.append(Logical(len(self.problem.leaves)))
         return len(self.logical) - 1
 
-    @staticmethod
     def _strides(
-        factor: Factor, scope: Scope, representatives: list[IntArray], remove: int, values: IntArray
+        self, factor: Factor, scope: Scope, representatives: list[IntArray], remove: int, values: IntArray
     ) -> tuple[IntArray, IntArray]:
+        """Entries of a factor for every o and every k; equal questions get the same arrays."""
+        place = {u: d for d, u in enumerate(factor.scope)}
+        key = (
+            factor.shape,
+            tuple(id(m) for m in factor.maps),
+            tuple((place.get(u, -1), id(r)) for u, r in zip(scope, representatives, strict=True)),
+            (place.get(remove, -1), id(values)),
+        )
+        if key in self._indices:
+            return self._indices[key]
         out = np.zeros(1, np.int64)
         step, stride = {}, 1
         for u, m, size in zip(factor.scope[::-1], factor.maps[::-1], factor.shape[::-1], strict=True):
@@ -205,11 +224,13 @@ class Builder:
         for u, r in zip(scope, representatives, strict=True):
             shift = step[u][r] if u in step else np.zeros(len(r), np.int64)
             out = (out[:, None] + shift[None, :]).reshape(-1)
-        return out, step[remove][values] if remove in step else np.zeros(len(values), np.int64)
+        removed = step[remove][values] if remove in step else np.zeros(len(values), np.int64)
+        self._indices[key] = out, removed
+        return self._indices[key]
 
     def _step(self, step: Step) -> int:
         arrays = (step.left_out, step.left_k, step.right_out, step.right_k)
-        key = (step.left, step.right, *(a.tobytes() for a in arrays))
+        key = (step.left, step.right, *(id(a) for a in arrays))
         if key not in self._known:
             self._known[key] = len(self.sizes)
             self.sizes.append(len(step.left_out))

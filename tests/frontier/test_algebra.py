@@ -72,7 +72,7 @@ def test_segmented_staircase_reduces_every_segment(lists):
     kept = segmented_staircase(entry, time)
     for e in range(len(lists)):
         best, expected = np.inf, []
-        for row, k in zip(rows, kept.tolist(), strict=True):
+        for row in rows:
             if row[0] == e:
                 expected.append(row[2] < best or (best == np.inf and not expected))
                 best = min(best, row[2])

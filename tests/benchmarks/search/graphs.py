@@ -200,3 +200,100 @@ def transformer(layers, mesh, batch=32, sequence=1024, width=1024, heads=16, voc
     x = model.add("logits", logits, x)
     model.add("loss", loss, x)
     return model.graph
+
+
+def encoder_decoder(layers, mesh, batch=32, sequence=512, width=1024, heads=16, vocabulary=32128):
+    """A T5: every decoder layer reads the encoder's output, which makes the treewidth 3."""
+    model = Modeller(mesh)
+    b, s, d = {"b": batch}, {"s": sequence}, {"d": width}
+    tokens = batch * sequence
+    bsd = ("b", "s", "d")
+    embed = Kind({**b, **s, **d, "v": vocabulary}, ("b", "s", "d", "v"), (), bsd, ("v", "d"))
+    norm = Kind({**b, **s, **d}, ("b", "s"), (bsd,), bsd)
+    mix = Kind({**b, **s, "h": heads, **d}, ("b", "s", "h"), (bsd,), bsd, ("h", "d"), 8.0 * tokens * width**2)
+    cross = Kind(
+        {**b, **s, "h": heads, **d}, ("b", "s", "h"), (bsd, bsd), bsd, ("h", "d"), 8.0 * tokens * width**2
+    )
+    add = Kind({**b, **s, **d}, ("b", "s", "d"), (bsd, bsd), bsd, linear=True)
+    feed = Kind(
+        {**b, **s, **d, "f": 4 * width}, ("b", "s", "f"), (bsd,), bsd, ("f", "d"), 16.0 * tokens * width**2
+    )
+    loss = Kind({**b, **s, **d, "v": vocabulary}, ("b", "s", "v"), (bsd,), ("b",), ("v", "d"),
+                2.0 * tokens * width * vocabulary)  # fmt: skip
+
+    def block(x, name, kind, *others):
+        y = model.add(f"{name}.norm", norm, x)
+        y = model.add(f"{name}.op", kind, y, *others)
+        return model.add(f"{name}.add", add, x, y)
+
+    x = model.add("source", embed)
+    for n in range(layers):
+        x = block(block(x, f"e{n}.attention", mix), f"e{n}.feed", feed)
+    encoded = model.add("encoded", norm, x)
+    x = model.add("target", embed)
+    for n in range(layers):
+        x = block(x, f"d{n}.attention", mix)
+        x = block(x, f"d{n}.cross", cross, encoded)
+        x = block(x, f"d{n}.feed", feed)
+    model.add("loss", loss, x)
+    return model.graph
+
+
+def wide_resnet(layers, mesh, batch=256, width=10, size=32):
+    """A WideResNet of bottleneck blocks with skips (the paper's WideResNet, section 5)."""
+    model = Modeller(mesh)
+    b = {"b": batch}
+    kinds = {}
+
+    def conv(channels_in, channels_out, side, window):
+        key = channels_in, channels_out, side, window
+        if key not in kinds:
+            dims = {**b, "y": side, "x": side, "o": channels_out, "i": channels_in, "k": window * window}
+            flop = 2.0 * batch * side * side * channels_in * channels_out * window * window
+            kinds[key] = Kind(dims, ("b", "y", "x", "o", "i"), (("b", "y", "x", "i"),), ("b", "y", "x", "o"),
+                              ("o", "i", "k"), flop)  # fmt: skip
+        return kinds[key]
+
+    def simple(channels, side, inputs):
+        key = channels, side, inputs
+        if key not in kinds:
+            tensor = ("b", "y", "x", "c")
+            dims = {**b, "y": side, "x": side, "c": channels}
+            kinds[key] = Kind(dims, tensor, (tensor,) * inputs, tensor, linear=inputs == 2)
+        return kinds[key]
+
+    channels, side = 16 * width, size
+    x = model.add("stem", conv(16, channels, side, 3))
+    for n in range(layers):
+        if n in (layers // 3, 2 * layers // 3):
+            x = model.add(f"{n}.shrink", conv(channels, 2 * channels, side // 2, 1), x)
+            channels, side = 2 * channels, side // 2
+        y = model.add(f"{n}.norm1", simple(channels, side, 1), x)
+        y = model.add(f"{n}.conv1", conv(channels, channels, side, 3), y)
+        y = model.add(f"{n}.norm2", simple(channels, side, 1), y)
+        y = model.add(f"{n}.conv2", conv(channels, channels, side, 3), y)
+        x = model.add(f"{n}.add", simple(channels, side, 2), x, y)
+    classes = Kind({**b, "y": side, "x": side, "c": channels, "o": 1024}, ("b", "c", "o"),
+                   (("b", "y", "x", "c"),), ("b", "o"), ("o", "c"), 2.0 * batch * channels * 1024)  # fmt: skip
+    model.add("classes", classes, x)
+    return model.graph
+
+
+def rnn(layers, mesh, batch=256, sequence=64, width=4096, vocabulary=65536):
+    """Stacked LSTMs between an embedding and a softmax (the paper's RNN, section 5)."""
+    model = Modeller(mesh)
+    tokens = batch * sequence
+    bsd = ("b", "s", "d")
+    shape = {"b": batch, "s": sequence, "d": width}
+    embed = Kind({**shape, "v": vocabulary}, ("b", "d", "v"), (), bsd, ("v", "d"))
+    cell = Kind({**shape, "i": width, "g": 8}, ("b", "d", "i"), (("b", "s", "i"),), bsd, ("d", "i", "g"),
+                16.0 * tokens * width**2)  # fmt: skip
+    project = Kind({**shape, "v": vocabulary}, ("b", "s", "d", "v"), (bsd,), ("b", "s", "v"), ("v", "d"),
+                   2.0 * tokens * width * vocabulary)  # fmt: skip
+    loss = Kind({"b": batch, "s": sequence, "v": vocabulary}, ("b", "s", "v"), (("b", "s", "v"),), ("b",))
+    x = model.add("embed", embed)
+    for n in range(layers):
+        x = model.add(f"lstm{n}", cell, x)
+    x = model.add("project", project, x)
+    model.add("loss", loss, x)
+    return model.graph

@@ -52,9 +52,14 @@ class Step:
     before: tuple[int, ...]
     after: tuple[int, ...]
 
-    @property
-    def elements(self) -> int:
-        """Elements of the payload: gathered output, scattered input, or the reduced tensor."""
+    def payload(self, mesh: Sequence[int]) -> int:
+        """Elements a collective moves on one rank: the gathered output, the scattered input, or the
+        tensor that is reduced or exchanged (uneven shards are padded to the largest)."""
+        parts = prod(mesh[axis] for axis in self.axes)
+        if self.kind == "all_gather":
+            return parts * prod(self.before)
+        if self.kind == "reduce_scatter":
+            return parts * prod(self.after)
         return max(prod(self.before), prod(self.after))
 
 

@@ -1,0 +1,163 @@
+"""What a workload keeps for backward, how much it computes, how high it peaks: found by running it on
+fake tensors with ``torch.autograd.graph.saved_tensors_hooks`` (CPU kernels).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
+from tensoropt.sharding.kernels import SingleDevice
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of one workload, bytes and FLOP of one rank and one micro-batch.
+
+    Attributes:
+        kept_bytes: made inside and kept for backward.
+        reads_kept: reads that backward needs.
+        writes_kept: results whose storage is among ``kept_bytes`` already.
+        parameters_kept: parameter -> how many saved tensors lie in it (each is a gather under ZeRO).
+        forward_flops, backward_flops: multiply-adds counted as two.
+        traffic_bytes: operands read and results written, forward, views left out.
+        forward_peak_bytes, backward_peak_bytes: the most that is alive of what was made inside, above
+            what is kept (forward), above kept tensors and incoming gradients (backward).
+    """
+
+    kept_bytes: int
+    reads_kept: tuple[str, ...]
+    writes_kept: tuple[str, ...]
+    parameters_kept: Mapping[str, int]
+    forward_flops: float
+    backward_flops: float
+    traffic_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+
+    def to_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Facts:
+        data = dict(record)
+        data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
+        return cls(**data)
+
+
+class _Alive(TorchDispatchMode):
+    """Bytes of the storages made while it is active that are still alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.traffic = 0
+        self._seen: dict[int, weakref.ref] = {}
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._seen[storage._cdata] = weakref.ref(storage, lambda _, key=storage._cdata: self._seen.pop(key, None))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        fresh = 0
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                fresh += self._track(tensor)
+        if fresh:
+            reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self.traffic += fresh + sum(t.numel() * t.element_size() for t in reads)
+        return result
+
+    def _track(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._seen.get(key)
+        if known is not None and known() is not None:
+            return 0
+
+        def gone(_: Any) -> None:
+            self._seen.pop(key, None)
+            self.now -= size
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        return size
+
+
+def find_facts(work: Workload, training: bool = True) -> Facts:
+    """Run a workload on fake tensors and note what it keeps."""
+    with FakeTensorMode():
+        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+        return _Probe(work, tensors, training).run()
+
+
+class _Probe:
+    def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
+        self.work = work
+        self.tensors = tensors
+        self.training = training
+        self.given = {tensors[n].untyped_storage()._cdata: (n, role) for n, _, role in work.inputs}
+        self.saved: dict[int, int] = {}
+        self.touched: dict[str, int] = {}
+        self._alive: list[Any] = []
+
+    def _pack(self, value: torch.Tensor) -> torch.Tensor:
+        storage = value.untyped_storage()
+        if storage._cdata in self.given:
+            name, _ = self.given[storage._cdata]
+            self.touched[name] = self.touched.get(name, 0) + 1
+        else:
+            self.saved[storage._cdata] = storage.nbytes()
+            self._alive.append(storage)
+        return value
+
+    def run(self) -> Facts:
+        work, forward = self.work, _Alive()
+        for tensor in self.tensors.values():
+            forward.ignore(tensor)
+        flops = FlopCounterMode(display=False)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda v: v)
+        with torch.set_grad_enabled(self.training), flops, forward, hooks:
+            run(work, self.tensors, SingleDevice())
+        forward_flops = float(flops.get_total_flops())
+        kept = sum(self.saved.values())
+        storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
+        writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
+        roles = {n: role for n, _, role in work.inputs}
+        backward_flops, backward_peak = self._backward() if self.training else (0.0, 0)
+        return Facts(
+            kept_bytes=kept,
+            reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
+            writes_kept=writes_kept,
+            parameters_kept={n: c for n, c in self.touched.items() if roles[n] == "parameter"},
+            forward_flops=forward_flops,
+            backward_flops=backward_flops,
+            traffic_bytes=forward.traffic,
+            forward_peak_bytes=max(0, forward.peak - kept),
+            backward_peak_bytes=backward_peak,
+        )
+
+    def _backward(self) -> tuple[float, int]:
+        results, leaves = differentiable(self.work, self.tensors)
+        if not results or not leaves:
+            return 0.0, 0
+        gradients = [torch.ones_like(r) for r in results]
+        tracker, flops = _Alive(), FlopCounterMode(display=False)
+        for tensor in (*self.tensors.values(), *gradients):
+            tracker.ignore(tensor)
+        for storage in self._alive:
+            tracker._seen[storage._cdata] = weakref.ref(storage)
+        with flops, tracker:
+            torch.autograd.grad(results, leaves, gradients, allow_unused=True)
+        return float(flops.get_total_flops()), tracker.peak

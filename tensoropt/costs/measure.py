@@ -1,0 +1,170 @@
+"""Measuring workloads on this machine's ranks, all ranks at once.
+
+Ranks share caches and memory bandwidth: a lone measurement is too kind. Every rank therefore times the
+same workload at the same moment, one thread each, and the slowest rank's median counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.costs.pool import RankPool
+from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
+from tensoropt.errors import MeasurementError
+from tensoropt.sharding.kernels import SingleDevice
+
+MIN_REPEATS, MAX_REPEATS, TARGET_S = 5, 40, 0.12
+"""A workload is repeated until ``TARGET_S`` is spent, but within these bounds."""
+Progress = Callable[[int, int, str], None]
+
+
+def time_workload(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
+    """Median forward and backward seconds of a workload on this rank (runs in the pool)."""
+    forward: list[float] = []
+    backward: list[float] = []
+    try:
+        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+        if world_size > 1:
+            dist.barrier()
+        repeats = None
+        while repeats is None or len(forward) < repeats:
+            elapsed = _once(work, tensors, training)
+            if repeats is None:  # the first run warms up and decides how often to repeat
+                elapsed = _once(work, tensors, training)
+                wanted = int(TARGET_S / max(sum(elapsed), 1e-6))
+                repeats = min(MAX_REPEATS, max(MIN_REPEATS, wanted))
+                if world_size > 1:  # all ranks repeat equally often, so that none ever runs alone
+                    count = torch.tensor(repeats)
+                    dist.all_reduce(count, op=dist.ReduceOp.MIN)
+                    repeats = int(count)
+            forward.append(elapsed[0])
+            backward.append(elapsed[1])
+    except (RuntimeError, MemoryError) as error:
+        return {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+    return {
+        "forward_s": statistics.median(forward),
+        "backward_s": statistics.median(backward),
+        "spread": _spread([f + b for f, b in zip(forward, backward, strict=True)]),
+        "repeats": len(forward),
+    }
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Interquartile range over median."""
+    if len(values) < 4:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle if middle else 0.0
+
+
+def _once(work: Workload, given: Mapping[str, torch.Tensor], training: bool) -> tuple[float, float]:
+    tensors = dict(given)
+    with torch.set_grad_enabled(training):
+        start = time.perf_counter()
+        run(work, tensors, SingleDevice())
+        middle = time.perf_counter()
+    results, leaves = differentiable(work, tensors) if training else ([], [])
+    if not results or not leaves:
+        return middle - start, 0.0
+    gradients = [torch.ones_like(r) for r in results]
+    begin = time.perf_counter()
+    torch.autograd.grad(results, leaves, gradients, allow_unused=True)
+    return middle - start, time.perf_counter() - begin
+
+
+def time_workloads(rank: int, world_size: int, works: Sequence[Workload], training: bool) -> list[dict[str, Any]]:
+    """:func:`time_workload` for several, in one trip to the pool."""
+    return [time_workload(rank, world_size, work, training) for work in works]
+
+
+def measure(
+    works: Iterable[Workload],
+    pool: RankPool,
+    store: ProfileStore,
+    prefix: str,
+    *,
+    training: bool,
+    progress: Progress | None = None,
+    batch: int = 8,
+) -> dict[str, dict[str, Any]]:
+    """Time what the store does not know yet; the store is written after every few workloads.
+
+    Args:
+        prefix: says on what device and how it is measured; part of the key.
+        progress: called with (done, total, description).
+
+    Returns:
+        records by workload key; a record with ``error`` marks what could not run.
+    """
+    wanted = {work.key: work for work in works}
+    known = store.get_many([f"{prefix}/{key}" for key in wanted])
+    records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
+    missing = [work for key, work in wanted.items() if key not in records]
+    for start in range(0, len(missing), batch):
+        chunk = missing[start : start + batch]
+        if progress is not None:
+            progress(start, len(missing), chunk[0].describe())
+        per_rank = pool.run(time_workloads, chunk, training)
+        fresh = {work.key: _slowest([ranks[i] for ranks in per_rank]) for i, work in enumerate(chunk)}
+        store.put_many({f"{prefix}/{key}": record for key, record in fresh.items()})
+        records.update(fresh)
+    if progress is not None and missing:
+        progress(len(missing), len(missing), "done")
+    return records
+
+
+def _slowest(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    for record in ranks:
+        if "error" in record:
+            return record
+    return max(ranks, key=lambda r: r["forward_s"] + r["backward_s"])
+
+
+def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
+    """Seconds of one optimizer step over ``elements`` float32 parameters on this rank."""
+    parameters = [torch.randn(elements // 8).requires_grad_() for _ in range(8)]
+    flat = torch.randn(elements // 8 * 8)
+    for parameter, piece in zip(parameters, flat.split(elements // 8), strict=True):
+        parameter.grad = piece
+    optimizer = make_optimizer(name, parameters)
+    optimizer.step()
+    seconds = []
+    for _ in range(5):
+        if world_size > 1:
+            dist.barrier()
+        start = time.perf_counter()
+        flat.zero_()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
+    """The optimizer called ``sgd``, ``momentum`` or ``adam``, multi-tensor implementation."""
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr, foreach=True)
+    if name in ("sgd", "momentum"):
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "momentum" else 0.0, foreach=True)
+    raise MeasurementError(f"unknown optimizer '{name}'; use sgd, momentum or adam")
+
+
+OPTIMIZER_SIZES = (1 << 18, 1 << 22)
+
+
+def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
+    """Seconds per element of an optimizer step, from the slope between two sizes."""
+    key = f"{prefix}/optimizer-{name}"
+    record = store.get(key)
+    if record is None:
+        small, large = (max(pool.run(time_optimizer, name, n)) for n in OPTIMIZER_SIZES)
+        slope = max(large - small, 0.0) / (OPTIMIZER_SIZES[1] - OPTIMIZER_SIZES[0])
+        record = {"seconds_per_element": slope}
+        store.put(key, record)
+    return float(record["seconds_per_element"])

@@ -1,0 +1,67 @@
+"""Where parameters live between steps: the storage options of a configuration and what they cost.
+
+A parameter used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
+once per step) or sharded (ZeRO: gathered before forward and again before backward, gradients
+reduce-scattered). Each choice of axes is an *option*: no neighbour sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from math import prod
+
+from tensoropt.graph import Tensor
+from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.resharding import forward_placements, resharding_steps
+from tensoropt.sharding.strategy import replicated_axes, stored_layout
+
+OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
+"""Values kept per parameter element by each optimizer, beside the parameter and its gradient."""
+
+
+def sharded_home(
+    atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
+) -> Layout | None:
+    """The stored layout that shards ``axes`` of a parameter stored as ``whole`` otherwise.
+
+    The first atom whose shards divide evenly and that one all-gather brings back; None when there is
+    none (the parameter is too small or too odd and stays whole).
+    """
+    for atom, size in enumerate(atoms):
+        home = tuple(atom if a in axes else code for a, code in enumerate(whole))
+        if size % prod(mesh[a] for a, code in enumerate(home) if code == atom):
+            continue
+        steps = resharding_steps(atoms, mesh, forward_placements(home), forward_placements(whole))
+        if [step.kind for step in steps] == ["all_gather"]:
+            return home
+    return None
+
+
+def storage_options(
+    tensors: tuple[Tensor, ...], atoms: tuple[tuple[int, ...], ...], uses: tuple[Layout, ...], mesh: tuple[int, ...]
+) -> tuple[tuple[Layout, ...], ...]:
+    """Stored layouts of a group's parameters, one tuple per option; the first stores them as used."""
+    as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
+    found = {as_used: None}
+    for axes in _axis_sets(mesh):
+        homes = []
+        for sizes, whole in zip(atoms, as_used, strict=True):
+            free = tuple(a for a in axes if a in replicated_axes(whole))
+            home = sharded_home(sizes, mesh, whole, free) if free else None
+            homes.append(home if home is not None else whole)
+        found.setdefault(tuple(homes))
+    return tuple(found)
+
+
+def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    axes = [a for a in range(1, len(mesh)) if mesh[a] > 1]
+    for count in range(len(axes), 0, -1):
+        yield from itertools.combinations(axes, count)
+
+
+def stored_bytes(tensor: Tensor, elements: int, optimizer: str) -> int:
+    """Bytes a stored shard costs all through training: parameter, gradient, optimizer state."""
+    if not tensor.requires_grad:
+        return elements * tensor.element_bytes
+    return elements * tensor.element_bytes * (2 + OPTIMIZER_STATE[optimizer])

@@ -1,0 +1,171 @@
+"""Workloads: what one rank computes for one group under one configuration, as plain data.
+
+A workload is hashable by content (layers that are alike give the same key), can be sent to another
+process, and is run by the very calls the executor issues. It is the unit of measurement: a group's
+chain is timed as a whole, so that strides, aliases and cache effects between its operators count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, map_refs
+from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.kernels import ShardContext
+from tensoropt.sharding.local import LocalCall, localise
+from tensoropt.sharding.placement import local_shape
+
+VERSION = 1
+"""Part of every key; raised when the way of measuring changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    high: int = 2
+
+    @property
+    def bytes(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One group's local computation.
+
+    Attributes:
+        inputs: (name, spec, role); the role is ``read``, ``parameter`` or ``free``.
+        calls: (call, output names) in order; tensors are named ``t0``, ``t1``, ... by first use.
+        resolved: (tensor, local shape) that the group reduces and reshapes before it goes on.
+        writes: names of the tensors that leave the group.
+        names: new name -> the graph's name (not part of the key).
+    """
+
+    inputs: tuple[tuple[str, TensorSpec, str], ...]
+    calls: tuple[tuple[LocalCall, tuple[str, ...]], ...]
+    resolved: tuple[str, tuple[int, ...]] | None
+    writes: tuple[str, ...]
+    names: Mapping[str, str]
+
+    @cached_property
+    def key(self) -> str:
+        calls = [
+            (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
+            for c, outs in self.calls
+        ]
+        inputs = [(n, s.shape, s.dtype, s.requires_grad, role) for n, s, role in self.inputs]
+        payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
+        return hashlib.sha256(payload.encode()).hexdigest()[:32]
+
+    def describe(self) -> str:
+        """The anchor's call and its input shapes, for progress lines and messages."""
+        call = self.calls[0][0]
+        shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
+        return f"{call.function.removesuffix('.default')}({shapes})"
+
+
+def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Valid ranges of integer operands of lookups and losses."""
+    refs = [a.name for a in call.args if isinstance(a, Ref)]
+    kind = call.function.split(".")[1]
+    if kind in ("embedding", "vocabulary_embedding"):
+        return {refs[1]: specs[refs[0]].shape[0]}
+    if kind in ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd"):
+        return {refs[1]: specs[refs[0]].shape[1]}
+    if kind in ("gather", "index_select"):
+        return {refs[-1]: specs[refs[0]].shape[call.args[1]]}
+    return {}
+
+
+def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Workload:
+    """The workload of a configuration on the rank with the largest shards."""
+    atoms, group = graph.atoms, configuration.group
+    tensors = atoms.graph.tensors
+    names: dict[str, str] = {}
+
+    def short(name: str) -> str:
+        return names.setdefault(name, f"t{len(names)}")
+
+    calls = []
+    for op in group.operators:
+        for name in (*op.inputs(), *op.outputs):
+            short(name)
+        call = localise(configuration.placed(op.name, atoms, mesh, None))
+        args = tuple(map_refs(a, lambda n: Ref(short(n))) for a in call.args)
+        kwargs = {k: map_refs(v, lambda n: Ref(short(n))) for k, v in call.kwargs.items()}
+        outputs = tuple(short(n) for n in op.outputs)
+        calls.append((replace(call, args=args, kwargs=kwargs, name=""), outputs))
+    roles = {n: "read" for n in group.reads} | {n: "free" for n in group.free}
+    roles |= {n: "parameter" for n in (*group.parameters, *group.shared)}
+    specs: dict[str, TensorSpec] = {}
+    for name in names:
+        if name in roles:
+            shape = local_shape(atoms.atoms[name], configuration.layout(name), mesh)
+            specs[names[name]] = TensorSpec(shape, tensors[name].dtype, tensors[name].requires_grad)
+    for call, _ in calls:
+        for name, high in _integer_bounds(call, specs).items() if _has_specs(call, specs) else ():
+            if name in specs:
+                specs[name] = replace(specs[name], high=high)
+    resolved = None
+    if configuration.resolved is not None:
+        name, _, after = configuration.resolved
+        resolved = (names[name], local_shape(atoms.atoms[name], after, mesh))
+    inputs = tuple((names[n], specs[names[n]], roles[n]) for n in names if n in roles)
+    writes = tuple(names[n] for n in group.writes)
+    return Workload(inputs, tuple(calls), resolved, writes, {v: k for k, v in names.items()})
+
+
+def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
+    return bool(call.args) and isinstance(call.args[0], Ref) and call.args[0].name in specs
+
+
+def random_tensor(spec: TensorSpec) -> torch.Tensor:
+    """A tensor that fits the spec."""
+    dtype = getattr(torch, spec.dtype)
+    if spec.dtype in FLOATING:
+        value = torch.randn(spec.shape, dtype=dtype)
+    elif spec.dtype == "bool":
+        value = torch.rand(spec.shape) < 0.9
+    else:
+        value = torch.randint(0, max(spec.high, 1), spec.shape, dtype=dtype)
+    return value.requires_grad_(spec.requires_grad)
+
+
+def run(work: Workload, tensors: dict[str, torch.Tensor], context: ShardContext) -> None:
+    """Run the calls in order, adding their results to ``tensors``."""
+    for call, outputs in work.calls:
+        args, kwargs = call.arguments(tensors.__getitem__)
+        result = call.bind(context)(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            tensors[outputs[0]] = result
+        else:
+            kept = [r for r in result if isinstance(r, torch.Tensor)]
+            tensors.update(zip(outputs, kept, strict=False))
+        if work.resolved is not None and work.resolved[0] in outputs:
+            name, shape = work.resolved
+            count = 1
+            for size in shape:
+                count *= size
+            tensors[name] = tensors[name].flatten()[:count].clone().view(shape)
+
+
+def differentiable(work: Workload, tensors: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(results, leaves) between which backward runs."""
+    leaves = [tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
+    results = [tensors[n] for n in work.writes if tensors[n].requires_grad]
+    return results, leaves

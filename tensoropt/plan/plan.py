@@ -1,0 +1,180 @@
+"""A plan: a strategy written down with all that is needed to run it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tensoropt.errors import PlanError
+from tensoropt.plan.files import write_text
+
+SCHEMA = "tensoropt.plan/1"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class ModelInfo(_Strict):
+    """Which model: where it comes from, and a fingerprint of its operator graph."""
+
+    source: str
+    fingerprint: str
+    mode: Literal["train", "inference"] = "train"
+    seed: int = 0
+    parameters: int = Field(0, ge=0)
+    batch: int | None = None
+
+
+class MeshInfo(_Strict):
+    """Sizes and names of the mesh axes, outermost first."""
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return "x".join(map(str, self.shape)) or "1"
+
+
+class OperatorPlan(_Strict):
+    """What an operator's group does: per mesh axis the loop dim it splits (``none``, ``partial``, ...)."""
+
+    axes: dict[str, str]
+    micro: str
+    members: tuple[str, ...] = ()
+
+
+class ParameterPlan(_Strict):
+    """Stored placement of a parameter: per mesh axis ``S(n)``, ``R`` or ``R/P``; ``micro`` as for operators."""
+
+    key: str
+    stored: tuple[str, ...]
+
+
+class CollectiveCount(_Strict):
+    """A predicted collective: kind, mesh axes, bytes on one rank, how often per step."""
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: int
+    count: int
+
+
+class Predicted(_Strict):
+    """What the cost tables and the judge say. Bytes and seconds of one rank and one step.
+
+    ``memory_bytes`` is the peak the judge found; ``additive_memory_bytes`` is what the search added up.
+    ``memory`` splits the peak by kind.
+    """
+
+    memory_bytes: float
+    time_s: float
+    compute_s: float
+    communication_s: float
+    additive_memory_bytes: float
+    memory: dict[str, float] = {}
+    sources: dict[str, float] = {}
+    collectives: tuple[CollectiveCount, ...] = ()
+    exact: bool = True
+    gap: float = 0.0
+
+
+class Plan(_Strict):
+    """One plan file; see the field types for shapes and units."""
+
+    schema_: Literal["tensoropt.plan/1"] = Field(SCHEMA, alias="schema")
+    planner: str
+    model: ModelInfo
+    cluster: dict[str, Any]
+    mesh: MeshInfo
+    micro_batches: int = Field(ge=1)
+    optimizer: Literal["sgd", "momentum", "adam"]
+    operators: dict[str, OperatorPlan]
+    hubs: dict[str, tuple[str, ...]]
+    parameters: dict[str, ParameterPlan]
+    predicted: Predicted
+    settings: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+    @property
+    def devices(self) -> int:
+        count = 1
+        for size in self.mesh.shape:
+            count *= size
+        return count
+
+    @property
+    def model_source(self) -> str:
+        return self.model.source
+
+    @property
+    def seed(self) -> int:
+        return self.model.seed
+
+    def strategy_data(self) -> dict[str, Any]:
+        """The strategy as :func:`tensoropt.sharding.serialise.strategy_from_dict` reads it."""
+        return {
+            "mesh": [self.micro_batches, *self.mesh.shape],
+            "groups": {
+                name: [op.micro, *(op.axes[axis] for axis in self.mesh.names)]
+                for name, op in self.operators.items()
+            },
+            "hubs": {name: list(layout) for name, layout in self.hubs.items()},
+            "stored": {name: list(p.stored) for name, p in self.parameters.items()},
+        }
+
+    def strategy(self, graph: Any) -> Any:
+        """The strategy of this plan for a grouped graph.
+
+        Raises:
+            PlanError: the plan is for another model; names the first difference.
+        """
+        from tensoropt.sharding.serialise import strategy_from_dict
+
+        found = graph.atoms.graph.fingerprint
+        strategy = strategy_from_dict(self.strategy_data(), graph)
+        if found != self.model.fingerprint:
+            raise PlanError(
+                f"the plan was made for {self.model.source} with other shapes, dtypes or code (fingerprint "
+                f"{self.model.fingerprint[:12]}, this model has {found[:12]}); explore this model again"
+            )
+        return strategy
+
+    def to_json(self) -> str:
+        return json.dumps(self.model_dump(by_alias=True, mode="json"), indent=1) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan; an existing file is replaced only when the new one is whole."""
+        write_text(path, self.to_json())
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read and check a plan file.
+
+    Raises:
+        PlanError: there is no such file, or it is not a plan; names the first field that is wrong.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror or error}; give a plan.json") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not a plan: it is not UTF-8 text") from error
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{path} is not a plan: line {error.lineno}: {error.msg}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise PlanError(f"{path} is not a plan: its schema is {found!r}, not '{SCHEMA}'")
+    try:
+        return Plan.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PlanError(f"{path} is not a plan: {where}: {first['msg']}") from error

@@ -1,0 +1,103 @@
+"""Where a model comes from: ``zoo:NAME``, ``package.module:function``, ``path/file.py:function``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+
+
+class ModelSourceError(TensorOptError):
+    """A model source that cannot be opened."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module with example inputs."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+
+def load_model(source: str, *, device: str = "cpu", seed: int = 0, batch: int | None = None) -> LoadedModel:
+    """Build the model a source names; every process that does so with one seed has the same weights.
+
+    Args:
+        source: ``zoo:NAME``, ``FILE.onnx``, ``package.module:function`` or ``path/file.py:function``; the
+            function returns ``(model, args)`` or ``(model, args, kwargs)``.
+        device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
+        seed: of the weights.
+        batch: of a zoo model; None for its default.
+
+    Raises:
+        ModelSourceError: the source does not name a model; the message says what does.
+    """
+    if source.startswith("zoo:"):
+        from tensoropt import zoo
+
+        built = zoo.build(source.removeprefix("zoo:"), batch=batch, device=device, seed=seed)
+        return LoadedModel(built.model, built.args, built.kwargs, source)
+    if source.endswith(".onnx"):
+        raise ModelSourceError(
+            f"{source}: ONNX files cannot be imported yet; export the PyTorch model it came from and pass "
+            "path/file.py:function"
+        )
+    place, separator, name = source.rpartition(":")
+    if not separator or not place or not name:
+        raise ModelSourceError(
+            f"'{source}' names no model; write zoo:NAME, package.module:function or path/file.py:function "
+            "(`tensoropt list models` shows the zoo)"
+        )
+    function = getattr(_module(place, source), name, None)
+    if not callable(function):
+        raise ModelSourceError(f"{place} has no function '{name}'; define {name}() returning (model, args)")
+    return _call(function, source, device, seed)
+
+
+def _module(place: str, source: str) -> Any:
+    try:
+        if place.endswith(".py"):
+            path = Path(place)
+            if not path.is_file():
+                raise ModelSourceError(f"{source}: there is no file {place}; check the path")
+            spec = importlib.util.spec_from_file_location(f"_tensoropt_model_{path.stem}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            return module
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    except ModelSourceError:
+        raise
+    except Exception as error:
+        raise ModelSourceError(f"{source}: importing {place} failed with {type(error).__name__}: {error}") from error
+
+
+def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
+    import torch
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.manual_seed(seed)
+            result = function()
+    except Exception as error:
+        raise ModelSourceError(f"{source}: the function raised {type(error).__name__}: {error}") from error
+    shape = isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], torch.nn.Module)
+    if not shape or not isinstance(result[1], (tuple, list)):
+        kind = type(result).__name__ if not isinstance(result, tuple) else f"a tuple of {len(result)}"
+        raise ModelSourceError(
+            f"{source} returned {kind}; it must return (model, args) or (model, args, kwargs) with args a tuple"
+        )
+    kwargs = dict(result[2]) if len(result) == 3 else {}
+    return LoadedModel(result[0], tuple(result[1]), kwargs, source)

@@ -161,19 +161,25 @@ class Builder:
     def eliminate(self, v: int) -> None:
         """Remove operator ``v``: union over its classes of the product of its factors."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
-        mine.sort(key=lambda f: (f.weight > 1, len(f.scope), f.weight, math.prod(f.shape)))
-        wide = [f for f in mine if len(f.scope) > 1]
-        if len(wide) > 1:
-            # the factor that has absorbed most comes last: what identical layers share is multiplied
-            # before it, and so only once
-            heaviest = max(mine, key=lambda f: f.weight)
-            mine.remove(heaviest)
-            mine.append(heaviest)
-        current = mine[0]
-        for factor in mine[1:-1]:
+        rest = mine
+        if len(mine) > 1:
+            # Last comes the factor without which the others span the fewest operators: only its product
+            # is never written down. Among equals the one that has absorbed most: what identical layers
+            # share is multiplied before it, and so only once.
+            last = min(mine, key=lambda f: (self._span([g for g in mine if g is not f]), -f.weight))
+            rest = [f for f in mine if f is not last]
+        current = min(rest, key=lambda f: (self._span([f]), f.weight))
+        rest = [f for f in rest if f is not current]
+        while rest:
+            known = current
+            factor = min(rest, key=lambda f: (self._span([known, f]), f.weight))
+            rest = [f for f in rest if f is not factor]
             current = self._product(current, factor, -1)
-        last = mine[-1] if len(mine) > 1 else None
-        self._add(self._product(current, last, v))
+        self._add(self._product(current, last if len(mine) > 1 else None, v))
+
+    def _span(self, factors: list[Factor]) -> int:
+        """Entries of the product of some factors."""
+        return math.prod(self.problem.domains[u] for u in {u for f in factors for u in f.scope})
 
     def _product(self, left: Factor, right: Factor | None, remove: int) -> Factor:
         if right is None:

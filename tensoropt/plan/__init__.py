@@ -1,0 +1,7 @@
+"""Plans: their files, choosing a point, simulation."""
+
+from tensoropt.plan.exploration import Exploration, Point, Space, load_exploration
+from tensoropt.plan.plan import Plan, load_plan
+from tensoropt.plan.source import LoadedModel, load_model
+
+__all__ = ["Exploration", "LoadedModel", "Plan", "Point", "Space", "load_exploration", "load_model", "load_plan"]

@@ -1,0 +1,311 @@
+"""An exploration: the frontier of a model on a cluster, every point of which can become a plan.
+
+What is saved suffices to make plans later, without the model and without searching again: per searched
+space a catalogue of what each variable's configurations are called, per point their indices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.frontier import knee
+from tensoropt.plan.files import write_text, written_whole
+from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, OperatorPlan, ParameterPlan, Plan, Predicted
+from tensoropt.units import format_bytes, format_seconds
+
+SCHEMA = "tensoropt.exploration/1"
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
+
+
+@dataclass(frozen=True)
+class Space:
+    """The searched space of one mesh and micro-batch count, by names.
+
+    Attributes:
+        mesh: sizes and names of the axes.
+        micro_batches: how many.
+        groups: per group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
+            names), ``configurations`` (labels per axis) and ``options`` (per configuration, per option,
+            per parameter the stored placement names).
+        hubs, shared: per tensor the placement names of each configuration.
+        keys: parameter name in the graph -> the model's own name.
+        notes: what was heuristic.
+    """
+
+    mesh: MeshInfo
+    micro_batches: int
+    groups: Mapping[str, Mapping[str, Any]]
+    hubs: Mapping[str, Sequence[Sequence[str]]]
+    shared: Mapping[str, Sequence[Sequence[str]]]
+    keys: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Order of the indices of a point."""
+        return (*self.groups, *self.hubs, *self.shared)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One strategy of the frontier with its figures; bytes and seconds of one rank and step."""
+
+    memory_bytes: float
+    time_s: float
+    compute_s: float
+    communication_s: float
+    additive_memory_bytes: float
+    memory: tuple[float, ...]
+    space: int
+    choice: tuple[int, ...]
+    options: tuple[int, ...]
+    collectives: tuple[tuple[str, tuple[int, ...], int, int], ...]
+    sources: Mapping[str, float]
+    exact: bool
+    gap: float
+    planner: str = "frontier"
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The result of :func:`tensoropt.explore`.
+
+    Attributes:
+        points: ascending in memory, strictly descending in time.
+        spaces: what was searched.
+        model, cluster, settings, versions: as in a plan.
+        report: facts about the run: operators, groups, coverage, seconds per stage, notes.
+        captured: the capture, while in the process that explored; not saved.
+    """
+
+    points: tuple[Point, ...]
+    spaces: tuple[Space, ...]
+    model: ModelInfo
+    cluster: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    report: Mapping[str, Any]
+    captured: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def frontier(self) -> tuple[Point, ...]:
+        return self.points
+
+    @property
+    def devices(self) -> int:
+        return int(np.prod(self.spaces[0].mesh.shape)) if self.spaces else 0
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def index(
+        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee_point: bool = False
+    ) -> int:
+        """The point that fits: fastest within a memory budget, leanest within a time, or the knee.
+
+        Raises:
+            InfeasibleError: nothing fits; says what would.
+        """
+        if knee_point:
+            return knee(_Arrays(self.points))
+        if memory_bytes is not None:
+            fitting = [i for i, p in enumerate(self.points) if p.memory_bytes <= memory_bytes]
+            if time_s is not None:
+                fitting = [i for i in fitting if self.points[i].time_s <= time_s]
+            if not fitting:
+                smallest = self.points[0].memory_bytes
+                raise InfeasibleError(
+                    f"no plan fits {format_bytes(memory_bytes)}"
+                    + (f" and {format_seconds(time_s)}" if time_s is not None else "")
+                    + f"; the smallest plan needs {format_bytes(smallest)}"
+                )
+            return fitting[-1]
+        if time_s is not None:
+            for i, p in enumerate(self.points):
+                if p.time_s <= time_s:
+                    return i
+            raise InfeasibleError(
+                f"no plan takes at most {format_seconds(time_s)}; the fastest takes "
+                f"{format_seconds(self.points[-1].time_s)}"
+            )
+        return len(self.points) - 1
+
+    def choose(
+        self, *, memory_bytes: float | None = None, time_s: float | None = None, knee: bool = False
+    ) -> Plan:
+        """A plan: the fastest one, or what the arguments ask for (see :meth:`index`)."""
+        return self.plan(self.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee))
+
+    def plan(self, index: int) -> Plan:
+        """Point ``index`` as a plan."""
+        point = self.points[index]
+        space = self.spaces[point.space]
+        names = space.mesh.names
+        operators, parameters = {}, {}
+        position = dict(zip(space.variables, range(len(space.variables)), strict=True))
+        for name, group in space.groups.items():
+            which = point.choice[position[name]]
+            labels = group["configurations"][which]
+            operators[name] = OperatorPlan(
+                axes=dict(zip(names, labels, strict=True)), micro=group["micro"], members=tuple(group["members"])
+            )
+            homes = group["options"][which][point.options[position[name]]]
+            for parameter, stored in zip(group["parameters"], homes, strict=True):
+                parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
+        for name, layouts in space.shared.items():
+            stored = layouts[point.choice[position[name]]]
+            parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
+        hubs = {name: tuple(layouts[point.choice[position[name]]]) for name, layouts in space.hubs.items()}
+        return Plan(
+            planner=point.planner,
+            model=self.model,
+            cluster=dict(self.cluster),
+            mesh=space.mesh,
+            micro_batches=space.micro_batches,
+            optimizer=self.settings["optimizer"],
+            operators=operators,
+            hubs=hubs,
+            parameters=parameters,
+            predicted=self._predicted(point),
+            settings=dict(self.settings),
+            versions=dict(self.versions),
+        )
+
+    def _predicted(self, point: Point) -> Predicted:
+        return Predicted(
+            memory_bytes=point.memory_bytes,
+            time_s=point.time_s,
+            compute_s=point.compute_s,
+            communication_s=point.communication_s,
+            additive_memory_bytes=point.additive_memory_bytes,
+            memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
+            sources=dict(point.sources),
+            collectives=tuple(
+                CollectiveCount(kind=k, axes=tuple(a), bytes=b, count=c) for k, a, b, c in point.collectives
+            ),
+            exact=point.exact,
+            gap=point.gap,
+        )
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write ``exploration.json``, ``points.npz`` and ``frontier.csv``; each is replaced whole."""
+        from tensoropt.plan.export import write_frontier_csv
+
+        folder = Path(directory)
+        by_space = [[i for i, p in enumerate(self.points) if p.space == s] for s in range(len(self.spaces))]
+        arrays: dict[str, np.ndarray] = {}
+        for s, members in enumerate(by_space):
+            arrays[f"points_{s}"] = np.array(members, dtype=np.int32)
+            arrays[f"choice_{s}"] = np.array([self.points[i].choice for i in members], dtype=np.int32)
+            arrays[f"options_{s}"] = np.array([self.points[i].options for i in members], dtype=np.int32)
+        with written_whole(folder / "points.npz") as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        data = {
+            "schema": SCHEMA,
+            "model": self.model.model_dump(mode="json"),
+            "cluster": dict(self.cluster),
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+            "report": dict(self.report),
+            "spaces": [_space_to_dict(space) for space in self.spaces],
+            "points": [_point_to_dict(point) for point in self.points],
+        }
+        write_text(folder / "exploration.json", json.dumps(data) + "\n")
+        write_frontier_csv(self, folder / "frontier.csv")
+
+
+class _Arrays:
+    """Points as the frontier tools take them."""
+
+    def __init__(self, points: Sequence[Point]):
+        self.memory = np.array([p.memory_bytes for p in points])
+        self.time = np.array([p.time_s for p in points])
+
+
+def _space_to_dict(space: Space) -> dict[str, Any]:
+    return {
+        "mesh": space.mesh.model_dump(mode="json"),
+        "micro_batches": space.micro_batches,
+        "groups": {k: dict(v) for k, v in space.groups.items()},
+        "hubs": dict(space.hubs),
+        "shared": dict(space.shared),
+        "keys": dict(space.keys),
+        "notes": list(space.notes),
+    }
+
+
+_INDICES = ("choice", "options")
+
+
+def _point_to_dict(point: Point) -> dict[str, Any]:
+    return {k: v for k, v in vars(point).items() if k not in _INDICES}
+
+
+def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
+    """Read a saved exploration.
+
+    Raises:
+        TensorOptError: the folder holds none, or its files do not fit together.
+    """
+    folder = Path(directory)
+    file = folder / "exploration.json"
+    if not file.is_file():
+        raise TensorOptError(f"{folder} holds no exploration (no exploration.json); run `tensoropt explore` with --out")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data.get("schema") != SCHEMA:
+            raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
+        spaces = tuple(
+            Space(**{**s, "mesh": MeshInfo(**s["mesh"]), "notes": tuple(s["notes"])}) for s in data["spaces"]
+        )
+        points: list[Point | None] = [None] * len(data["points"])
+        with np.load(folder / "points.npz") as arrays:
+            for s in range(len(spaces)):
+                rows = zip(arrays[f"points_{s}"], arrays[f"choice_{s}"], arrays[f"options_{s}"], strict=True)
+                for i, choice, options in rows:
+                    points[i] = _point_from_dict(data["points"][i], choice, options)
+        if any(p is None for p in points):
+            raise TensorOptError(f"{folder}: points.npz and exploration.json are of different runs; explore again")
+        model = ModelInfo(**data["model"])
+    except TensorOptError:
+        raise
+    except Exception as error:
+        raise TensorOptError(f"{folder} is damaged ({type(error).__name__}: {error}); explore again") from error
+    return Exploration(
+        tuple(p for p in points if p is not None),
+        spaces,
+        model,
+        data["cluster"],
+        data["settings"],
+        data["versions"],
+        data["report"],
+    )
+
+
+def _point_from_dict(data: Mapping[str, Any], choice: np.ndarray, options: np.ndarray) -> Point:
+    fields = dict(data)
+    fields["memory"] = tuple(fields["memory"])
+    fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in fields["collectives"])
+    return Point(**fields, choice=tuple(int(c) for c in choice), options=tuple(int(o) for o in options))
+
+
+def reduce_points(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points no other beats in both figures, ascending in memory."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.memory_bytes, p.time_s)):
+        if not kept or point.time_s < kept[-1].time_s:
+            kept.append(point)
+    return tuple(kept)
+
+
+def with_certificate(point: Point, *, exact: bool, gap: float) -> Point:
+    return replace(point, exact=exact, gap=gap)

@@ -1,0 +1,64 @@
+"""CSV of a frontier (DESIGN section 8; the first columns are fixed) and of its strategies. RFC 4180."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensoropt.plan.files import written_whole
+
+if TYPE_CHECKING:
+    from tensoropt.plan.exploration import Exploration
+
+FIXED_COLUMNS = (
+    "point", "memory_bytes", "time_s", "devices", "mesh", "micro_batches", "compute_s", "communication_s",
+    "exact", "gap", "planner",
+)  # fmt: skip
+FURTHER_COLUMNS = ("additive_memory_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "kept_bytes",
+                   "transient_bytes", "measured_share", "fitted_share", "data_sheet_share")  # fmt: skip
+
+
+def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def write_frontier_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:
+    """One row per point, ascending in memory, strictly descending in time."""
+    rows = []
+    for i, p in enumerate(exploration.points):
+        space = exploration.spaces[p.space]
+        devices = 1
+        for size in space.mesh.shape:
+            devices *= size
+        rows.append(
+            [
+                i, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
+                repr(p.compute_s), repr(p.communication_s), str(p.exact).lower(), repr(p.gap), p.planner,
+                round(p.additive_memory_bytes), *(round(m) for m in p.memory),
+                *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
+            ]
+        )  # fmt: skip
+    _write(path, FIXED_COLUMNS + FURTHER_COLUMNS, rows)
+
+
+def write_strategies_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:
+    """One row per point and operator group: what each mesh axis splits, how parameters are stored."""
+    axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
+    header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
+    rows = []
+    for i in range(len(exploration.points)):
+        plan = exploration.plan(i)
+        members = exploration.spaces[exploration.points[i].space].groups
+        for name, operator in plan.operators.items():
+            labels = list(operator.axes.values())
+            stored = "; ".join(
+                f"{plan.parameters[p].key}={','.join(plan.parameters[p].stored[1:])}"
+                for p in members[name]["parameters"]
+            )
+            rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
+    _write(path, header, rows)

@@ -55,7 +55,7 @@ class Configuration:
         return Placed(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
 
 
-def _fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: Mesh) -> bool:
+def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: Mesh) -> bool:
     """Whether every loop divides by the axes that split it (or may be cut unevenly by one axis)."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
@@ -101,7 +101,7 @@ def enumerate_configurations(
     found = []
     for choice in itertools.product(kept, repeat=len(mesh) - 1):
         strategies = (micro, *choice)
-        if _fits(atoms, group, strategies, mesh):
+        if fits(atoms, group, strategies, mesh):
             found.append(Configuration(group, strategies))
     return tuple(found)
 

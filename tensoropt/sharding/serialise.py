@@ -1,0 +1,111 @@
+"""Strategies as plain data: labels and placement names, ready for JSON or for another process.
+
+Only names are written; what they mean comes from the model's graph on the other side, so that a plan for
+another model is refused at the first name that does not fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from tensoropt.errors import PlanError
+from tensoropt.sharding.configurations import Configuration, Mesh, fits
+from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.placement import Layout, layout_names, placement_code
+from tensoropt.sharding.strategy import Strategy
+
+
+def strategy_to_dict(strategy: Strategy) -> dict[str, Any]:
+    """The strategy as data: the mesh, per group a label per axis (the micro-batch axis first), per hub and
+    per parameter a placement name per axis."""
+    return {
+        "mesh": list(strategy.mesh),
+        "groups": {
+            name: [s.label for s in configuration.strategies]
+            for name, configuration in strategy.configurations.items()
+        },
+        "hubs": {name: list(layout_names(layout)) for name, layout in strategy.hubs.items()},
+        "stored": {name: list(layout_names(layout)) for name, layout in strategy.stored.items()},
+    }
+
+
+def strategy_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
+    """Inverse of :func:`strategy_to_dict` for the same model.
+
+    Raises:
+        PlanError: the data does not describe a strategy of this graph; names the first difference.
+    """
+    mesh = _mesh(data.get("mesh"))
+    groups = _section(data, "groups", (g.name for g in graph.groups))
+    hubs = _section(data, "hubs", graph.hubs)
+    parameters = [t.name for t in graph.atoms.graph.parameters]
+    stored = _section(data, "stored", parameters)
+    return Strategy(
+        graph=graph,
+        mesh=mesh,
+        configurations={g.name: _configuration(graph, g, groups[g.name], mesh) for g in graph.groups},
+        hubs={name: _layout(graph, "hub", name, hubs[name], mesh) for name in graph.hubs},
+        stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
+    )
+
+
+def _mesh(value: Any) -> Mesh:
+    whole = isinstance(value, Sequence) and all(isinstance(n, int) and n >= 1 for n in value)
+    if not whole or not value:
+        raise PlanError(f"the plan's mesh {value!r} is not a list of sizes: micro-batches, then one per axis")
+    return tuple(value)
+
+
+def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> Mapping[str, Any]:
+    found = data.get(section)
+    if not isinstance(found, Mapping):
+        raise PlanError(f"the plan has no '{section}'; it is not a strategy")
+    names = dict.fromkeys(expected)
+    for name in names:
+        if name not in found:
+            raise PlanError(f"the plan says nothing about {name} ({section}); it is for another model")
+    for name in found:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" (nearest: {near[0]})" if near else ""
+            raise PlanError(f"the plan names {name} ({section}), which this model does not have{hint}")
+    return found
+
+
+def _per_axis(what: str, value: Any, mesh: Mesh) -> Sequence[str]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(mesh):
+        raise PlanError(f"{what}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}")
+    return value
+
+
+def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: Mesh) -> Configuration:
+    available = {s.label: s for s in group.strategies}
+    chosen = []
+    for label in _per_axis(group.name, labels, mesh):
+        if label not in available:
+            raise PlanError(f"{group.name} cannot be split as '{label}'; it has: {', '.join(available)}")
+        chosen.append(available[label])
+    configuration = Configuration(group, tuple(chosen))
+    if not fits(graph.atoms, group, configuration.strategies, mesh):
+        raise PlanError(
+            f"{group.name} does not divide as {'/'.join(labels)} over the mesh {'x'.join(map(str, mesh))}"
+        )
+    return configuration
+
+
+def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: Mesh) -> Layout:
+    sizes = graph.atoms.atom_sizes(name)
+    try:
+        layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))
+    except (ValueError, AttributeError) as error:
+        raise PlanError(f"{what} {name}: {error}") from None
+    for code in layout:
+        if code >= len(sizes):
+            raise PlanError(f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible")
+        parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
+        if code >= 0 and parts > sizes[code]:
+            raise PlanError(f"{what} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements")
+    return layout

@@ -1,0 +1,85 @@
+"""Random legal strategies: the widest net for mistakes in rules, lowering and prices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from math import prod
+
+from tensoropt.sharding.configurations import (
+    Mesh,
+    enumerate_configurations,
+    micro_batch_strategies,
+)
+from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
+from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.sharding.strategy import Strategy, stored_layout
+
+SHARD_CHANCE = 0.4
+"""How often a replicated axis of a stored parameter is sharded (ZeRO)."""
+
+
+def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
+    """Per group what it does on the micro-batch axis: follow the batch, or nothing for one micro-batch.
+
+    Raises:
+        MicroBatchRefused: the model cannot be run in ``count`` > 1 pieces.
+    """
+    if count > 1:
+        return micro_batch_strategies(graph)
+    return {g.name: next(s for s in g.strategies if s.label == "none") for g in graph.groups}
+
+
+def random_strategy(
+    graph: GroupGraph, mesh: Mesh, micro: Mapping[str, AxisStrategy], rng: random.Random
+) -> Strategy:
+    """Any legal strategy: a random configuration per group, random homes for hubs among what their producer
+    and readers use, random stored placements, as used or sharded further.
+
+    Args:
+        mesh: micro-batches, then axis sizes.
+        micro: from :func:`micro_strategies`.
+        rng: the source of randomness; the result depends on nothing else.
+    """
+    configurations = {
+        g.name: rng.choice(enumerate_configurations(graph.atoms, g, mesh, micro[g.name])) for g in graph.groups
+    }
+    made = {
+        name: configurations[g.name].layout(name) for g in graph.groups for op in g.operators for name in op.outputs
+    }
+    hubs = {
+        hub: rng.choice(
+            [made[hub], *(configurations[g.name].layout(hub) for g in graph.groups if hub in g.reads)]
+        )
+        for hub in graph.hubs
+    }
+    uses: dict[str, list[Layout]] = {}
+    for g in graph.groups:
+        for name in (*g.parameters, *g.shared):
+            uses.setdefault(name, []).append(configurations[g.name].layout(name))
+    stored = {
+        tensor.name: random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
+        for tensor in graph.atoms.graph.parameters
+    }
+    return Strategy(graph, mesh, configurations, hubs, stored)
+
+
+def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: Mesh, rng: random.Random) -> Layout:
+    """A legal stored placement near a use: axes on which it is whole may shard any atom that divides."""
+    tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
+    layout = list(stored_layout(tensor, use))
+    for axis in range(1, len(mesh)):
+        if layout[axis] not in (REPLICATE, PARTIAL_GRAD):
+            continue
+        if rng.random() < SHARD_CHANCE:
+            fitting = [
+                atom
+                for atom, size in enumerate(sizes)
+                if size % (mesh[axis] * prod(mesh[a] for a, code in enumerate(layout) if code == atom)) == 0
+            ]
+            if fitting:
+                layout[axis] = rng.choice(fitting)
+        elif rng.random() < 0.2:
+            # Whole, with the gradient reduced in backward instead of in the bucket, or the other way.
+            layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
+    return tuple(layout)

@@ -12,7 +12,20 @@ from typing import Any
 
 import torch
 
-_GENERATORS = frozenset({"rand", "randn", "randint", "randperm", "bernoulli", "normal", "dropout", "native_dropout"})
+_GENERATORS = frozenset(
+    {
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "bernoulli",
+        "normal",
+        "dropout",
+        "native_dropout",
+    }
+)
 _COMPARED_ELEMENTS = 1 << 27
 """Above this many elements only stride-0 dims are reduced; comparing values would cost seconds."""
 
@@ -30,6 +43,9 @@ class Folder:
 
     def give(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         self._known[node] = value.detach()
+
+    def value(self, node: torch.fx.Node) -> Any:
+        return self._known[node]
 
     def can_fold(self, node: torch.fx.Node) -> bool:
         if str(node.target).split(".")[1] in _GENERATORS:

@@ -20,8 +20,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.folding import Folder
+from tensoropt.capture.simplify import filled, renamed, viewed_shape, with_elements
 from tensoropt.errors import CaptureError
-from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral
+from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
 Mode = Literal["train", "inference"]
 
@@ -47,6 +48,9 @@ _MAYBE_RENAMES = frozenset(
     }
 )
 """Calls that rename when shape and dtype do not change."""
+_WITHOUT_GRADIENT = frozenset(
+    {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
+)
 _SKIPPED_PREFIXES = ("aten._assert", "aten.sym_", "aten._functional_assert", "aten._assert_async")
 
 
@@ -54,20 +58,26 @@ class WithLoss(torch.nn.Module):
     """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
 
     ``returned`` says after a call what the model itself returned: its type and where the loss was.
+    (``torch.export`` puts the attributes of a module back after tracing, so it is kept in a list.)
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):
         super().__init__()
         self.model = model
         self.loss = loss
-        self.returned: Returned | None = None
+        self._returned: list[Returned] = []
+
+    @property
+    def returned(self) -> Returned | None:
+        return self._returned[-1] if self._returned else None
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         output = self.model(*args, **kwargs)
         if self.loss is not None:
-            self.returned = Returned(None, None)
+            self._returned.append(Returned(None, None))
             return self.loss(output)
-        self.returned, value = find_loss(output)
+        returned, value = find_loss(output)
+        self._returned.append(returned)
         return value
 
 
@@ -110,8 +120,8 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         if is_loss(value):
             return Returned(type(output), key), value
     raise CaptureError(
-        f"the model returns {type(output).__name__} without a scalar that depends on its parameters; training "
-        "needs a loss: return one from forward, or pass loss=function(output)"
+        f"the model returns {type(output).__name__} without a scalar that depends on its parameters; "
+        "training needs a loss: return one from forward, or pass loss=function(output)"
     )
 
 
@@ -354,10 +364,13 @@ class _Converter:
             self.folder.fold(node)
             return
         value = node.meta["val"]
-        if self._renames(node, target, value):
-            source = node.args[0]
-            assert isinstance(source, torch.fx.Node)
-            self.name_of[node] = self.name_of[source]
+        constant = filled(node, self.folder)
+        if constant is not None:
+            self.folder.give(node, constant)
+            return
+        source = node.args[0] if self._renames(node, target, value) else renamed(node)
+        if isinstance(source, torch.fx.Node):
+            self.name_of[node] = self._reference(source)
             return
         self._emit(node, target, value)
 
@@ -368,7 +381,7 @@ class _Converter:
         if target in _RENAMES:
             return True
         if target == "aten.dropout.default":
-            return not node.args[2] or node.args[1] == 0.0
+            return not node.args[2] or bool(node.args[1] == 0.0)
         if target not in _MAYBE_RENAMES:
             return False
         before = self.tensors[self.name_of[source]]
@@ -381,8 +394,22 @@ class _Converter:
                 self.parts_of[node] = (self.name_of[node.args[0]],)  # type: ignore[index]
                 return
             target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
+        elif target == "aten.type_as.default":
+            target, args, kwargs = (
+                "aten._to_copy.default",
+                args[:1],
+                {"dtype": TorchLiteral(_dtype_name(value.dtype))},
+            )
+        elif target == "aten.cat.default":
+            args = (self._argument(with_elements(node.args[0])), *args[1:])
+        elif target == "aten.index.Tensor":
+            shape = viewed_shape(node, self.folder)
+            if shape is not None:
+                target, args = "aten.view.default", (args[0], list(shape))
+        if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
+            return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
-        differentiable = self.mode == "train" and target != "aten.detach.default"
+        differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
         names = []
@@ -390,7 +417,7 @@ class _Converter:
             if not isinstance(part, torch.Tensor):
                 names.append("")
                 continue
-            grad = differentiable and _dtype_name(part.dtype) in FLOATING
+            grad = differentiable and (part.is_floating_point() or part.is_complex())
             name = node.name if single else f"{node.name}.{index}"
             names.append(self._add(node, part, "activation", requires_grad=grad, name=name))
         if not single:
@@ -399,6 +426,14 @@ class _Converter:
         self.operators.append(
             Operator(node.name, target, args, kwargs, outputs, _module(node, self.prefix), _source(node))
         )
+
+    def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
+        """Operands of one shape (``mse_loss`` and its like) come back as they are."""
+        names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
+        if any(self.tensors[n].shape != tuple(v.shape) for n, v in zip(names, value, strict=True)):
+            return False
+        self.parts_of[node] = names
+        return True
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = tuple(self._argument(a) for a in node.args)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.index_space import IndexSpace, LoopDim, Operand
@@ -45,7 +46,7 @@ class AtomGraph:
 
 def is_chain(boundaries: Iterable[int]) -> bool:
     ordered = sorted(boundaries)
-    return all(outer % inner == 0 for inner, outer in zip(ordered, ordered[1:], strict=False))
+    return all(outer % inner == 0 for inner, outer in pairwise(ordered))
 
 
 class _Refinement:
@@ -92,7 +93,7 @@ class _Refinement:
     def _visit(self, name: str) -> set[str]:
         space, changed = self.spaces[name], set[str]()
         for loop, dim in enumerate(space.dims):
-            if loop in self.broken[name] or dim.size == 1:
+            if loop in self.broken[name] or dim.size <= 1:
                 continue
             places = self._positions(space, loop)
             union = {1}.union(*(self._inside(place, inner, dim.size) for place, inner in places))
@@ -128,7 +129,7 @@ class _Refinement:
         new_dims: list[LoopDim] = []
         parts: dict[int, list[int]] = {}
         for loop, dim in enumerate(space.dims):
-            if loop in self.broken[name] or dim.size == 1:
+            if loop in self.broken[name] or dim.size <= 1:
                 continue
             place, inner = (self._positions(space, loop) or [(None, 1)])[0]
             sizes = (dim.size,) if place is None else _factors(dim.size, self._inside(place, inner, dim.size))
@@ -161,10 +162,10 @@ class _Refinement:
 
 
 def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
-    if size == 1:
-        return ()
+    if size <= 1:
+        return (0,) * (size == 0)
     marks = sorted({size, *boundaries, 1}, reverse=True)
-    return tuple(outer // inner for outer, inner in zip(marks, marks[1:], strict=False))
+    return tuple(outer // inner for outer, inner in pairwise(marks))
 
 
 def _uneven_dims(
@@ -189,9 +190,7 @@ def _uneven_dims(
                 if not (dim.uneven and dim.splittable):
                     continue
                 places = [p for o in operands for p in whole(o, loop)]
-                seeded = any(
-                    p in marked or graph.tensors[p[0]].kind == "parameter" for p in places
-                )
+                seeded = any(p in marked or graph.tensors[p[0]].kind == "parameter" for p in places)
                 spread = len(places) == sum(loop in o.loops for o in operands)
                 if seeded and spread and not marked.issuperset(places):
                     marked.update(places)
@@ -207,9 +206,7 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
             (o.tensor, d) in marked for o in operands for d, loops in enumerate(o.dims) if loop in loops
         )
 
-    dims = tuple(
-        LoopDim(d.name, d.size, d.splittable, allowed(i)) for i, d in enumerate(space.dims)
-    )
+    dims = tuple(LoopDim(d.name, d.size, d.splittable, allowed(i)) for i, d in enumerate(space.dims))
     return space.with_dims(dims)
 
 

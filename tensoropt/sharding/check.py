@@ -31,7 +31,13 @@ from tensoropt.sharding.resharding import forward_placements, gradient_placement
 from tensoropt.sharding.samples import sample_inputs
 
 Tensors = dict[str, torch.Tensor]
-_RANDOM = frozenset({"aten.dropout.default", "aten.scaled_dot_product_attention.default"})
+_RANDOM = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("dropout.default", "scaled_dot_product_attention.default", "bernoulli.p", "bernoulli.default"),
+        *("rand.default", "randn.default", "rand_like.default", "randn_like.default"),
+    )
+)
 """Operators whose own call draws random numbers; their localised form is the reference."""
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the customary name
+import torch.nn.functional as F
 
 
 class ShardContext(Protocol):
@@ -85,6 +85,12 @@ def keep_mask(
         bool tensor, True where the element is kept. Replicas agree, shards of one tensor differ, and
         the unsplit run gives the same mask.
     """
+    state = _hashed(context, name, pieces, device)
+    return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
+
+
+def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
+    """int64 hash of (seed, operator, step, global index) of every element, one dim per piece."""
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes) in enumerate(pieces):
         start = context.coordinate(axes) * step if axes else 0
@@ -92,8 +98,41 @@ def keep_mask(
         index = index + values.view((size,) + (1,) * (len(pieces) - 1 - position))
     state = index.mul(_GOLDEN).add_(_key(context.seed, context.step, name))
     state.bitwise_xor_(state >> 29).mul_(_MIX)
-    state.bitwise_xor_(state >> 32)
-    return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
+    return state.bitwise_xor_(state >> 32)
+
+
+def random(
+    context: ShardContext,
+    name: str,
+    pieces: Any,
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *_: Any,
+) -> torch.Tensor:
+    """``rand`` or ``randn`` from a hash of the global index: replicas agree, shards differ.
+
+    ``randn`` is Box and Muller's transform of two uniform numbers.
+    """
+    device = torch.get_default_device()
+
+    def uniform(stream: str) -> torch.Tensor:
+        return (_hashed(context, stream, pieces, device).bitwise_and_(0xFFFFFF).double() + 0.5) / (1 << 24)
+
+    value = uniform(name)
+    if kind == "randn":
+        value = (-2.0 * value.log()).sqrt() * (2.0 * torch.pi * uniform(f"{name}/angle")).cos()
+    return value.reshape(shape).to(dtype)
+
+
+def bernoulli(
+    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
+) -> torch.Tensor:
+    """1 with probability ``p`` (``x`` itself without one), as :func:`keep_mask` decides; no gradient."""
+    if p is not None:
+        return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
+    state = _hashed(context, name, pieces, x.device).bitwise_and_(0xFFFFFF).reshape(x.shape)
+    return (state < x.detach() * (1 << 24)).to(x.dtype)
 
 
 class _MaskedScale(torch.autograd.Function):
@@ -109,7 +148,9 @@ class _MaskedScale(torch.autograd.Function):
         return grad * mask * ctx.scale, None, None
 
 
-def dropout(context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any) -> torch.Tensor:
+def dropout(
+    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any
+) -> torch.Tensor:
     """Dropout with :func:`keep_mask`."""
     if p == 0.0:
         return x
@@ -274,6 +315,14 @@ def mean_as_sum(
     """A mean over split dims: the sum (``target``) divided by the global count, so that shards add up."""
     namespace, packet, overload = target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)(*args, **kwargs) / count
+
+
+def index_relative(
+    context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
+) -> torch.Tensor:
+    """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
+    local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
+    return torch.ops.aten.index.Tensor(x, local)
 
 
 # -- batch norm -----------------------------------------------------------------------------------

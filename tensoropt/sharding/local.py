@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 
-from tensoropt.graph import Operator, TorchLiteral, map_refs
+from tensoropt.graph import Operator, Ref, TorchLiteral, map_refs
 from tensoropt.sharding import kernels
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import canonical
 from tensoropt.sharding.index_space import IndexSpace, Operand, operand_placement
 from tensoropt.sharding.placement import Layout, chunk, local_shape
-
 
 MICRO_AXIS = 0
 """Axis 0 of every mesh here is the micro-batch loop: a split in time, without communication."""
@@ -77,7 +76,7 @@ class LocalCall:
         return args, {k: literal(map_refs(v, tensors)) for k, v in self.kwargs.items()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def resolve_function(name: str) -> Callable[..., Any]:
     """The ATen overload or kernel of this name."""
     if name.startswith("kernels."):
@@ -124,7 +123,8 @@ class Placed:
     def layout(self, operand: Operand, *, written: bool) -> Layout:
         tensor = self.atoms.graph.tensors[operand.tensor]
         return tuple(
-            canonical(tensor, operand_placement(self.space, operand, choice, written=written)) for choice in self.choices
+            canonical(tensor, operand_placement(self.space, operand, choice, written=written))
+            for choice in self.choices
         )
 
     def shape(self, operand: Operand, *, written: bool) -> tuple[int, ...]:
@@ -138,7 +138,9 @@ class Placed:
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
-        return [i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")]
+        return [
+            i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
+        ]
 
     def argument(self, index: int, name: str, default: Any) -> Any:
         if index < len(self.op.args):
@@ -239,7 +241,9 @@ def _mean(placed: Placed, call: LocalCall) -> LocalCall:
     if not placed.split(_reduced_loops(placed)):
         return call
     graph = placed.atoms.graph
-    count = graph.tensors[placed.op.inputs()[0]].elements // max(graph.tensors[placed.op.outputs[0]].elements, 1)
+    count = graph.tensors[placed.op.inputs()[0]].elements // max(
+        graph.tensors[placed.op.outputs[0]].elements, 1
+    )
     total = "aten.sum.default" if placed.op.target == "aten.mean.default" else "aten.sum.dim_IntList"
     return replace(call, function="kernels.mean_as_sum", static=(total, count))
 
@@ -307,6 +311,17 @@ def _embedding(placed: Placed, call: LocalCall) -> LocalCall:
     return LocalCall("kernels.vocabulary_embedding", call.args[:3], {}, call.name, (axes, step))
 
 
+@localiser("aten.index.Tensor")
+def _index(placed: Placed, call: LocalCall) -> LocalCall:
+    """Indices that count along a split loop are made relative to the shard."""
+    source = placed.space.reads[0]
+    refs = {p: value.name for p, value in enumerate(placed.op.args[1]) if isinstance(value, Ref)}
+    counting = tuple(p for p in refs if placed.split(source.dims[p]))
+    if not counting:
+        return call
+    return LocalCall("kernels.index_relative", call.args, {}, call.name, (counting,))
+
+
 # -- dropout --------------------------------------------------------------------------------------
 
 
@@ -336,6 +351,21 @@ def _dropout(placed: Placed, call: LocalCall) -> LocalCall:
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
 
+@localiser("aten.rand.default", "aten.randn.default", "aten.rand_like.default", "aten.randn_like.default")
+def _random(placed: Placed, call: LocalCall) -> LocalCall:
+    kind = "randn" if "randn" in placed.op.target else "rand"
+    output = placed.space.writes[0]
+    dtype = TorchLiteral(placed.atoms.graph.tensors[output.tensor].dtype)
+    args = (kind, placed.write_shape(), dtype)
+    return LocalCall("kernels.random", args, {}, call.name, (_pieces(placed, output),))
+
+
+@localiser("aten.bernoulli.p", "aten.bernoulli.default")
+def _bernoulli(placed: Placed, call: LocalCall) -> LocalCall:
+    pieces = _pieces(placed, placed.space.writes[0])
+    return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
+
+
 @localiser("aten.scaled_dot_product_attention.default")
 def _attention(placed: Placed, call: LocalCall) -> LocalCall:
     """Attention's own kernel, except with dropout: then the math form with a counter-based mask."""
@@ -350,7 +380,7 @@ def _attention(placed: Placed, call: LocalCall) -> LocalCall:
     pieces = _pieces(placed, output)
     kept = pieces[: len(pieces) - len(last)]
     stride = prod(size for dim in placed.atoms.atoms[output.tensor][-1:] for size in dim)
-    weights = tuple((n, s // stride * keys, step, axes) for n, s, step, axes in kept) + ((keys, 1, keys, ()),)
+    weights = (*((n, s // stride * keys, step, axes) for n, s, step, axes in kept), (keys, 1, keys, ()))
     mask = placed.argument(3, "attn_mask", None)
     args = (*call.args[:3], mask, p, placed.argument(5, "is_causal", False), placed.op.kwargs.get("scale"))
     return LocalCall("kernels.attention_with_dropout", args, {}, call.name, (weights,))

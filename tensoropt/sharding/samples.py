@@ -12,7 +12,7 @@ from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, iter_refs
 _POSITIVE = frozenset(
     (
         *("log", "log2", "log1p", "log10", "sqrt", "rsqrt", "pow", "acos", "atanh", "logit", "reciprocal"),
-        *("div", "addcdiv", "remainder", "fmod", "floor_divide", "prod", "binary_cross_entropy"),
+        *("bernoulli", "div", "addcdiv", "remainder", "fmod", "floor_divide", "prod", "binary_cross_entropy"),
         *("batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
     )
 )
@@ -43,6 +43,8 @@ def sample_inputs(
         elif tensor.dtype in FLOATING:
             value = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
             value = value * 0.8 + 0.1 if packet in _POSITIVE else _normal(tensor.shape, generator)
+        elif tensor.dtype.startswith("complex"):
+            value = torch.complex(_normal(tensor.shape, generator), _normal(tensor.shape, generator))
         else:
             value = torch.randint(*limits.get(name, (1, 5)), tensor.shape, generator=generator, dtype=dtype)
         values[name] = value.to(torch.float64 if exact else dtype) if tensor.dtype in FLOATING else value

@@ -1,6 +1,16 @@
 """Index-space rules, one module per family; importing this package registers them all."""
 
-from tensoropt.sharding.rules import attention, lookup, matrix, normalise, pointwise, views
+from tensoropt.sharding.rules import (
+    attention,
+    generators,
+    indexing,
+    lookup,
+    matrix,
+    normalise,
+    pointwise,
+    recurrent,
+    views,
+)
 from tensoropt.sharding.rules.registry import (
     Builder,
     Opaque,
@@ -14,12 +24,15 @@ __all__ = [
     "Builder",
     "Opaque",
     "attention",
+    "generators",
     "has_rule",
     "index_space",
+    "indexing",
     "lookup",
     "matrix",
     "normalise",
     "pointwise",
+    "recurrent",
     "registered_targets",
     "rule",
     "views",

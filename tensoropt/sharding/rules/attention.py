@@ -16,13 +16,16 @@ def attention(b: Builder) -> None:
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
     dropout = b.arg(4, "dropout_p", 0.0)
-    shape, keys, values = b.tensor(q).shape, b.tensor(k).shape, b.tensor(v).shape
+    shape, keys = b.tensor(q).shape, b.tensor(k).shape
     if len(shape) < 3 or len(keys) != len(shape) or keys[:-3] != shape[:-3]:
         raise Opaque(b.op.name)
     lead = b.loops(shape[:-3], "batch")
     heads, group = keys[-3], shape[-3] // keys[-3]
-    if group > 1 and not gqa:
+    if group > 1 and not gqa and heads > 1:
         raise Opaque(b.op.name)
+    if group > 1 and heads == 1:
+        # One key/value head for all queries broadcasts: the query heads alone split.
+        heads, group = group, 1
     h = b.loop("heads", heads)
     q_heads: Label = (h, b.loop("group", group, splittable=False)) if group > 1 else h
     s = b.loop("queries", shape[-2], splittable=not causal and not dropout)
@@ -34,4 +37,3 @@ def attention(b: Builder) -> None:
         labels: list[Label] = [*lead, q_heads, s, None]
         b.read(mask, labels[len(labels) - rank :])
     b.write([*lead, q_heads, s, None])
-    del values

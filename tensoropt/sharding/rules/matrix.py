@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.sharding.rules.registry import Builder, Opaque, rule
+from tensoropt.sharding.rules.registry import Builder, Label, Opaque, rule
 
 
 @rule("aten.linear.default")
@@ -127,7 +127,8 @@ def convolution(b: Builder) -> None:
     g = b.loop("groups", groups)
     o = b.loop("out_channels", weight[0] // groups, splittable=False)
     i = b.loop("in_channels", weight[1], splittable=False)
-    b.read(x, [n, (g, i)] + [None] * space)
-    b.read(w, [(g, o), i] + [None] * space)
+    window: list[Label] = [None] * space
+    b.read(x, [n, (g, i), *window])
+    b.read(w, [(g, o), i, *window])
     b.read(bias, [(g, o)], added=True)
-    b.write([n, (g, o)] + [None] * space)
+    b.write([n, (g, o), *window])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tensoropt.graph import FLOATING
 from tensoropt.sharding.rules.registry import Builder, Label, Opaque, rule
 
 
@@ -15,6 +18,28 @@ def layer_norm(b: Builder) -> None:
     b.write(labels)
 
 
+@rule("aten._weight_norm.default")
+def weight_norm(b: Builder) -> None:
+    """``w = g v / |v|``, a norm for every index of one dim: that dim splits."""
+    shape, dim = b.tensor(b.arg(0)).shape, b.arg(2, "dim", 0) % len(b.tensor(b.arg(0)).shape)
+    labels: list[Label] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.read(b.arg(1), labels)
+    b.write(labels)
+
+
+@rule("aten.fft_fftn.default", "aten.fft_fft2.default", "aten.fft_fft.default", "aten.fft_rfftn.default")
+def fourier(b: Builder) -> None:
+    """Transformed dims stay whole."""
+    shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")
+    if dims is None:
+        raise Opaque(b.op.name)
+    touched = {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    labels: list[Label] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+
+
 @rule("aten.group_norm.default")
 def group_norm(b: Builder) -> None:
     """Batch and groups split; the channels of a group stay together."""
@@ -22,10 +47,11 @@ def group_norm(b: Builder) -> None:
     n = b.loop("batch", shape[0])
     g = b.loop("groups", groups)
     c = b.loop("channels", shape[1] // groups, splittable=False)
-    b.read(b.arg(0), [n, (g, c)] + [None] * (len(shape) - 2))
+    x: list[Label] = [n, (g, c), *[None] * (len(shape) - 2)]
+    b.read(b.arg(0), x)
     b.read(b.arg(2, "weight"), [(g, c)])
     b.read(b.arg(3, "bias"), [(g, c)])
-    b.write([n, (g, c)] + [None] * (len(shape) - 2))
+    b.write(x)
 
 
 @rule("aten._native_batch_norm_legit_functional.default")
@@ -64,15 +90,16 @@ def along_one_dim(b: Builder) -> None:
     labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
     b.read(b.arg(0), labels)
     b.write(labels)
-    b.linear = b.op.target == "aten.cumsum.default"
+    # Summing into integers truncates every summand.
+    b.linear = b.op.target == "aten.cumsum.default" and b.output().dtype in FLOATING
 
 
-def _reduced(b: Builder, dims: object, keepdim: bool, *, contracted: bool) -> None:
+def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, contracted: bool) -> None:
     shape = b.tensor(b.arg(0)).shape
-    if dims is None or dims in ([], ()):
+    if dims is None or dims == [] or dims == ():
         reduced = set(range(len(shape)))
     else:
-        reduced = {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+        reduced = {d % len(shape) for d in (dims if isinstance(dims, Sequence) else [dims])}
     labels: list[Label] = [
         b.loop(f"d{i}", s, splittable=contracted or i not in reduced) for i, s in enumerate(shape)
     ]

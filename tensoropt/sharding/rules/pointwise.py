@@ -18,14 +18,16 @@ _NONLINEAR = """
     silu.default sin.default softplus.default softsign.default sqrt.default square.default tan.default
     tanh.default threshold.default trunc.default zeros_like.default ones_like.default full_like.default
     pow.Tensor_Scalar pow.Scalar pow.Tensor_Tensor mul.Tensor div.Tensor div.Tensor_mode
+    mul.Scalar div.Scalar add.Scalar sub.Scalar real.default imag.default
     remainder.Scalar remainder.Tensor floor_divide.default fmod.Scalar
     maximum.default minimum.default where.self where.ScalarOther where.ScalarSelf where.Scalar
     masked_fill.Scalar masked_fill.Tensor eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor
     le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor logical_and.default logical_or.default
     logical_xor.default bitwise_and.Tensor bitwise_or.Tensor bitwise_and.Scalar bitwise_or.Scalar
-    __and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar addcmul.default addcdiv.default lerp.Scalar lerp.Tensor
-    atan2.default fill.Scalar detach.default prelu.default rsub.Scalar
+    __and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar addcmul.default addcdiv.default
+    lerp.Scalar lerp.Tensor atan2.default fill.Scalar detach.default prelu.default rsub.Scalar
 """
+_SCALING = frozenset({"aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"})
 
 
 def _names(block: str) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ def pointwise(b: Builder) -> None:
     broadcast(b)
     # Multiplying by a number is linear; multiplying two activations is not linear in both jointly.
     scalar = len(b.op.args) > 1 and isinstance(b.op.args[1], (int, float))
-    b.linear = b.op.target in ("aten.mul.Tensor", "aten.div.Tensor") and scalar
+    b.linear = b.op.target in _SCALING and scalar
 
 
 @rule(*_names(_LINEAR))
@@ -76,4 +78,6 @@ def cast(b: Builder) -> None:
     broadcast(b)
     source = b.tensor(b.arg(0))
     # A cast to a narrower type rounds, and rounding partial sums is not rounding the sum.
-    b.linear = source.element_bytes <= b.output().element_bytes and source.dtype.startswith(("float", "bfloat"))
+    b.linear = source.element_bytes <= b.output().element_bytes and source.dtype.startswith(
+        ("float", "bfloat")
+    )

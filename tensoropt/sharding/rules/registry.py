@@ -120,8 +120,7 @@ class Builder:
             else:
                 reads.append(self._operand(name, [None] * len(self.graph.tensors[name].shape), False))
         writes = tuple(
-            self._writes.get(name)
-            or self._operand(name, [None] * len(self.graph.tensors[name].shape), False)
+            self._writes.get(name) or self._operand(name, [None] * len(self.graph.tensors[name].shape), False)
             for name in self.op.outputs
         )
         return IndexSpace(tuple(self._loops), tuple(reads), writes, self.linear, self.cheap, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from tensoropt.graph import Ref
@@ -21,7 +22,7 @@ def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
 
     marks = sorted({prod(left), *boundaries(left), *boundaries(right), 1}, reverse=True)
     factors = []
-    for outer, inner in zip(marks, marks[1:], strict=False):
+    for outer, inner in pairwise(marks):
         if outer % inner:
             return None
         factors.append(outer // inner)
@@ -81,7 +82,13 @@ def reshape(b: Builder) -> None:
     b.write(writes)
 
 
-@rule("aten.permute.default", "aten.transpose.int", "aten.t.default", "aten.movedim.int", "aten.swapaxes.default")
+@rule(
+    "aten.permute.default",
+    "aten.transpose.int",
+    "aten.t.default",
+    "aten.movedim.int",
+    "aten.swapaxes.default",
+)
 def permute(b: Builder) -> None:
     shape = b.tensor(b.arg(0)).shape
     order = list(range(len(shape)))
@@ -147,7 +154,9 @@ def slice_(b: Builder) -> None:
     start = start + shape[dim] if start < 0 else start
     tiles = shape[dim] // max(length, 1)
     equal = step == 1 and length > 1 and tiles > 1 and tiles * length == shape[dim] and start % length == 0
-    before, after = _tile_dim(b, dim, [length] * tiles if equal and _tiled_by_siblings(b, dim, length) else [0])
+    before, after = _tile_dim(
+        b, dim, [length] * tiles if equal and _tiled_by_siblings(b, dim, length) else [0]
+    )
     if step == 1 and length == shape[dim]:
         loop = b.loop(f"d{dim}", length, uneven=True)
         before[dim] = after[dim] = loop
@@ -235,7 +244,11 @@ def repeat(b: Builder) -> None:
 
 
 @rule(
-    "aten.pad.default", "aten.constant_pad_nd.default", "aten.roll.default", "aten.flip.default", "aten.diff.default"
+    "aten.pad.default",
+    "aten.constant_pad_nd.default",
+    "aten.roll.default",
+    "aten.flip.default",
+    "aten.diff.default",
 )
 def moved_within_dims(b: Builder) -> None:
     """Dims whose elements move or grow stay whole; the others pass through."""

@@ -150,24 +150,24 @@ def test_backward_is_the_forward_of_the_gradients():
 def test_flattened_groups_communicate_once():
     atoms = (8, 8)
     (step,) = resharding_steps(atoms, (1, 2, 2), (R, P, P), (R, R, R))
-    assert (step.kind, step.axes, step.elements) == ("all_reduce", (1, 2), 64)
+    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_reduce", (1, 2), 64)
     (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, R, R))
-    assert (step.kind, step.axes, step.elements) == ("all_gather", (1, 2), 64)
+    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_gather", (1, 2), 64)
     (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, 1, 1))
-    assert (step.kind, step.axes, step.elements) == ("all_to_all", (1, 2), 16)
+    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_to_all", (1, 2), 16)
 
 
 def test_what_shrinks_comes_first():
     """Reduce-scatter before all-reduce, slice before reduce: the later payloads are smaller."""
     steps = resharding_steps((8, 8), (1, 2, 2), (R, P, P), (R, 0, R))
-    assert [(s.kind, s.axes, s.elements) for s in steps] == [
+    assert [(s.kind, s.axes, s.payload((1, 2, 2))) for s in steps] == [
         ("reduce_scatter", (1,), 64),
         ("all_reduce", (2,), 32),
     ]
     steps = resharding_steps((8, 8), (1, 2, 2), (R, R, P), (R, 0, R))
-    assert [(s.kind, s.elements) for s in steps] == [("slice", 64), ("all_reduce", 32)]
+    assert [(s.kind, s.payload((1, 2, 2))) for s in steps] == [("slice", 64), ("all_reduce", 32)]
     steps = resharding_steps((8, 8), (1, 2, 2), (R, 0, 0), (R, R, 1))
-    assert [(s.kind, s.elements) for s in steps] == [("all_to_all", 16), ("all_gather", 32)]
+    assert [(s.kind, s.payload((1, 2, 2))) for s in steps] == [("all_to_all", 16), ("all_gather", 32)]
 
 
 def axes_on(layout: Sequence[int], atom: int) -> list[int]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,19 @@ from tensoropt.costs.measure import measure, measure_optimizer
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables, TableBuilder, Template, make_templates
-from tensoropt.costs.workload import Workload
+from tensoropt.costs.workload import Workload, workload
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan.exploration import MEMORY_KINDS, Exploration, Point, Space, reduce_points
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.simulate import simulate
 from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.configurations import MicroBatchRefused, batch_placements, micro_batch_strategies
+from tensoropt.sharding.configurations import (
+    Configuration,
+    MicroBatchRefused,
+    batch_placements,
+    micro_batch_strategies,
+)
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
 from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.strategy import Strategy
@@ -293,62 +297,66 @@ def _space(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str
     )
 
 
-def _variable_names(space: Space) -> list[str]:
-    return [*space.groups, *(f"hub:{n}" for n in space.hubs), *(f"parameter:{n}" for n in space.shared)]
+@dataclass(frozen=True)
+class Judged:
+    """A point of one space with the judge's figures, before what others beat is dropped."""
+
+    searched: SearchedSpace
+    index: int
+    strategy: Strategy
+    facts: Mapping[str, Facts]
+    memory: tuple[float, ...]
+    additive: float
+    compute: float
+    communication: float
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(sum(self.memory))
+
+    @property
+    def time_s(self) -> float:
+        return self.compute + self.communication
 
 
-def judge(
-    strategy: Strategy, facts: Mapping[str, Facts], optimizer: str
-) -> tuple[tuple[float, ...], tuple[tuple[str, tuple[int, ...], int, int], ...]]:
-    """(memory at the peak by kind, predicted collectives) of a strategy."""
+def judge(searched: SearchedSpace, index: int, optimizer: str) -> Judged:
+    """Play one point of a searched space."""
+    choice, options = searched.frontier.strategy(index), searched.frontier.options(index)
+    strategy = searched.tables.strategy(choice, options)
+    facts = facts_of_strategy(searched.tables, choice)
     peak = simulate(strategy, facts, optimizer).peak
     memory = tuple(float(getattr(peak, kind)) for kind in MEMORY_KINDS)
-    found = predicted_collectives(strategy, facts)
-    collectives = tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(found.items()))
-    return memory, collectives
+    return Judged(searched, index, strategy, facts, memory, *searched.tables.breakdown(choice, options))
 
 
-def _points(searched: SearchedSpace, space: Space, index: int, costs: CostSource) -> list[Point]:
-    frontier, tables = searched.frontier, searched.tables
-    names, gaps = _variable_names(space), frontier.gap
-    compute_source = "measured" if costs.pool is not None else "data sheet"
-    points = []
-    for i in range(len(frontier)):
-        choice, options = frontier.strategy(i), frontier.options(i)
-        strategy = tables.strategy(choice, options)
-        facts = facts_of_strategy(tables, choice)
-        memory, collectives = judge(strategy, facts, costs.settings.optimizer)
-        additive, compute, communication = tables.breakdown(choice, options)
-        time_s = compute + communication
-        sources = {compute_source: compute / time_s if time_s else 0.0}
-        if collectives:
-            weights: dict[str, float] = {}
-            for kind, axes, size, count in collectives:
-                source = searched.communication.source(kind, axes)
-                seconds = searched.communication.time_s(kind, axes, size) * count
-                weights[source] = weights.get(source, 0.0) + seconds
-            total = sum(weights.values()) or 1.0
-            for source, weight in weights.items():
-                share = communication / time_s * weight / total if time_s else 0.0
-                sources[source] = sources.get(source, 0.0) + share
-        points.append(
-            Point(
-                memory_bytes=float(sum(memory)),
-                time_s=time_s,
-                compute_s=compute,
-                communication_s=communication,
-                additive_memory_bytes=additive,
-                memory=memory,
-                space=index,
-                choice=tuple(choice[n] for n in names),
-                options=tuple(int(options.get(n, 0)) for n in names),
-                collectives=collectives,
-                sources=sources,
-                exact=frontier.exact,
-                gap=float(gaps[i]),
-            )
-        )
-    return points
+def _point(judged: Judged, space: Space, number: int, gap: float, compute_source: str) -> Point:
+    frontier, communication = judged.searched.frontier, judged.searched.communication
+    choice, options = frontier.strategy(judged.index), frontier.options(judged.index)
+    found = predicted_collectives(judged.strategy, judged.facts)
+    total = judged.time_s or 1.0
+    sources = {compute_source: judged.compute / total}
+    weights: dict[str, float] = {}
+    for c, count in found.items():
+        source = communication.source(c.kind, c.axes)
+        weights[source] = weights.get(source, 0.0) + communication.time_s(c.kind, c.axes, c.bytes) * count
+    for source, weight in weights.items():
+        share = judged.communication / total * weight / (sum(weights.values()) or 1.0)
+        sources[source] = sources.get(source, 0.0) + share
+    return Point(
+        memory_bytes=judged.memory_bytes,
+        time_s=judged.time_s,
+        compute_s=judged.compute,
+        communication_s=judged.communication,
+        additive_memory_bytes=judged.additive,
+        memory=judged.memory,
+        space=number,
+        choice=tuple(choice[n] for n in space.variables),
+        options=tuple(int(options.get(n, 0)) for n in space.variables),
+        collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(found.items())),
+        sources=sources,
+        exact=frontier.exact,
+        gap=gap,
+    )
 
 
 def explore(
@@ -410,17 +418,11 @@ def explore(
         costs = CostSource(where, own, settings, dtype, pool, report_progress)
         with clock("costs"):
             built = build_tables(problem, costs, meshes, counts)
-    spaces: list[Space] = []
-    points: list[Point] = []
     with clock("search"):
         searched = _search(built, settings, report_progress)
     with clock("judge"):
-        for found in searched:
-            spaces.append(_space(problem, found.mesh, found.tables, found.frontier.notes))
-            report_progress("judge", len(spaces) - 1, len(searched), found.mesh.label)
-            points += _points(found, spaces[-1], len(spaces) - 1, costs)
-    report_progress("judge", len(searched), len(searched), f"{len(points)} points")
-    frontier = reduce_points(points)
+        spaces = tuple(_space(problem, found.mesh, found.tables, found.frontier.notes) for found in searched)
+        frontier, played = _judge_all(searched, spaces, settings, costs, report_progress)
     if memory_bytes is not None and frontier[0].memory_bytes > memory_bytes:
         raise InfeasibleError(
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
@@ -428,7 +430,7 @@ def explore(
         )
     return Exploration(
         points=frontier,
-        spaces=tuple(spaces),
+        spaces=spaces,
         model=ModelInfo(
             source=source,
             fingerprint=captured.graph.fingerprint,
@@ -439,9 +441,32 @@ def explore(
         cluster=where.to_dict(),
         settings=settings.to_dict(),
         versions=versions(),
-        report=_report(problem, seconds, points, costs),
+        report=_report(problem, seconds, played, costs),
         captured=captured,
     )
+
+
+def _judge_all(
+    searched: Sequence[SearchedSpace],
+    spaces: Sequence[Space],
+    settings: Settings,
+    costs: CostSource,
+    progress: Progress,
+) -> tuple[tuple[Point, ...], int]:
+    """(what remains of all points once the judge has played them, how many were played)."""
+    played: list[tuple[int, Judged]] = []
+    for number, found in enumerate(searched):
+        progress("judge", number, len(searched), f"mesh {found.mesh.label}, {len(found.frontier)} points")
+        played += [(number, judge(found, i, settings.optimizer)) for i in range(len(found.frontier))]
+    kept = reduce_points(played, lambda item: (item[1].memory_bytes, item[1].time_s))
+    gaps = [found.frontier.gap for found in searched]
+    compute_source = "measured" if costs.pool is not None else "data sheet"
+    points = tuple(
+        _point(judged, spaces[number], number, float(gaps[number][judged.index]), compute_source)
+        for number, judged in kept
+    )
+    progress("judge", len(searched), len(searched), f"{len(points)} of {len(played)} points remain")
+    return points, len(played)
 
 
 def _search(
@@ -486,29 +511,34 @@ def versions() -> dict[str, str]:
     }
 
 
-def _report(problem: Problem, seconds: Mapping[str, float], points: Sequence[Point], costs: CostSource) -> dict[str, Any]:
-    graph = problem.graph.atoms.graph
-    spaces = problem.graph.atoms.spaces
-    unknown = sorted({op.target for op in graph.operators if not spaces[op.name].known})
-    flops: dict[bool, float] = {True: 0.0, False: 0.0}
-    for group in problem.graph.groups:
-        whole = [f for f in (costs.facts.get(k) for k in ()) if f]
-        del whole
-        ways = len({s.label.split("@")[0].split(".")[0] for s in group.strategies} - {"none", "partial_grad"})
-        flops[ways >= 1] += prod(graph.tensors[group.anchor.outputs[0]].shape)
-    inner = [e["spread"] for e in costs.measured.values() if "spread" in e]
+def _report(problem: Problem, seconds: Mapping[str, float], played: int, costs: CostSource) -> dict[str, Any]:
+    graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
+    spreads = [e["spread"] for e in costs.measured.values() if "spread" in e]
     return {
         "operators": len(graph.operators),
         "groups": len(problem.graph.groups),
         "hubs": len(problem.graph.hubs),
         "shared_parameters": len(problem.graph.shared),
-        "operators_without_rule": unknown,
+        "operators_without_rule": sorted({op.target for op in graph.operators if not spaces[op.name].known}),
+        "split_share_of_flops": _split_share(problem, costs),
         "micro_batches_refused": problem.refusal,
         "notes": list(graph.notes),
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
-        "points_before_judging": len(points),
+        "points_before_judging": played,
         "workloads_measured": len(costs.measured),
-        "median_spread": float(np.median(inner)) if inner else None,
+        "median_spread": float(np.median(spreads)) if spreads else None,
         "failed_measurements": sum("error" in e for e in costs.measured.values()),
         "device": costs.cluster.device.name,
     }
+
+
+def _split_share(problem: Problem, costs: CostSource) -> float:
+    """Share of the FLOPs in groups that can be split at least two ways (the unsplit one not counted)."""
+    total = split = 0.0
+    for group in problem.graph.groups:
+        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        flops = costs.facts_of(workload(problem.graph, whole, (1,))).forward_flops
+        loops = {s.label.split("@")[0] for s in group.strategies} - {"none", "partial", "partial_grad"}
+        total += flops
+        split += flops if len(loops) >= 2 else 0.0
+    return split / total if total else 1.0

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tensoropt.costs.facts import Facts
-from tensoropt.costs.tables import short_names
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.resharding import COLLECTIVES, Step
@@ -45,7 +44,7 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
             if step.kind in COLLECTIVES:
                 add(step.kind, step.axes, step.payload(mesh) * element_bytes, times)
 
-    short = {g.name: short_names(g) for g in strategy.graph.groups}
+    short = {g.name: g.short_names for g in strategy.graph.groups}
     seen: set[object] = set()
     for edge in strategy.edges():
         if edge in seen:  # readers in one group share the node

@@ -336,7 +336,7 @@ class TableBuilder:
         return variable
 
     def _kept_parameters(self, group: Group, facts: Facts) -> dict[str, int]:
-        back = {v: k for k, v in short_names(group).items()}
+        back = {v: k for k, v in group.short_names.items()}
         return {back[n]: count for n, count in facts.parameters_kept.items()}
 
     def _inner_s(self, group: Group, configuration: Configuration) -> float:
@@ -411,7 +411,7 @@ class TableBuilder:
 
     def _reads(self, group: Group, name: str) -> list[tuple[Layout, bool]]:
         """Per configuration of a reader: (layout, whether backward needs the tensor)."""
-        template, short = self.templates[group.name], short_names(group)[name]
+        template, short = self.templates[group.name], group.short_names[name]
         return [
             (c.layout(name), short in f.reads_kept)
             for c, f in zip(self.configurations[group.name], template.facts, strict=True)
@@ -419,7 +419,7 @@ class TableBuilder:
 
     def _writes(self, group: Group, name: str) -> list[tuple[Layout, bool]]:
         """Per configuration of a producer: (layout, whether the group itself keeps the tensor)."""
-        template, short = self.templates[group.name], short_names(group)[name]
+        template, short = self.templates[group.name], group.short_names[name]
         return [
             (c.layout(name), short in f.writes_kept)
             for c, f in zip(self.configurations[group.name], template.facts, strict=True)
@@ -484,7 +484,7 @@ class TableBuilder:
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
         shared = self._variables[f"parameter:{name}"]
-        short = short_names(reader)[name]
+        short = reader.short_names[name]
         template = self.templates[reader.name]
         uses = [
             (c.layout(name), f.parameters_kept.get(short, 0))
@@ -496,13 +496,4 @@ class TableBuilder:
 
         homes = [(layout, 0) for layout in shared.layouts]
         return self._table(shared.name, reader.name, homes, uses, cost)
-
-
-def short_names(group: Group) -> dict[str, str]:
-    """The graph's names of a group's tensors -> the names its workloads use."""
-    order: dict[str, str] = {}
-    for op in group.operators:
-        for name in (*op.inputs(), *op.outputs):
-            order.setdefault(name, f"t{len(order)}")
-    return order
 

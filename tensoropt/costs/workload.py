@@ -96,19 +96,17 @@ def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Wor
     """The workload of a configuration on the rank with the largest shards."""
     atoms, group = graph.atoms, configuration.group
     tensors = atoms.graph.tensors
-    names: dict[str, str] = {}
+    names = group.short_names
 
-    def short(name: str) -> str:
-        return names.setdefault(name, f"t{len(names)}")
+    def short(name: str) -> Ref:
+        return Ref(names[name])
 
     calls = []
     for op in group.operators:
-        for name in (*op.inputs(), *op.outputs):
-            short(name)
         call = localise(configuration.placed(op.name, atoms, mesh, None))
-        args = tuple(map_refs(a, lambda n: Ref(short(n))) for a in call.args)
-        kwargs = {k: map_refs(v, lambda n: Ref(short(n))) for k, v in call.kwargs.items()}
-        outputs = tuple(short(n) for n in op.outputs)
+        args = tuple(map_refs(a, short) for a in call.args)
+        kwargs = {k: map_refs(v, short) for k, v in call.kwargs.items()}
+        outputs = tuple(names[n] for n in op.outputs)
         calls.append((replace(call, args=args, kwargs=kwargs, name=""), outputs))
     roles = {n: "read" for n in group.reads} | {n: "free" for n in group.free}
     roles |= {n: "parameter" for n in (*group.parameters, *group.shared)}

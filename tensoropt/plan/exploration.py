@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,8 +50,8 @@ class Space:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Order of the indices of a point."""
-        return (*self.groups, *self.hubs, *self.shared)
+        """Order of the indices of a point; a hub and a group may share a tensor's name."""
+        return (*self.groups, *(f"hub:{n}" for n in self.hubs), *(f"parameter:{n}" for n in self.shared))
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,11 @@ class Exploration:
             for parameter, stored in zip(group["parameters"], homes, strict=True):
                 parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
         for name, layouts in space.shared.items():
-            stored = layouts[point.choice[position[name]]]
+            stored = layouts[point.choice[position[f"parameter:{name}"]]]
             parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
-        hubs = {name: tuple(layouts[point.choice[position[name]]]) for name, layouts in space.hubs.items()}
+        hubs = {
+            name: tuple(layouts[point.choice[position[f"hub:{name}"]]]) for name, layouts in space.hubs.items()
+        }
         return Plan(
             planner=point.planner,
             model=self.model,
@@ -298,14 +300,16 @@ def _point_from_dict(data: Mapping[str, Any], choice: np.ndarray, options: np.nd
     return Point(**fields, choice=tuple(int(c) for c in choice), options=tuple(int(o) for o in options))
 
 
-def reduce_points(points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points no other beats in both figures, ascending in memory."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.memory_bytes, p.time_s)):
-        if not kept or point.time_s < kept[-1].time_s:
-            kept.append(point)
+Item = TypeVar("Item")
+
+
+def reduce_points(items: Sequence[Item], costs: Callable[[Item], tuple[float, float]]) -> tuple[Item, ...]:
+    """The items no other beats in both (memory, time), ascending in memory; the first of equals."""
+    kept: list[Item] = []
+    best = float("inf")
+    for item in sorted(items, key=costs):
+        time_s = costs(item)[1]
+        if time_s < best:
+            kept.append(item)
+            best = time_s
     return tuple(kept)
-
-
-def with_certificate(point: Point, *, exact: bool, gap: float) -> Point:
-    return replace(point, exact=exact, gap=gap)

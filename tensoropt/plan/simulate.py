@@ -14,7 +14,6 @@ from math import prod
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import OPTIMIZER_STATE
-from tensoropt.costs.tables import short_names
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.strategy import Strategy
 
@@ -52,7 +51,7 @@ class _Play:
         self.facts = facts
         self.training = strategy.graph.atoms.graph.training
         self.groups = strategy.graph.groups
-        self.short = {g.name: short_names(g) for g in self.groups}
+        self.short = {g.name: g.short_names for g in self.groups}
         self.curve: list[MemoryPoint] = []
         self.parameters = self.gradients = self.state = 0
         for name, layout in strategy.stored.items():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from tensoropt.graph import Operator, Tensor
 from tensoropt.sharding.atoms import AtomGraph
@@ -77,6 +78,16 @@ class Group:
     @property
     def anchor(self) -> Operator:
         return self.operators[0]
+
+    @cached_property
+    def short_names(self) -> Mapping[str, str]:
+        """The graph's names of its tensors -> ``t0``, ``t1``, ... in order of first use; groups that look
+        alike give their tensors the same short names."""
+        order: dict[str, str] = {}
+        for op in self.operators:
+            for name in (*op.inputs(), *op.outputs):
+                order.setdefault(name, f"t{len(order)}")
+        return order
 
 
 @dataclass(frozen=True)

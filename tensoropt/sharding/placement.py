@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 REPLICATE = -1
 PARTIAL_GRAD = -2
@@ -74,8 +75,9 @@ def local_atoms(
     return tuple(result)
 
 
+@lru_cache(maxsize=1 << 18)
 def local_shape(
-    atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
+    atoms: Atoms, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
     """Shape of one shard of a tensor with these atoms; the largest shard without ``coordinate``."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))

@@ -43,3 +43,40 @@ def exhaustive(nodes, edges):
 def lower_bound(frontier, memory):
     """Least time of a frontier within ``memory``; inf when nothing fits."""
     return min((t for m, t in frontier if m <= memory), default=np.inf)
+
+
+def descending(limit):
+    """A limit as the kernels take it: breakpoints ascending, times never ascending, one time per breakpoint."""
+    steps, least = [], np.inf
+    for m in sorted({m for m, _ in limit}):
+        least = min([least, *(t for x, t in limit if x == m)])
+        steps.append((m, least))
+    return steps
+
+
+def union_of_products(pairs, limit):
+    """Union of products without the points above the step function ``limit``."""
+    points = []
+    for left, right in pairs:
+        for m, t in product(left, right):
+            below = [y for x, y in limit if x <= m]
+            if not below or t <= below[-1]:
+                points.append((m, t))
+    return reduce(points)
+
+
+def scalar_values(nodes, edges, weight_m, weight_t):
+    """Least weighted cost over all strategies, and per operator and configuration over those that use it."""
+    names = list(nodes)
+    best, through = np.inf, {(n, k): np.inf for n in names for k in range(len(nodes[n]))}
+    for choice in itertools.product(*(range(len(nodes[n])) for n in names)):
+        chosen = dict(zip(names, choice, strict=True))
+        total = 0.0
+        for factor in [nodes[n][chosen[n]] for n in names] + [f(chosen[a], chosen[b]) for a, b, f in edges]:
+            total += min(
+                (weight_m * m + weight_t * t for m, t in factor if np.isfinite(m + t)), default=np.inf
+            )
+        best = min(best, total)
+        for n in names:
+            through[n, chosen[n]] = min(through[n, chosen[n]], total)
+    return best, through

@@ -213,7 +213,7 @@ def thin(m, t, n, wanted, chosen, hull):
     h = 0
     current = -1
     nearest = np.inf
-    for i in range(1, n - 1):
+    for i in range(1, n - 1 if cells > 0 else 0):
         while hull[h + 1] < i:
             h += 1
         a = hull[h]

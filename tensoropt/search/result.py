@@ -50,6 +50,8 @@ class TrackedFrontier:
     @property
     def worst_gap(self) -> float:
         """The same over all memory budgets, also between the points: 0 for an exact frontier."""
+        if self.exact:
+            return 0.0
         bounds = self.bounds(np.append(np.nextafter(self.memory[1:], 0), np.inf))
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from tensoropt.search import CostGraph
 
 SHAPES = ("chain", "tree", "clique", "components", "parallel", "cycle", "blocks")
+
+
+def seeds_of(first, last):
+    """Seeds to try; one in six where kernels run as plain Python (NUMBA_DISABLE_JIT=1)."""
+    return range(first, last, 6 if numba.config.DISABLE_JIT else 1)
 
 
 class Case:

@@ -1,0 +1,95 @@
+"""Every kernel against its slow twin, ties and infinite limits included."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.frontier import kernels
+from tests import naive
+
+number = st.integers(0, 9).map(float)
+staircase = st.lists(st.tuples(number, number), max_size=8).map(naive.reduce)
+
+
+def arrays(front):
+    array = np.array(front, dtype=float).reshape(-1, 2)
+    return np.ascontiguousarray(array[:, 0]), np.ascontiguousarray(array[:, 1])
+
+
+def flat(fronts):
+    offsets = np.cumsum([0, *(len(f) for f in fronts)]).astype(np.int64)
+    return offsets, *arrays([p for f in fronts for p in f])
+
+
+def scratch(size=1):
+    return (np.empty(size), np.empty(size), np.empty(size, np.int32))
+
+
+@given(staircase, staircase)
+def test_merge_runs_is_the_union_of_two(a, b):
+    m, t = arrays([*a, *b])
+    k = np.array([0] * len(a) + [1] * len(b), np.int32)
+    end = kernels.merge_runs(m, t, k, 0, len(a), len(m), *scratch(len(a) + 1))
+    assert list(zip(m[:end], t[:end], strict=True)) == naive.union([a, b])
+    assert all(p in (a, b)[w] for p, w in zip(zip(m[:end], t[:end], strict=True), k[:end], strict=True))
+    assert all(w == 0 for p, w in zip(zip(m[:end], t[:end], strict=True), k[:end], strict=True) if p in a)
+
+
+@given(
+    st.lists(st.tuples(staircase, staircase), max_size=4),
+    st.lists(st.tuples(number, st.one_of(number, st.just(np.inf), st.just(-np.inf))), max_size=4),
+)
+def test_union_of_products_under_a_limit(pairs, limit):
+    limit = naive.descending(limit)
+    loff, lm, lt = flat([a for a, _ in pairs])
+    roff, rm, rt = flat([b for _, b in pairs])
+    index = np.arange(len(pairs))
+    limit_m, limit_t = arrays(limit)
+    n, m, t, k, *_ = kernels.union_of_products(
+        index,
+        index,
+        loff,
+        lm,
+        lt,
+        roff,
+        rm,
+        rt,
+        limit_m,
+        limit_t,
+        *scratch(),
+        *scratch(),
+        np.empty(64, np.int64),
+    )
+    found = list(zip(m[:n].tolist(), t[:n].tolist(), strict=True))
+    assert found == naive.union_of_products(pairs, limit)
+    for p, label in zip(found, k[:n].tolist(), strict=True):
+        assert p in naive.product(*pairs[label])
+
+
+@given(st.lists(number, max_size=6).map(sorted), number)
+def test_locate_finds_the_last_breakpoint_at_or_below(breaks, value):
+    expected = max((i for i, b in enumerate(breaks) if b <= value), default=-1)
+    assert kernels.locate(np.array(breaks, float), value) == expected
+
+
+@given(st.lists(st.tuples(number, number), max_size=30).map(naive.reduce), st.integers(2, 8))
+def test_thin_keeps_both_ends_and_no_more_than_wanted(front, wanted):
+    m, t = arrays(front)
+    n = len(m)
+    chosen = np.empty(n, np.int64)
+    kept = kernels.thin(m, t, n, wanted, chosen, np.empty(n, np.int64))
+    assert kept == n if n <= wanted else 2 <= kept <= wanted
+    if n:
+        assert chosen[0] == 0
+        assert chosen[kept - 1] == n - 1
+        assert (np.diff(chosen[:kept]) > 0).all()
+
+
+@given(staircase, staircase)
+def test_find_pair_finds_the_parents_of_every_sum(a, b):
+    for x, y in naive.product(a, b):
+        i, j = kernels.find_pair(*arrays(a), *arrays(b), x, y)
+        assert (a[i][0] + b[j][0], a[i][1] + b[j][1]) == (x, y)
+    assert kernels.find_pair(*arrays(a), *arrays(b), -1.0, -1.0) == (-1, -1)

@@ -1,0 +1,100 @@
+"""Scalar passes, hull and limits against exhaustive search: bounds are true, and as tight as they claim."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensoropt.frontier import merge
+from tensoropt.search.auto import build_program, seeds
+from tensoropt.search.hull import HullSearch
+from tensoropt.search.limits import corners_of, envelope, least_time, reachable
+from tensoropt.search.order import greedy_order, paper_order
+from tensoropt.search.problem import build_problem
+from tensoropt.search.scalar import flatten
+from tests import naive
+from tests.search.graphs import SHAPES, Case, seeds_of
+
+
+def prepared(case):
+    problem = build_problem(case.graph)
+    program = build_program(problem, greedy_order(problem, 0.1))
+    search = HullSearch(program, flatten(program))
+    return problem, program, search, search.run(12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_messages_are_the_least_cost_through_every_class(shape):
+    for seed in seeds_of(400, 406):
+        case = Case(seed, shape, 4, 3)
+        problem, program, search, hull = prepared(case)
+        if hull is None:
+            continue
+        inside, outside = search.messages()
+        for w in range(0, len(hull.value), 3):
+            best, through = naive.scalar_values(case.nodes, case.edges, hull.weight_m[w], hull.weight_t[w])
+            assert hull.value[w] == pytest.approx(best, rel=1e-9)
+            for v, name in enumerate(case.graph.names):
+                leaf = problem.leaves[problem.node_leaf[v]]
+                first = int(program.base[problem.node_leaf[v]])
+                for c in range(problem.domains[v]):
+                    configurations = leaf.configuration[leaf.offsets[c] : leaf.offsets[c + 1]]
+                    least = min(through[name, int(k)] for k in configurations)
+                    # equal operators share a table, whose bound is the least over its uses
+                    assert inside[first + c, w] + outside[first + c, w] <= least * (1 + 1e-9) + 1e-300
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hull_and_crossovers_are_real_strategies(shape):
+    for seed in seeds_of(500, 508):
+        case = Case(seed, shape, 6, 4)
+        problem, _, _, hull = prepared(case)
+        if hull is None:
+            continue
+        for source in seeds(problem, hull):
+            for i in range(len(source.memory)):
+                cost = case.cost(*source.rebuild(i))
+                assert np.allclose(cost, [source.memory[i], source.time[i]], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_strategy_lies_below_a_bound_and_none_on_the_frontier_is_unreachable(shape):
+    for seed in seeds_of(600, 606):
+        case = Case(seed, shape, 4, 3)
+        problem, program, search, hull = prepared(case)
+        if hull is None:
+            continue
+        truth = naive.exhaustive(case.nodes, case.edges)
+        for m, t in truth:
+            assert hull.bound(m + problem.memory_tolerance) <= t * (1 + 1e-9)
+        known = merge(seeds(problem, hull))
+        corners = corners_of(hull, known.memory, known.time, 4)
+        inside, outside = search.messages()
+        root = int(program.base[program.logical[program.root].table])
+        assert reachable(inside[root], outside[root], corners.height, corners.slack)
+
+
+def test_the_envelope_is_the_highest_line():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        n = int(rng.integers(2, 9))
+        ratio = np.sort(rng.random(n))
+        weight_t, weight_m = ratio, 1 - ratio
+        weight_t[0], weight_m[-1] = 0.0, 0.0
+        values = rng.random(n)
+        slope, level, start = np.empty(n), np.empty(n), np.empty(n)
+        size = envelope(values, weight_m, weight_t, np.zeros(n), slope, level, start)
+        for x in rng.random(20) * 3 - 1:
+            expected = max((values[w] - weight_m[w] * x) / weight_t[w] for w in range(n) if weight_t[w] > 0)
+            assert least_time(x, size, slope, level, start) == pytest.approx(expected)
+
+
+def test_the_papers_orders_remove_everything_and_walk_the_chain_last():
+    case = Case(0, "chain", 6, 3)
+    problem = build_problem(case.graph)
+    n = len(problem.domains)
+    for linear in (False, True):
+        order = paper_order(problem, linear)
+        assert sorted(order.removed) == list(range(n))
+        assert order.fixed == ()
+    assert paper_order(problem, True).removed == tuple(range(n))

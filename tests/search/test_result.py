@@ -1,0 +1,155 @@
+"""Certificates, trimming, threads, laziness: what the result promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tensoropt.search.auto as auto
+import tensoropt.search.order as order
+import tensoropt.search.paper as paper
+from tensoropt.search import CostGraph, track_frontier
+from tensoropt.search.engine import TableTooLargeError
+from tests import naive
+from tests.search.graphs import SHAPES, Case, seeds_of
+from tests.search.test_exhaustive import check
+
+
+def chain(operators: int, configurations: int, seed: int = 0) -> CostGraph:
+    rng = np.random.default_rng(seed)
+    graph = CostGraph()
+    for i in range(operators):
+        graph.add_operator(i, rng.random((configurations, 2)))
+    for i in range(operators - 1):
+        graph.add_edge(i, i + 1, rng.random((configurations, configurations, 2)))
+    return graph
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_trimmed_frontiers_are_achievable_and_certified(shape):
+    for seed in seeds_of(100, 108):
+        for settings in ({"max_points": 3}, {"epsilon": 0.05}, {"max_points": 2, "method": "ldp"}):
+            found = check(Case(seed, shape, 6, 4), **settings)
+            if found is not None and "max_points" in settings:
+                assert len(found) <= settings["max_points"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("largest", [1, 4])
+def test_fixed_operators_cost_exactness_never_truth(monkeypatch, shape, largest):
+    monkeypatch.setattr(order.greedy_order, "__defaults__", (largest,))
+    monkeypatch.setattr(paper, "ASSIGNMENTS", 2)
+    for seed in seeds_of(200, 212):
+        found = check(Case(seed, shape))
+        if found is not None and not found.exact:
+            assert "heuristic elimination" in found.notes[0]
+
+
+def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
+    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
+    monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
+    for seed in seeds_of(0, 30):
+        rng = np.random.default_rng(seed)
+        graph, nodes, edges = CostGraph(), {}, []
+        for v in range(5):
+            nodes[v] = [[(1.0, float(k))] for k in range(3)]
+            graph.add_operator(v, nodes[v])
+        secret = rng.integers(0, 3, 5)
+        for a in range(5):
+            for b in range(a + 1, 5):
+                table = np.where(rng.random((3, 3, 1)) < 0.6, np.inf, rng.random((3, 3, 1))) * np.ones(2)
+                table[secret[a], secret[b]] = 1.0
+                graph.add_edge(a, b, table)
+                edges.append((a, b, lambda i, j, table=table: [tuple(table[i, j])]))
+        truth = naive.exhaustive(nodes, edges)
+        found = track_frontier(graph)
+        for m, t in truth:
+            assert found.lower_bound(m) <= t * (1 + 1e-9)
+        more = 1 + 1e-9
+        for m, t in zip(found.memory, found.time, strict=True):
+            assert any(x <= m * more and y <= t * more for x, y in truth)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_narrowing_changes_nothing(monkeypatch, shape):
+    monkeypatch.setattr(auto, "WORTH_NARROWING", 0)
+    for seed in seeds_of(300, 310):
+        check(Case(seed, shape, 6, 4))
+
+
+@pytest.mark.parametrize("settings", [{}, {"epsilon": 0.01}, {"max_points": 9}, {"method": "ldp"}])
+def test_the_bytes_do_not_depend_on_threads_or_on_the_run(monkeypatch, settings):
+    monkeypatch.setattr("tensoropt.search.engine.INLINE_WORK", 0)
+    graph = chain(12, 5)
+    runs = [track_frontier(graph, threads=n, **settings) for n in (1, 2, 5, 2)]
+    for run in runs[1:]:
+        assert run.memory.tobytes() == runs[0].memory.tobytes()
+        assert run.time.tobytes() == runs[0].time.tobytes()
+        assert run.strategy(len(run) // 2) == runs[0].strategy(len(run) // 2)
+        assert run.options(0) == runs[0].options(0)
+
+
+def test_epsilon_keeps_its_promise_at_every_budget():
+    graph = chain(30, 6)
+    exact = track_frontier(graph)
+    loose = track_frontier(graph, epsilon=0.02)
+    assert exact.exact
+    assert exact.worst_gap == 0
+    assert loose.worst_gap <= 0.02
+    for m, t in zip(exact.memory, exact.time, strict=True):
+        fits = loose.time[loose.memory <= m * (1 + 1e-12)]
+        assert len(fits)
+        assert fits.min() <= t * 1.02 * (1 + 1e-9)
+        assert loose.lower_bound(m) <= t
+    assert (loose.gap <= 0.02).all()
+
+
+def test_lower_bound_is_infinite_where_nothing_fits():
+    for settings in ({}, {"max_points": 4}):
+        found = track_frontier(chain(10, 4), **settings)
+        assert found.lower_bound(found.memory[0] * 0.99) == np.inf
+        assert found.lower_bound(np.inf) <= found.time[-1]
+        assert np.isfinite(found.lower_bound(found.memory[0]))
+
+
+def test_rounding_does_not_split_equal_points():
+    """Equal layers make sums that differ by an ulp; there must be one point per count (SNAGS, Search)."""
+    graph = CostGraph()
+    for i in range(40):
+        graph.add_operator(i, [[[0.1, 0.7]], [[0.3, 0.2]]])
+    for method in ("auto", "ldp", "elimination"):
+        found = track_frontier(graph, method=method)
+        assert len(found) == 41
+        assert sum(found.strategy(7).values()) == 7
+
+
+def test_an_unpruned_search_stops_before_it_outgrows_memory(monkeypatch):
+    monkeypatch.setattr("tensoropt.search.engine.memory_allowance", lambda: 10_000)
+    with pytest.raises(TableTooLargeError, match="max_points"):
+        track_frontier(chain(20, 6), method="ldp")
+    found = track_frontier(chain(20, 6))
+    assert not found.exact
+    assert "not searched to the end" in found.notes[0]
+    assert len(found) > 2
+
+
+def test_scales_of_bytes_and_microseconds():
+    rng = np.random.default_rng(5)
+    graph = CostGraph()
+    for i in range(8):
+        graph.add_operator(i, rng.random((4, 2)) * [1e15, 1e-6])
+    for i in range(7):
+        graph.add_edge(i, i + 1, rng.random((4, 4, 2)) * [1e15, 1e-6])
+    auto_, ldp = (track_frontier(graph, method=m) for m in ("auto", "ldp"))
+    assert auto_.memory.tobytes() == ldp.memory.tobytes()
+    assert auto_.time.tobytes() == ldp.time.tobytes()
+
+
+def test_zero_costs_give_one_point():
+    graph = CostGraph()
+    for i in range(3):
+        graph.add_operator(i, np.zeros((2, 2)))
+    graph.add_edge(0, 1, np.zeros((2, 2, 2)))
+    found = track_frontier(graph)
+    assert (found.memory.tolist(), found.time.tolist(), found.exact) == ([0.0], [0.0], True)
+    assert found.lower_bound(0) == 0

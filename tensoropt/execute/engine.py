@@ -7,12 +7,14 @@ buckets, and the user's ``loss.backward()`` scales and reduces them: the calling
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tensoropt.execute.gradients import Pending
 from tensoropt.execute.lower import Lowered, lower
 from tensoropt.execute.parameters import ParameterShards
 from tensoropt.execute.redistribute import EdgeSpec, run_steps
@@ -57,14 +59,16 @@ class _Deferred(torch.autograd.Function):
     """The loss of a step whose backward already ran; its own backward scales and reduces."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, engine: Engine) -> torch.Tensor:
-        ctx.engine = engine
+    def forward(
+        ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, engine: Engine, step: Pending
+    ) -> torch.Tensor:
+        ctx.engine, ctx.step = engine, step
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        ctx.engine.finish(grad)
-        return None, None, None
+        ctx.engine.finish(grad, ctx.step)
+        return None, None, None, None
 
 
 class Engine:
@@ -91,51 +95,74 @@ class Engine:
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
         self.gathers = any(node.meta["edge"].kind == "parameter" for node in self._edges())
-        self.on_gradients: Any = None
-        self._callback_queued = False
+        self._in_backward = False
+        self._quiet = False
         self._anchor = torch.zeros((), requires_grad=True)
-        for leaf in self.shards.leaves.values():
-            if leaf.requires_grad:
-                leaf.register_post_accumulate_grad_hook(self._after_first_gradient)
+        for name in self.shards.gradients:
+            hook = functools.partial(self._arrived, name)
+            self.shards.leaves[name].register_post_accumulate_grad_hook(hook)
         self._counter = self._count_graph() if strategy.micro_batches > 1 else None
+        self._evaluator: torch.fx.GraphModule | None = None
 
     def _edges(self) -> list[torch.fx.Node]:
         return [node for node in self.lowered.module.graph.nodes if "edge" in node.meta]
 
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Set parameters and buffers to whole values."""
+        self.shards.load(values)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(values[name])
+
     # -- calls ------------------------------------------------------------------------------------
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Results of the model on the global batch ``inputs`` (every rank passes the same)."""
+    def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:
+        """Results of the model on the global batch ``inputs`` (every rank passes the same).
+
+        Args:
+            evaluating: without dropout, and with the running statistics of batch norms.
+        """
         training = self.strategy.graph.atoms.graph.training and torch.is_grad_enabled()
         if self.strategy.micro_batches > 1:
-            return self._micro_batches(inputs, training)
+            return self._micro_batches(inputs, training, evaluating)
         self.runtime.micro_batch = 0
-        if training:
-            self.shards.start()
-        outputs = self._run(inputs)
+        outputs = self._run(inputs, evaluating)
         self.runtime.step += training
+        if training and outputs[0].requires_grad:
+            outputs[0].register_hook(self._begin_backward)
         return outputs
 
-    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _module(self, evaluating: bool) -> torch.fx.GraphModule:
+        if not evaluating:
+            return self.lowered.module
+        if self._evaluator is None:
+            self._evaluator = lower(self.strategy, self.runtime, evaluating=True).module
+        return self._evaluator
+
+    def _run(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
+        module = self._module(evaluating)
         arguments = (*inputs, *self.shards.leaves.values(), *self.buffers.values())
         if self.gathers and torch.is_grad_enabled():
             with torch.autograd.graph.saved_tensors_hooks(self.keeper.pack, self.keeper.unpack):
-                results = self.lowered.module(*arguments)
+                results = module(*arguments)
         else:
-            results = self.lowered.module(*arguments)
+            results = module(*arguments)
         count = len(self.lowered.outputs)
-        for name, value in zip(self.lowered.mutations, results[count:], strict=True):
-            self.buffers[name] = value.detach().clone()
+        if not evaluating:
+            for name, value in zip(self.lowered.mutations, results[count:], strict=True):
+                self.buffers[name] = value.detach().clone()
         return results[:count]
 
-    def _micro_batches(self, inputs: Sequence[torch.Tensor], training: bool) -> tuple[torch.Tensor, ...]:
+    def _micro_batches(
+        self, inputs: Sequence[torch.Tensor], training: bool, evaluating: bool
+    ) -> tuple[torch.Tensor, ...]:
         self._count(inputs)
+        step = Pending()
         if training:
-            self.shards.start()
+            self.shards.book.occupy(step)
         parts: list[tuple[torch.Tensor, ...]] = []
         for index in range(self.strategy.micro_batches):
             self.runtime.micro_batch = index
-            outputs = self._run(inputs)
+            outputs = self._run(inputs, evaluating)
             if training:
                 self._quiet = True
                 outputs[0].backward()
@@ -147,28 +174,37 @@ class Engine:
         if not self.strategy.graph.atoms.graph.training:
             return tuple(torch.cat(values) for values in zip(*parts, strict=True))
         loss = torch.stack([p[0] for p in parts]).sum(0)
-        return (_Deferred.apply(self._anchor, loss, self),) if training else (loss,)
+        if not training:
+            return (loss,)
+        self.shards.book.hide()
+        return (_Deferred.apply(self._anchor, loss, self, step),)
 
     # -- gradients --------------------------------------------------------------------------------
 
-    _quiet = False
-
-    def _after_first_gradient(self, leaf: torch.Tensor) -> None:
-        if not self._quiet and not self._callback_queued:
-            self._callback_queued = True
+    def _begin_backward(self, grad: torch.Tensor) -> None:
+        """The loss's gradient is known, nothing has been accumulated yet."""
+        if not self._in_backward:
+            self._in_backward = True
+            self.shards.book.occupy()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
-    def _end_of_backward(self) -> None:
-        self._callback_queued = False
-        self.shards.reduce()
-        if self.on_gradients is not None:
-            self.on_gradients()
+    def _arrived(self, name: str, leaf: torch.Tensor) -> None:
+        if not self._quiet and self._in_backward:
+            self.shards.book.arrived(name)
 
-    def finish(self, grad: torch.Tensor) -> None:
+    def _end_of_backward(self) -> None:
+        self._in_backward = False
+        self.shards.book.finish()
+
+    def finish(self, grad: torch.Tensor, step: Pending) -> None:
         """Scale what the micro-batches accumulated by the loss's incoming gradient, and reduce."""
+        if step.done:
+            raise RuntimeError("this loss was already used for backward(); run the model again")
+        self.shards.book.recall(step)
+        step.done = True
         if float(grad) != 1.0:
-            self.shards.scale(grad)
-        self._end_of_backward()
+            self.shards.book.scale(grad)
+        self.shards.book.finish()
 
     # -- counts -----------------------------------------------------------------------------------
 
@@ -178,7 +214,8 @@ class Engine:
         wanted = [
             node
             for node in module.graph.nodes
-            if getattr(node.target, "__name__", "") in ("cross_entropy", "nll_loss") and "operator" in node.meta
+            if getattr(node.target, "__name__", "") in ("cross_entropy", "nll_loss")
+            and "operator" in node.meta
         ]
         if not wanted:
             return None

@@ -19,7 +19,7 @@ from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.local import literal, localise
+from tensoropt.sharding.local import LocalCall, literal, localise
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 
@@ -56,9 +56,10 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 class _Lowering:
-    def __init__(self, strategy: Strategy, runtime: Runtime):
+    def __init__(self, strategy: Strategy, runtime: Runtime, evaluating: bool = False):
         self.strategy = strategy
         self.runtime = runtime
+        self.evaluating = evaluating
         self.source = strategy.graph.atoms.graph
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
@@ -80,9 +81,7 @@ class _Lowering:
         self.graph.output(tuple(results))
         self.graph.lint()
         module = fx.GraphModule(self.root, self.graph, class_name="LoweredModel")
-        return Lowered(
-            module, source.inputs, parameters, buffers, source.outputs, tuple(source.mutations)
-        )
+        return Lowered(module, source.inputs, parameters, buffers, source.outputs, tuple(source.mutations))
 
     # -- operators --------------------------------------------------------------------------------
 
@@ -91,7 +90,7 @@ class _Lowering:
         placed = configuration.placed(
             op.name, self.strategy.graph.atoms, self.strategy.mesh, self.runtime.place
         )
-        call = localise(placed)
+        call = evaluated(op, localise(placed)) if self.evaluating else localise(placed)
 
         def operand(name: str) -> fx.Node:
             return self._operand(name, configuration.layout(name), group, scope)
@@ -195,6 +194,24 @@ class _Lowering:
         return self._redistribute(origin, Edge(name, source, output_layout(source), "", "output"))
 
 
-def lower(strategy: Strategy, runtime: Runtime) -> Lowered:
-    """Lower a strategy for the rank that ``runtime`` stands for."""
-    return _Lowering(strategy, runtime).run()
+def evaluated(op: Operator, call: LocalCall) -> LocalCall:
+    """The call without what only training does: dropout, batch statistics."""
+    if op.target == "aten.dropout.default":
+        return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
+    if op.target == "aten.scaled_dot_product_attention.default":
+        mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
+        causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
+        kwargs = {k: v for k, v in op.kwargs.items() if k in ("scale", "enable_gqa")}
+        return LocalCall(op.target, (*op.args[:3], mask, 0.0, causal), kwargs, call.name)
+    if op.target == "aten._native_batch_norm_legit_functional.default":
+        return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
+    return call
+
+
+def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> Lowered:
+    """Lower a strategy for the rank that ``runtime`` stands for.
+
+    Args:
+        evaluating: as ``model.eval()`` computes, though the graph was captured for training.
+    """
+    return _Lowering(strategy, runtime, evaluating).run()

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from math import prod
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from tensoropt.execute.gradients import Gradients
 from tensoropt.execute.redistribute import EdgeSpec, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.buckets import Bucket, gradient_buckets
-from tensoropt.sharding.placement import Atoms, Layout
+from tensoropt.sharding.placement import Atoms, Layout, local_atoms
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -30,51 +30,43 @@ def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: t
 
 
 class ParameterShards:
-    """Local leaves and their gradient buckets.
+    """Local leaves and their gradients.
 
     Attributes:
         leaves: per graph parameter this rank's shard, a leaf that requires grad.
-        gradients: per parameter its view into a bucket.
+        book: the buckets in which gradients accumulate.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, values: Mapping[str, torch.Tensor]):
         self.strategy = strategy
         self.runtime = runtime
         self.leaves: dict[str, torch.Tensor] = {}
-        self.gradients: dict[str, torch.Tensor] = {}
-        self.buckets: list[tuple[Bucket, torch.Tensor]] = []
         for tensor in strategy.graph.atoms.graph.parameters:
-            layout = strategy.stored[tensor.name]
-            shard = shard_of(runtime, tensor.name, strategy.atoms(tensor.name), layout, values[tensor.name])
+            shard = self.shard(tensor.name, values[tensor.name].detach())
             self.leaves[tensor.name] = shard.requires_grad_(tensor.requires_grad)
-        for bucket in gradient_buckets(strategy):
-            sizes = [self.leaves[name].numel() for name in bucket.parameters]
-            flat = torch.zeros(sum(sizes), dtype=self.leaves[bucket.parameters[0]].dtype)
-            self.buckets.append((bucket, flat))
-            for name, piece in zip(bucket.parameters, flat.split(sizes), strict=True):
-                self.gradients[name] = piece.view(self.leaves[name].shape)
+        self.book = Gradients(runtime, gradient_buckets(strategy), self.leaves)
 
-    def start(self) -> None:
-        """Clear the buckets and let backward accumulate into them."""
-        for _, flat in self.buckets:
-            flat.zero_()
-        for name, gradient in self.gradients.items():
-            self.leaves[name].grad = gradient
+    def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a whole parameter."""
+        return shard_of(self.runtime, name, self.strategy.atoms(name), self.strategy.stored[name], value)
 
-    def scale(self, factor: torch.Tensor) -> None:
-        for _, flat in self.buckets:
-            flat.mul_(factor)
+    @torch.no_grad()
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Set the parameters to whole values."""
+        for name, leaf in self.leaves.items():
+            leaf.copy_(self.shard(name, values[name]))
 
-    def reduce(self) -> None:
-        """Sum every partial gradient over its axes: one all-reduce per bucket."""
-        pending = []
-        for bucket, flat in self.buckets:
-            group = self.runtime.group(bucket.axes)
-            if group is not None:
-                pending.append(dist.all_reduce(flat, group=group, async_op=True))
-        for work in pending:
-            assert work is not None
-            work.wait()
+    @property
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Per trained parameter its view into a bucket."""
+        return self.book.views
+
+    @property
+    def buckets(self) -> list[tuple[Bucket, torch.Tensor]]:
+        return self.book.buckets
+
+    def clear(self) -> None:
+        self.book.clear()
 
 
 def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
@@ -119,15 +111,22 @@ def as_dtensor(
     shape = view_shape(atoms, layout)
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     placements = dtensor_placements(atoms, layout)
-    local_view = list(shape)
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            local_view[placement.dim] = -(-local_view[placement.dim] // mesh.size(axis))
-    if prod(local_view) != local.numel():
-        # Uneven shards: the dim that was cut has what this rank holds.
-        (dim,) = {p.dim for p in placements if isinstance(p, Shard)}
-        rest = prod(n for i, n in enumerate(local_view) if i != dim)
-        local_view[dim] = local.numel() // rest
     return DTensor.from_local(
-        local.view(local_view), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        local.view(_local_view(atoms, layout, runtime)),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=stride,
     )
+
+
+def _local_view(atoms: Atoms, layout: Layout, runtime: Runtime) -> tuple[int, ...]:
+    """This rank's part of :func:`view_shape`."""
+    shape: list[int] = []
+    position = 0
+    for dim, local in zip(atoms, local_atoms(atoms, layout, runtime.mesh, runtime.place), strict=True):
+        sharded = {code - position for code in layout if position <= code < position + len(dim)}
+        shape += local if sharded - {0} else (prod(local),)
+        position += len(dim)
+    return tuple(shape)

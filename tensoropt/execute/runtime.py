@@ -11,6 +11,9 @@ import torch.distributed as dist
 
 from tensoropt.errors import PlanError
 
+_made_for: list[object] = []
+_made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
+
 
 class Runtime:
     """One rank's view of the mesh; the :class:`~tensoropt.sharding.kernels.ShardContext` of its kernels.
@@ -31,16 +34,17 @@ class Runtime:
         if self.distributed:
             if not dist.is_initialized():
                 raise PlanError(
-                    f"the plan's mesh has {devices} devices but torch.distributed is not initialised; start the "
-                    f"script with torchrun --nproc-per-node {devices}"
+                    f"the plan's mesh has {devices} devices but torch.distributed is not initialised; "
+                    f"start the script with torchrun --nproc-per-node {devices}"
                 )
             if dist.get_world_size() != devices:
                 raise PlanError(
-                    f"the plan's mesh {'x'.join(map(str, self.mesh[1:]))} needs {devices} ranks, but this job has "
-                    f"{dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
+                    f"the plan's mesh {'x'.join(map(str, self.mesh[1:]))} needs {devices} ranks, but this job "
+                    f"has {dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
                 )
         self.rank = rank if rank is not None else (dist.get_rank() if self.distributed else 0)
-        position, rest = [], self.rank
+        position: list[int] = []
+        rest = self.rank
         for size in reversed(self.mesh[1:]):
             position.insert(0, rest % size)
             rest //= size
@@ -48,7 +52,19 @@ class Runtime:
         self._groups = self._make_groups() if self.distributed else {}
 
     def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """A process group per subset of real axes with more than one member; every rank makes all."""
+        """A process group per subset of real axes with more than one member; every rank makes all.
+
+        Groups are costly to make and never freed by PyTorch, so a mesh's are made once per job.
+        """
+        world = dist.group.WORLD
+        if _made_for[:1] != [world]:
+            _made_for[:] = [world]
+            _made_groups.clear()
+        if self.mesh[1:] not in _made_groups:
+            _made_groups[self.mesh[1:]] = self._new_groups()
+        return _made_groups[self.mesh[1:]]
+
+    def _new_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
         axes = [a for a in range(1, len(self.mesh)) if self.mesh[a] > 1]
         own: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for count in range(1, len(axes) + 1):

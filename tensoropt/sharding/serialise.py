@@ -104,8 +104,12 @@ def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: Mesh) -> 
         raise PlanError(f"{what} {name}: {error}") from None
     for code in layout:
         if code >= len(sizes):
-            raise PlanError(f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible")
+            raise PlanError(
+                f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
+            )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:
-            raise PlanError(f"{what} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements")
+            raise PlanError(
+                f"{what} {name} is split {parts} ways as S({code}), which has only {sizes[code]} elements"
+            )
     return layout

@@ -42,10 +42,14 @@ def random_strategy(
         rng: the source of randomness; the result depends on nothing else.
     """
     configurations = {
-        g.name: rng.choice(enumerate_configurations(graph.atoms, g, mesh, micro[g.name])) for g in graph.groups
+        g.name: rng.choice(enumerate_configurations(graph.atoms, g, mesh, micro[g.name]))
+        for g in graph.groups
     }
     made = {
-        name: configurations[g.name].layout(name) for g in graph.groups for op in g.operators for name in op.outputs
+        name: configurations[g.name].layout(name)
+        for g in graph.groups
+        for op in g.operators
+        for name in op.outputs
     }
     hubs = {
         hub: rng.choice(

@@ -1,0 +1,183 @@
+"""What a step really does: the collectives it issues and the bytes it keeps alive.
+
+Both are dispatch modes that watch from below, so they know nothing of strategies, edges or prices and
+can contradict them. On CPU, backward runs in the thread that calls it, where the modes are active too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Collective = tuple[str, tuple[int, ...], int]
+"""(kind, mesh axes of the group, bytes). Bytes of the reduced tensor, the gathered output, the scattered
+input, the exchanged input."""
+
+# operator -> (kind, position of the argument that is counted)
+_COUNTED = {
+    "allreduce_": ("all_reduce", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "broadcast_": ("broadcast", 0),
+    "allgather_": ("all_gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "alltoall_": ("all_to_all", 1),
+    "scatter_": ("scatter", 0),
+    "gather_": ("gather", 1),
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
+}
+_FUNCTIONAL = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+_SILENT = frozenset({"barrier", "monitored_barrier_", "wait_tensor"})
+
+
+def _nbytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
+class CollectiveRecorder(TorchDispatchMode):
+    """Notes every collective issued while it is active, forward and backward.
+
+    Args:
+        mesh: micro-batches, then the axis sizes; ranks lie on the axes row-major.
+
+    Attributes:
+        issued: in order of issue.
+    """
+
+    def __init__(self, mesh: Sequence[int]):
+        super().__init__()
+        self.mesh = tuple(mesh)
+        self.issued: list[Collective] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._note(func, args, result)
+        return result
+
+    def _note(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        name = func._schema.name.split("::")[1]
+        if name in _SILENT:
+            return
+        if func.namespace == "c10d":
+            kind, position = _COUNTED.get(name, (name, 0))
+            groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
+            ranks = next((g for g in groups if g is not None), ())
+            self.issued.append((kind, self.axes(ranks), _nbytes(args[position])))
+            return
+        kind = _FUNCTIONAL.get(name, name)
+        counted = result if kind == "all_gather" else args[0]
+        group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
+        ranks = tuple(dist.get_process_group_ranks(group))
+        self.issued.append((kind, self.axes(ranks), _nbytes(counted)))
+
+    def axes(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The mesh axes (from 1 on) along which these ranks differ."""
+        places = []
+        for rank in ranks:
+            place = []
+            for size in reversed(self.mesh[1:]):
+                place.append(rank % size)
+                rank //= size
+            places.append(tuple(reversed(place)))
+        return tuple(a + 1 for a in range(len(self.mesh) - 1) if len({p[a] for p in places}) > 1)
+
+    def summary(self) -> list[dict[str, Any]]:
+        return summarise(self.issued)
+
+
+def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
+    try:
+        return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument)))
+    except RuntimeError:  # a ReduceOp is a script object too
+        return None
+
+
+def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
+    """A multiset of collectives as plain, sorted data: kind, axes, bytes of one, count."""
+    counted = Counter(collectives)
+    return [
+        {"kind": kind, "axes": list(axes), "bytes": size, "count": counted[kind, axes, size]}
+        for kind, axes, size in sorted(counted)
+    ]
+
+
+def compare_collectives(
+    predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """What differs between two summaries, one readable line each; empty when they agree."""
+
+    def counter(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
+        found: Counter[Collective] = Counter()
+        for row in rows:
+            found[row["kind"], tuple(row["axes"]), row["bytes"]] += row["count"]
+        return found
+
+    left, right = counter(predicted), counter(issued)
+    return [
+        f"{kind} of {size} bytes over axes {list(axes)}: predicted {left[kind, axes, size]}, "
+        f"issued {right[kind, axes, size]}"
+        for kind, axes, size in sorted(left.keys() | right.keys())
+        if left[kind, axes, size] != right[kind, axes, size]
+    ]
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Bytes of the tensors alive, counted by storage, and their peak.
+
+    Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
+    (counted) or :meth:`exclude` (known, not counted: inputs and constants). Scratch memory inside a
+    kernel and the process group's own buffers are not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_bytes = 0
+        self.peak_bytes = 0
+        self.excluded_bytes = 0
+        self._known: dict[int, weakref.ref] = {}
+
+    def add(self, values: Iterable[torch.Tensor]) -> None:
+        for value in values:
+            self._see(value, counted=True)
+
+    def exclude(self, values: Iterable[torch.Tensor]) -> None:
+        for value in values:
+            self.excluded_bytes += self._see(value, counted=False)
+
+    def _see(self, value: torch.Tensor, *, counted: bool) -> int:
+        storage = value.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if (known := self._known.get(key)) is not None and known() is not None:
+            return 0
+
+        def gone(_: Any) -> None:
+            self._known.pop(key, None)
+            self.now_bytes -= size if counted else 0
+
+        self._known[key] = weakref.ref(storage, gone)
+        if counted:
+            self.now_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        return size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                self._see(value, counted=True)
+        return result

@@ -1,0 +1,108 @@
+"""Tiny models of every kind, as a rank builds them: functions returning (model, args, kwargs)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+def _labels(vocabulary: int, *shape: int, ignored: bool) -> torch.Tensor:
+    labels = torch.randint(0, vocabulary, shape)
+    if ignored:  # uneven counts: the first samples lose most of theirs
+        for row in range(shape[0]):
+            labels[row, : (shape[1] - 1 - 3 * row) % shape[1]] = -100
+    return labels
+
+
+def gpt2(dropout: float = 0.0, ignored: bool = False, layers: int = 2) -> Recipe:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=layers,
+        n_embd=32,
+        n_head=4,
+        vocab_size=101,
+        n_positions=32,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+    )
+    x = torch.randint(0, 101, (4, 16))
+    return GPT2LMHeadModel(config), (), {"input_ids": x, "labels": _labels(101, 4, 16, ignored=ignored)}
+
+
+def bert(dropout: float = 0.0, ignored: bool = False) -> Recipe:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        vocab_size=102,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    x = torch.randint(0, 102, (4, 16))
+    return BertForMaskedLM(config), (), {"input_ids": x, "labels": _labels(102, 4, 16, ignored=ignored)}
+
+
+def llama() -> Recipe:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=101,
+        intermediate_size=48,
+    )
+    x = torch.randint(0, 101, (4, 16))
+    return LlamaForCausalLM(config), (), {"input_ids": x, "labels": x.clone()}
+
+
+class Perceptron(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, width)
+        self.second = nn.Linear(width, width)
+        self.third = nn.Linear(width, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.third(F.gelu(self.second(torch.tanh(self.first(x))))), y)
+
+
+def mlp() -> Recipe:
+    return Perceptron(), (torch.randn(16, 24), torch.randn(16, 8)), {}
+
+
+class Convolutions(nn.Module):
+    """A small VGG: batch norm and dropout between convolutions and dense layers."""
+
+    def __init__(self, *, norm: bool, dropout: float) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 8), (8, 16)):
+            layers.append(nn.Conv2d(before, after, 3, padding=1))
+            if norm:
+                layers.append(nn.BatchNorm2d(after))
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Linear(16 * 4, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10)
+        )
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.classifier(self.features(x).flatten(1)), labels)
+
+
+def vgg(norm: bool = False, dropout: float = 0.0) -> Recipe:
+    model = Convolutions(norm=norm, dropout=dropout)
+    return model, (torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))), {}

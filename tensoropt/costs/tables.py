@@ -23,7 +23,7 @@ from tensoropt.sharding.configurations import Configuration, Mesh, enumerate_con
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import PARTIAL_GRAD, Layout, local_shape
-from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
+from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps, forward_placements
 from tensoropt.sharding.strategy import Strategy, output_layout
 
 
@@ -449,7 +449,7 @@ class TableBuilder:
 
     def _direct(self, name: str, producer: Group, reader: Group) -> EdgeTable:
         def cost(write: tuple[Layout, bool], read: tuple[Layout, bool]) -> tuple[float, float]:
-            kept = read[1] and not (write[0] == read[0] and write[1])
+            kept = read[1] and not (write[1] and _shares_storage(write[0], read[0]))
             return (self._bytes(name, read[0]) if kept else 0.0), self._move(name, write[0], read[0])
 
         return self._table(
@@ -461,7 +461,7 @@ class TableBuilder:
         hub = self._variables[f"hub:{name}"]
 
         def cost(write: tuple[Layout, bool], home: tuple[Layout, bool]) -> tuple[float, float]:
-            counted = write[0] == home[0] and write[1]
+            counted = write[1] and _shares_storage(write[0], home[0])
             return (self._bytes(name, home[0]) if home[1] and not counted else 0.0), self._move(
                 name, write[0], home[0]
             )
@@ -475,9 +475,11 @@ class TableBuilder:
         hub = self._variables[f"hub:{name}"]
 
         def cost(home: tuple[Layout, bool], read: tuple[Layout, bool]) -> tuple[float, float]:
-            if home[0] == read[0]:
-                return (np.inf, np.inf) if read[1] and not home[1] else (0.0, 0.0)
-            return (self._bytes(name, read[0]) if read[1] else 0.0), self._move(name, home[0], read[0])
+            if not _shares_storage(home[0], read[0]):
+                return (self._bytes(name, read[0]) if read[1] else 0.0), self._move(name, home[0], read[0])
+            if read[1] and not home[1]:
+                return np.inf, np.inf
+            return 0.0, self._move(name, home[0], read[0])
 
         homes = list(zip(hub.layouts, hub.kept, strict=True))
         return self._table(hub.name, reader.name, homes, self._reads(reader, name), cost)
@@ -497,3 +499,7 @@ class TableBuilder:
         homes = [(layout, 0) for layout in shared.layouts]
         return self._table(shared.name, reader.name, homes, uses, cost)
 
+
+def _shares_storage(source: Layout, target: Layout) -> bool:
+    """Whether an edge leaves the tensor itself alone: only the gradient's placement differs, if any."""
+    return forward_placements(source) == forward_placements(target)

@@ -1,0 +1,127 @@
+"""Small models made ready for costs, and prices that tell everything apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tensoropt.api import Problem, prepare
+from tensoropt.capture import capture
+from tensoropt.costs.facts import Facts, find_facts
+from tensoropt.costs.tables import CostTables, TableBuilder, make_templates
+from tensoropt.costs.workload import Workload
+from tensoropt.graph import OperatorGraph
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+
+
+class TwoLayers(nn.Module):
+    """``mse(W2 relu(W1 x))`` without biases: everything about it can be worked out by hand."""
+
+    def __init__(self, features: int = 24, hidden: int = 32, classes: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(features, hidden, bias=False)
+        self.second = nn.Linear(hidden, classes, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.second(F.relu(self.first(x))), y)
+
+
+class Gates(nn.Module):
+    """Two projections of one input multiplied with it: a hub with three readers, and biases."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.enter = nn.Linear(12, width)
+        self.left = nn.Linear(width, width)
+        self.right = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.leave = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hub = torch.tanh(self.enter(x))
+        return F.mse_loss(self.leave(self.norm(torch.sigmoid(self.left(hub)) * self.right(hub) + hub)), y)
+
+
+def two_layers() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return TwoLayers(), (torch.randn(16, 24), torch.randn(16, 8)), {}
+
+
+def gates() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return Gates(), (torch.randn(16, 12), torch.randn(16, 4)), {}
+
+
+def gpt2(**config: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 102, "n_positions": 32}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(**(sizes | off | config)))
+    model.loss_type = "ForCausalLM"
+    x = torch.randint(0, sizes["vocab_size"], (4, 16))
+    return model, (), {"input_ids": x, "labels": x.clone()}
+
+
+def llama() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=101, intermediate_size=48, bos_token_id=0, eos_token_id=0, **sizes)
+    x = torch.randint(0, 101, (4, 16))
+    return LlamaForCausalLM(config), (), {"input_ids": x, "labels": x.clone()}
+
+
+@cache
+def problem(build: Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]], mode: str = "train") -> Problem:
+    model, args, kwargs = build()
+    return prepare(capture(model, args, kwargs, mode=mode))
+
+
+def grouped(graph: OperatorGraph) -> GroupGraph:
+    return group_operators(refine_graph(graph))
+
+
+@dataclass(frozen=True)
+class ToyCompute:
+    """Seconds that differ between any two workloads: read off their keys."""
+
+    optimizer_s_per_element: float = 1e-9
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        return int(work.key[:6], 16) * 1e-10, int(work.key[6:12], 16) * 1e-10
+
+
+class ToyCommunication:
+    """Seconds with a constant and a slope of its own for every kind and every set of axes."""
+
+    WEIGHTS = {"all_reduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 7.0}
+
+    def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
+        assert axes
+        assert list(axes) == sorted(axes)
+        group = sum(11.0 ** (a + 1) for a in axes)
+        return self.WEIGHTS[kind] * (1e-6 * group + 1e-9 * num_bytes * (1 + group))
+
+
+_FACTS: dict[tuple[str, bool], Facts] = {}
+
+
+def facts_of(work: Workload, training: bool = True) -> Facts:
+    if (work.key, training) not in _FACTS:
+        _FACTS[work.key, training] = find_facts(work, training)
+    return _FACTS[work.key, training]
+
+
+def tables_of(prepared: Problem, mesh: tuple[int, ...], optimizer: str = "adam", copy: float = 1e9) -> CostTables:
+    """Cost tables at toy prices."""
+    training = prepared.graph.atoms.graph.training
+    templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
+    return TableBuilder(
+        prepared.graph, mesh, prepared.micro, templates, ToyCompute(), ToyCommunication(), optimizer, copy
+    ).build()

@@ -1,0 +1,168 @@
+"""Cost tables against a slow, obvious price of the strategy itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from math import inf, prod
+
+import pytest
+
+from tensoropt.api import facts_of_strategy
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.workload import workload
+from tensoropt.sharding.buckets import BUCKET_BYTES
+from tensoropt.sharding.local import localise
+from tensoropt.sharding.placement import PARTIAL_GRAD
+from tensoropt.sharding.resharding import COLLECTIVES
+from tensoropt.sharding.strategy import Edge, Strategy
+from tests.costs.models import ToyCommunication, ToyCompute, gates, gpt2, llama, problem, tables_of, two_layers
+
+STATE = {"sgd": 0, "momentum": 1, "adam": 2}
+COPY = 1e9
+MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
+MESHES = [(1, 2), (2, 2), (1, 2, 2)]
+
+
+# -- the naive twin -------------------------------------------------------------------------------
+
+
+def steps_s(strategy: Strategy, steps, element_bytes: int) -> float:
+    total = 0.0
+    for step in steps:
+        payload = step.payload(strategy.mesh) * element_bytes
+        axes = [a - 1 for a in step.axes if a > 0 and strategy.mesh[a] > 1]
+        if step.kind in COLLECTIVES and axes:
+            total += ToyCommunication().time_s(step.kind, axes, payload)
+        total += payload / COPY
+    return total
+
+
+def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
+    """Edges, forward and backward; gathers of parameters again in backward; kernels' own; buckets."""
+    graph, mesh = strategy.graph, strategy.mesh
+    training = graph.atoms.graph.training
+    total = 0.0
+    for edge in set(strategy.edges()):
+        forward, backward = strategy.steps(edge)
+        size = strategy.tensor(edge.tensor).element_bytes
+        times = 1
+        if edge.kind == "parameter" and training and any(s.kind == "all_gather" for s in forward):
+            group = next(g for g in graph.groups if g.name == edge.reader)
+            times += facts[edge.reader].parameters_kept.get(group.short_names[edge.tensor], 0)
+        total += mesh[0] * (times * steps_s(strategy, forward, size) + steps_s(strategy, backward, size))
+    for group in graph.groups:
+        for op in group.operators:
+            call = localise(strategy.configurations[group.name].placed(op.name, graph.atoms, mesh, None))
+            for c in call.collectives:
+                axes = [a - 1 for a in c.axes if a > 0 and mesh[a] > 1]
+                if axes and (training or not c.backward):
+                    total += ToyCommunication().time_s(c.kind, axes, c.bytes) * (1 if c.per_step else mesh[0])
+    for name, layout in strategy.stored.items():
+        axes = [a - 1 for a, code in enumerate(layout) if a > 0 and code == PARTIAL_GRAD and mesh[a] > 1]
+        tensor = strategy.tensor(name)
+        if axes and tensor.requires_grad:
+            share = prod(strategy.local_shape(name, layout)) * tensor.element_bytes / BUCKET_BYTES
+            total += share * ToyCommunication().time_s("all_reduce", axes, BUCKET_BYTES)
+    return total
+
+
+def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
+    total = 0.0
+    for group in strategy.graph.groups:
+        work = workload(strategy.graph, strategy.configurations[group.name], strategy.mesh)
+        total += sum(ToyCompute().seconds(work, facts[group.name])) * strategy.mesh[0]
+    for name, layout in strategy.stored.items():
+        if strategy.tensor(name).requires_grad:
+            total += prod(strategy.local_shape(name, layout)) * ToyCompute().optimizer_s_per_element
+    return total
+
+
+def naive_memory(
+    strategy: Strategy, facts: Mapping[str, Facts], kept_homes: set[str], optimizer: str
+) -> float:
+    """Stored parameters with gradient and state; what groups keep; every other kept storage once.
+
+    An edge whose forward does nothing gives its reader the very storage of its source. inf when a reader
+    keeps a home that is not to be kept.
+    """
+    graph = strategy.graph
+    training = graph.atoms.graph.training
+
+    def size(name: str, layout) -> int:
+        return prod(strategy.local_shape(name, layout)) * strategy.tensor(name).element_bytes
+
+    def moves(name: str, source, target) -> bool:
+        return bool(strategy.steps(Edge(name, source, target, "", "activation"))[0])
+
+    total = 0
+    for name, layout in strategy.stored.items():
+        learns = training and strategy.tensor(name).requires_grad
+        total += size(name, layout) * (2 + STATE[optimizer] if learns else 1)
+    counted: dict[tuple[str, str], int] = {}
+    for group in graph.groups:
+        total += facts[group.name].kept_bytes
+        names = group.short_names
+        for name in group.writes:
+            if names[name] in facts[group.name].writes_kept:
+                counted[name, "made"] = 0
+    homes = {
+        name: (name, "home" if moves(name, strategy.made[name], home) else "made")
+        for name, home in strategy.hubs.items()
+    }
+    for name in kept_homes:
+        counted.setdefault(homes[name], size(name, strategy.hubs[name]))
+    for group in graph.groups:
+        names = group.short_names
+        for name in group.reads:
+            if names[name] not in facts[group.name].reads_kept:
+                continue
+            layout = strategy.configurations[group.name].layout(name)
+            if moves(name, strategy.source_layout(name), layout):
+                counted[name, group.name] = size(name, layout)
+            elif name in strategy.hubs:
+                if name not in kept_homes:
+                    return inf
+            else:
+                counted.setdefault((name, "made"), size(name, layout))
+    return float(total + sum(counted.values()))
+
+
+def draw(tables: CostTables, rng: random.Random, keep: bool):
+    """A random configuration of every variable and a random option of every group."""
+    choice, options = {}, {}
+    for v in tables.variables:
+        indices = [i for i in range(len(v.memory)) if not (keep and v.kept) or v.kept[i]]
+        choice[v.name] = rng.choice(indices)
+        options[v.name] = rng.randrange(len(v.memory[choice[v.name]]))
+    return choice, options
+
+
+def naive_breakdown(tables: CostTables, choice, options, optimizer: str) -> tuple[float, float, float]:
+    strategy, facts = tables.strategy(choice, options), facts_of_strategy(tables, choice)
+    kept = {n for n in tables.graph.hubs if tables.by_name[f"hub:{n}"].kept[choice[f"hub:{n}"]]}
+    return (
+        naive_memory(strategy, facts, kept, optimizer),
+        naive_compute(strategy, facts),
+        naive_communication(strategy, facts),
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_tables_add_up_to_the_naive_price(name, mesh):
+    rng = random.Random(f"{name}{mesh}")
+    optimizer = rng.choice(["sgd", "momentum", "adam"])
+    tables = tables_of(problem(MODELS[name]), mesh, optimizer, COPY)
+    finite = 0
+    for trial in range(30):
+        choice, options = draw(tables, rng, keep=trial % 3 > 0)
+        memory, compute, communication = tables.breakdown(choice, options)
+        expected = naive_breakdown(tables, choice, options, optimizer)
+        assert memory == expected[0]
+        if memory < inf:
+            finite += 1
+            assert compute == pytest.approx(expected[1], rel=1e-12)
+            assert communication == pytest.approx(expected[2], rel=1e-12)
+    assert finite >= 20

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge
+from tensoropt.frontier.tools import Points
 from tensoropt.search.crossover import mix_neighbours
 from tensoropt.search.engine import Engine, Messages, TableTooLargeError
 from tensoropt.search.hull import Hull, HullSearch
@@ -30,11 +31,19 @@ MESSAGE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the caller asked for: allowed gap, points per table entry, threads."""
+    """What the caller asked for: allowed gap, points per table entry, threads.
+
+    ``rivals``: points of other graphs; what they beat need not be found.
+    """
 
     epsilon: float = 0.0
     max_points: int | None = None
     threads: int | None = None
+    rivals: Points | None = None
+
+    def with_rivals(self, sources: list[Source]) -> Frontier:
+        """The frontier over ``sources`` and the rivals."""
+        return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -90,7 +99,10 @@ def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | No
         if hull is None:
             return None
         sources = seeds(problem, hull)
-        problem = restrict(problem, hopeful(program, search, hull, merge(sources)))
+        classes = hopeful(program, search, hull, settings.with_rivals(sources))
+        if not all(mask.any() for mask in classes.values()):  # the rivals beat everything here
+            return Found(tuple(sources), merge(sources), hull, True)
+        problem = restrict(problem, classes)
         log.debug("%d entries before narrowing", program.entries)
         again = greedy_order(problem, 0.1)
         program = build_program(problem, order if again.fixed else again)
@@ -109,7 +121,7 @@ def _passes(
     """Thinned passes, each pruned by all strategies known before it, until exact or good enough."""
     inside, outside = search.messages()
     engine = Engine(program, settings.threads)
-    known = merge(sources)
+    known = settings.with_rivals(sources)
     most = settings.max_points
     for points in [*(p for p in SCHEDULE if most is None or p < most), most or 0]:
         if settings.epsilon > 0 and worst_gap(known, hull) <= settings.epsilon:
@@ -120,7 +132,7 @@ def _passes(
         except TableTooLargeError as error:
             note = f"not searched to the end: {error}"
             log.warning(note)
-            return Found(tuple(sources), known, hull, False, (note,))
+            return Found(tuple(sources), merge(sources), hull, False, (note,))
         latest = PassSource(program, result)
         log.debug(
             "pass with %d points per entry: %d points, %d at the root",
@@ -131,8 +143,8 @@ def _passes(
         if not result.thinned:
             return Found((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
-        known = merge(sources)
-    return Found(tuple(sources), known, hull, False)
+        known = settings.with_rivals(sources)
+    return Found(tuple(sources), merge(sources), hull, False)
 
 
 def worst_gap(known: Frontier, hull: Hull) -> float:

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from tensoropt.frontier import merge
 from tensoropt.search.auto import (
@@ -59,7 +60,7 @@ def _auto(problem: Problem, settings: Settings, rounds: int) -> Found | None:
         return track_auto(p, order, settings)
 
     def coarse(p: Problem, order: Order) -> Found | None:
-        return track_auto(p, order, Settings(epsilon=math.inf, threads=settings.threads))
+        return track_auto(p, order, replace(settings, epsilon=math.inf, max_points=None))
 
     if rounds > 0:  # the relaxation may rule out enough classes to make the rest exact
         relaxed = split(problem, order)

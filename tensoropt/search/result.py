@@ -50,7 +50,7 @@ class TrackedFrontier:
     @property
     def worst_gap(self) -> float:
         """The same over all memory budgets, also between the points: 0 for an exact frontier."""
-        if self.exact:
+        if self.exact or not len(self.memory):
             return 0.0
         bounds = self.bounds(np.append(np.nextafter(self.memory[1:], 0), np.inf))
         with np.errstate(divide="ignore", invalid="ignore"):

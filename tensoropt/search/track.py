@@ -32,22 +32,28 @@ def track_frontier(
     Raises ``ValueError`` for bad settings and for a graph in which nothing is possible, and
     :class:`~tensoropt.search.engine.TableTooLargeError` when an unpruned method outgrows the memory.
     """
-    _check(epsilon, method, max_points, threads)
+    settings = check_settings(epsilon, method, max_points, threads)
+    return track(graph, method, settings)
+
+
+def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
+    """One search with checked settings; with rivals, complete only where they leave room."""
     if not len(graph):
         return TrackedFrontier(
             np.zeros(1), np.zeros(1), True, (), lambda _: ({}, {}), lambda m: np.where(m >= 0, 0.0, np.inf)
         )
     problem = build_problem(graph)
-    found = solve(problem, method, Settings(epsilon, max_points, threads))
+    found = solve(problem, method, settings)
     if found is None:
         raise ValueError(
             f"no strategy is possible: {impossible(problem)}; make some of these entries finite or add "
             "configurations"
         )
-    return _result(problem, found, max_points)
+    return _result(problem, found, settings.max_points)
 
 
-def _check(epsilon: float, method: str, max_points: int | None, threads: int | None) -> None:
+def check_settings(epsilon: float, method: str, max_points: int | None, threads: int | None) -> Settings:
+    """The settings, or ``ValueError`` with the rule, the value and the remedy."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     if not (0.0 <= epsilon < np.inf):
@@ -58,6 +64,7 @@ def _check(epsilon: float, method: str, max_points: int | None, threads: int | N
         raise ValueError(f"max_points is {max_points}; a frontier needs at least its 2 ends, or None for all")
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1, or None for one per core")
+    return Settings(epsilon, max_points, threads)
 
 
 def _result(problem: Problem, found: Found, max_points: int | None) -> TrackedFrontier:

@@ -1,0 +1,93 @@
+"""The frontier over several cost graphs: meshes, micro-batch counts, numbers of devices.
+
+Every graph is searched with what the earlier ones found as rivals: whatever they beat is pruned, so a mesh
+whose bounds lie above the frontier costs its scalar problems only. Put promising graphs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.frontier import merge
+from tensoropt.frontier.algebra import FloatArray, IndexArray
+from tensoropt.search.costgraph import CostGraph
+from tensoropt.search.result import TrackedFrontier
+from tensoropt.search.track import check_settings, track
+
+
+@dataclass(frozen=True, eq=False)
+class UnionFrontier:
+    """Points over several graphs; ``origin`` (n, 2): which graph, and which point of ``parts[which]``.
+
+    A part alone is not a frontier of its graph: it lacks what other graphs beat. ``exact``: nothing is
+    missing from the union.
+    """
+
+    memory: FloatArray
+    time: FloatArray
+    origin: IndexArray
+    parts: tuple[TrackedFrontier, ...]
+    exact: bool
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was heuristic, over all graphs."""
+        return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
+
+    def lower_bound(self, memory: float) -> float:
+        """A time that no strategy of any graph within ``memory`` bytes can beat; inf where none fits."""
+        best = min((part.lower_bound(memory) for part in self.parts), default=np.inf)
+        if not self.exact:
+            return best
+        fits = int(np.searchsorted(self.memory, memory, side="right"))
+        return min(best, float(self.time[fits - 1])) if fits else best
+
+    @property
+    def gap(self) -> FloatArray:
+        """(n,) per point: how much faster, at most, any strategy of no more memory could be."""
+        bounds = np.array([self.lower_bound(float(m)) for m in self.memory])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0)
+
+    def graph(self, index: int) -> int:
+        """Which graph point ``index`` comes from."""
+        return int(self.origin[index, 0])
+
+    def strategy(self, index: int) -> dict[Hashable, int]:
+        """Configuration of every operator of that graph at point ``index``."""
+        which, point = self.origin[index].tolist()
+        return self.parts[which].strategy(point)
+
+    def options(self, index: int) -> dict[Hashable, int]:
+        """Option of every operator and edge of that graph at point ``index``."""
+        which, point = self.origin[index].tolist()
+        return self.parts[which].options(point)
+
+
+def track_union(
+    graphs: Iterable[CostGraph],
+    *,
+    epsilon: float = 0.0,
+    max_points: int | None = None,
+    threads: int | None = None,
+) -> UnionFrontier:
+    """The frontier over all ``graphs``, which may be made one after the other by a generator.
+
+    Settings as for :func:`~tensoropt.search.track_frontier`. Raises ``ValueError`` for bad settings, and for
+    a graph in which nothing is possible.
+    """
+    settings = check_settings(epsilon, "auto", max_points, threads)
+    parts: list[TrackedFrontier] = []
+    for graph in graphs:
+        known = merge(parts) if parts else None
+        parts.append(track(graph, "auto", replace(settings, rivals=known)))
+    merged = merge(parts)
+    return UnionFrontier(
+        merged.memory, merged.time, merged.origin, tuple(parts), all(part.exact for part in parts)
+    )

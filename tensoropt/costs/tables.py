@@ -145,7 +145,10 @@ class CostTables:
 
 
 def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """Equal for groups that look alike: same calls, shapes, atoms and strategies, other names."""
+    """Equal for groups that look alike: same calls, shapes, atoms and strategies, other names.
+
+    What leaves the model is part of the look: it is gathered, which a layer in the middle is not.
+    """
     tensors = graph.atoms.graph.tensors
     names: dict[str, int] = {}
     parts: list[object] = []
@@ -160,6 +163,7 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         t = tensors[name]
         parts.append((t.shape, t.dtype, t.kind, t.requires_grad, graph.atoms.atoms[name]))
     roles = [[names[n] for n in part] for part in (group.reads, group.parameters, group.shared, group.writes)]
+    roles.append([names[n] for n in group.writes if n not in graph.hubs and _leaves(graph, n)])
     labels = [s.label for s in group.strategies]
     return repr((parts, roles, labels, group.strategies.index(micro) if micro in group.strategies else micro.label))
 
@@ -351,9 +355,7 @@ class TableBuilder:
                 if self.training or not c.backward:
                     total += self._collective(c.kind, c.axes, c.bytes) * times
         for name in group.writes:
-            if name in self.graph.atoms.graph.outputs or name in self.graph.atoms.graph.mutations.values():
-                if name in self.graph.hubs:
-                    continue
+            if name not in self.graph.hubs and _leaves(self.graph, name):
                 source = configuration.layout(name)
                 total += sum(self._edge_s(name, source, output_layout(source))) * self.mesh[0]
         return total
@@ -371,7 +373,7 @@ class TableBuilder:
         keeps = [False, True] if self.training else [False]
         pairs = [(layout, kept) for layout in layouts for kept in keeps]
         zero = tuple(np.zeros(1) for _ in pairs)
-        output = name in self.graph.atoms.graph.outputs
+        output = _leaves(self.graph, name)
         communication = tuple(
             np.array([sum(self._edge_s(name, layout, output_layout(layout))) * self.mesh[0] if output else 0.0])
             for layout, _ in pairs
@@ -503,3 +505,8 @@ class TableBuilder:
 def _shares_storage(source: Layout, target: Layout) -> bool:
     """Whether an edge leaves the tensor itself alone: only the gradient's placement differs, if any."""
     return forward_placements(source) == forward_placements(target)
+
+
+def _leaves(graph: GroupGraph, name: str) -> bool:
+    """Whether a tensor is a result of the model or a buffer's new value."""
+    return name in graph.atoms.graph.outputs or name in graph.atoms.graph.mutations.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from tensoropt.costs.workload import Workload
 from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
+
+Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class TwoLayers(nn.Module):
@@ -49,15 +51,15 @@ class Gates(nn.Module):
         return F.mse_loss(self.leave(self.norm(torch.sigmoid(self.left(hub)) * self.right(hub) + hub)), y)
 
 
-def two_layers() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def two_layers() -> Recipe:
     return TwoLayers(), (torch.randn(16, 24), torch.randn(16, 8)), {}
 
 
-def gates() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def gates() -> Recipe:
     return Gates(), (torch.randn(16, 12), torch.randn(16, 4)), {}
 
 
-def gpt2(**config: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def gpt2(**config: Any) -> Recipe:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 102, "n_positions": 32}
@@ -68,7 +70,7 @@ def gpt2(**config: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return model, (), {"input_ids": x, "labels": x.clone()}
 
 
-def llama() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def llama() -> Recipe:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -78,7 +80,7 @@ def llama() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 @cache
-def problem(build: Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]], mode: str = "train") -> Problem:
+def problem(build: Callable[[], Recipe], mode: str = "train") -> Problem:
     model, args, kwargs = build()
     return prepare(capture(model, args, kwargs, mode=mode))
 
@@ -100,7 +102,7 @@ class ToyCompute:
 class ToyCommunication:
     """Seconds with a constant and a slope of its own for every kind and every set of axes."""
 
-    WEIGHTS = {"all_reduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 7.0}
+    WEIGHTS: ClassVar = {"all_reduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 7.0}
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         assert axes
@@ -118,7 +120,9 @@ def facts_of(work: Workload, training: bool = True) -> Facts:
     return _FACTS[work.key, training]
 
 
-def tables_of(prepared: Problem, mesh: tuple[int, ...], optimizer: str = "adam", copy: float = 1e9) -> CostTables:
+def tables_of(
+    prepared: Problem, mesh: tuple[int, ...], optimizer: str = "adam", copy: float = 1e9
+) -> CostTables:
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))

@@ -6,18 +6,31 @@ import random
 from collections.abc import Mapping
 from math import inf, prod
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from tensoropt.api import facts_of_strategy
+from tensoropt.api import cost_graph, facts_of_strategy
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
+from tensoropt.search import track_frontier
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import PARTIAL_GRAD
 from tensoropt.sharding.resharding import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
-from tests.costs.models import ToyCommunication, ToyCompute, gates, gpt2, llama, problem, tables_of, two_layers
+from tests.costs.models import (
+    ToyCommunication,
+    ToyCompute,
+    gates,
+    gpt2,
+    llama,
+    problem,
+    tables_of,
+    two_layers,
+)
 
 STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 COPY = 1e9
@@ -166,3 +179,131 @@ def test_tables_add_up_to_the_naive_price(name, mesh):
             assert compute == pytest.approx(expected[1], rel=1e-12)
             assert communication == pytest.approx(expected[2], rel=1e-12)
     assert finite >= 20
+
+
+# -- the search over them -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gates", "gpt2"])
+def test_points_unroll_to_their_own_figures(name):
+    tables = tables_of(problem(MODELS[name]), (1, 2), "adam", COPY)
+    frontier = track_frontier(cost_graph(tables), epsilon=0.0)
+    assert frontier.exact
+    assert len(frontier) > 3
+    assert (np.diff(frontier.memory) > 0).all()
+    assert (np.diff(frontier.time) < 0).all()
+    for i in {0, 1, len(frontier) // 2, len(frontier) - 1}:
+        choice, options = frontier.strategy(i), frontier.options(i)
+        memory, compute, communication = tables.breakdown(choice, options)
+        assert memory == pytest.approx(frontier.memory[i], rel=1e-10)
+        assert compute + communication == pytest.approx(frontier.time[i], rel=1e-10)
+        assert (memory, compute, communication) == pytest.approx(
+            naive_breakdown(tables, choice, options, "adam")
+        )
+
+
+def labelled(tables: CostTables, labels: Mapping[str, tuple[str, ...]]):
+    """The point whose groups have these labels; homes are kept and lie as their producers leave them,
+    parameters as they are used."""
+    choice: dict[str, int] = {}
+    for group in tables.graph.groups:
+        found = [
+            i
+            for i in range(len(tables.templates[group.name].choices))
+            if tables.configuration(group, i).labels == labels[group.name]
+        ]
+        assert found, f"{group.name} cannot be {labels[group.name]}"
+        choice[group.name] = found[0]
+    for hub in tables.graph.hubs:
+        variable = tables.by_name[f"hub:{hub}"]
+        producer = tables.graph.group_of[tables.graph.atoms.graph.producer[hub].name]
+        made = tables.configuration(producer, choice[producer.name]).layout(hub)
+        choice[variable.name] = list(zip(variable.layouts, variable.kept, strict=True)).index((made, True))
+    for name in tables.graph.shared:
+        reader = next(g for g in tables.graph.groups if name in g.shared)
+        use = tables.configuration(reader, choice[reader.name]).layout(name)
+        choice[f"parameter:{name}"] = tables.by_name[f"parameter:{name}"].layouts.index(use)
+    return choice, {}
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", ["two layers", "gates", "gpt2", "llama"])
+def test_data_parallelism_is_in_the_space(name, mesh):
+    """Every group follows the batch; parameters are whole, activations and compute are divided."""
+    prepared = problem(MODELS[name])
+    tables = tables_of(prepared, mesh, "adam", COPY)
+    labels = {g.name: (prepared.micro[g.name].label,) * (len(mesh) - 1) for g in prepared.graph.groups}
+    choice, options = labelled(tables, labels)
+    strategy = tables.strategy(choice, options)
+    assert not any(edge.moves for edge in strategy.edges() if edge.kind != "output")
+    memory, compute, communication = tables.breakdown(choice, options)
+    assert memory < inf
+    graph = prepared.graph.atoms.graph
+    for tensor in graph.parameters:
+        assert strategy.local_shape(tensor.name, strategy.stored[tensor.name]) == tensor.shape
+    if len(mesh) == 2 or name != "llama":
+        frontier = track_frontier(cost_graph(tables), epsilon=0.0)
+        assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
+
+
+def test_megatron_is_in_the_space():
+    """Column, then row: one partial sum, reduced once forward; the first input needs no gradient."""
+    prepared = problem(two_layers)
+    tables = tables_of(prepared, (1, 2), "adam", COPY)
+    first, second, loss = (g.name for g in prepared.graph.groups)
+    choice, options = labelled(tables, {first: ("out_features",), second: ("in_features",), loss: ("none",)})
+    strategy = tables.strategy(choice, options)
+    assert strategy.local_shape("p_model_first_weight", strategy.stored["p_model_first_weight"]) == (16, 24)
+    assert strategy.local_shape("p_model_second_weight", strategy.stored["p_model_second_weight"]) == (8, 16)
+    moving = [edge for edge in strategy.edges() if edge.moves]
+    assert [(e.kind, e.reader) for e in moving] == [("activation", loss)]
+    memory, compute, communication = tables.breakdown(choice, options)
+    frontier = track_frontier(cost_graph(tables), epsilon=0.0)
+    assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
+
+
+def test_layers_alike_share_their_tables():
+    prepared = problem(gpt2)
+    tables = tables_of(prepared, (1, 2))
+    templates = list(tables.templates.values())
+    assert len({id(t) for t in templates}) < len(templates)
+    by_work = {}
+    for group in prepared.graph.groups:
+        configuration = tables.configuration(group, 1)
+        work = workload(prepared.graph, configuration, tables.mesh)
+        assert work.key == tables.templates[group.name].works[1].key
+        by_work.setdefault(work.key, []).append(group.name)
+    assert max(len(names) for names in by_work.values()) >= 2
+
+
+class Stack(nn.Module):
+    """Three equal layers; the last one's result leaves the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def stack():
+    return Stack(), (torch.randn(8, 16),), {}
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("build", [two_layers, gpt2, stack], ids=lambda b: b.__name__)
+def test_inference_has_no_gradients_and_no_state(build, mesh):
+    """What leaves the model is gathered, also when a layer like the last one feeds another."""
+    rng = random.Random(f"{build.__name__}{mesh}")
+    tables = tables_of(problem(build, "inference"), mesh, "adam", COPY)
+    for _ in range(10):
+        choice, options = draw(tables, rng, keep=False)
+        expected = naive_breakdown(tables, choice, options, "adam")
+        assert tables.breakdown(choice, options) == pytest.approx(expected)
+        strategy = tables.strategy(choice, options)
+        stored = sum(
+            prod(strategy.local_shape(n, layout)) * strategy.tensor(n).element_bytes
+            for n, layout in strategy.stored.items()
+        )
+        assert tables.breakdown(choice, options)[0] == stored

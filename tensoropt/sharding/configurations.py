@@ -143,15 +143,17 @@ class _MicroBatches:
 
     def run(self) -> Mapping[str, AxisStrategy]:
         for group in self.graph.groups:
-            fed = [n for n in self._sources(group) if self.known.get(n, REPLICATE) != REPLICATE]
+            whole = (REPLICATE, PARTIAL_GRAD)
+            fed = [n for n in self._sources(group) if self.known.get(n, REPLICATE) not in whole]
             if not fed:
                 self.waiting.update(dict.fromkeys(group.writes, group))
             elif not self._decide(group, {}):
                 raise MicroBatchRefused(
                     f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
                 )
-        for group in list(dict.fromkeys(g.name for g in self.waiting.values())):
-            self._decide(next(g for g in self.graph.groups if g.name == group), {})
+        for group in self.graph.groups:
+            if any(group is waiting for waiting in self.waiting.values()):
+                self._decide(group, {})
         for name in self.graph.atoms.graph.outputs:
             if self.tensors[name].elements > 1 and self.known[name] != 0:
                 raise MicroBatchRefused(f"output {name} has no batch dim in front")

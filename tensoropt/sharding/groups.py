@@ -157,6 +157,8 @@ class _Grouping:
         # Every other operand must already be read by the group, or the edge would be new.
         if self._external(op, draft) - draft.reads:
             return False
+        if self._adds_loops(space, draft):
+            return False
         followed = [s for s in (self._follow(s, op, draft) for s in draft.strategies) if s is not None]
         lost = _ways(draft.strategies) - _ways(followed)
         # A chain of cheap operators may lose ways (a norm's own dim); a heavy anchor may not.
@@ -168,6 +170,18 @@ class _Grouping:
         draft.strategies = followed
         self.draft_of[op.name] = draft
         return True
+
+    def _adds_loops(self, space: IndexSpace, draft: _Draft) -> bool:
+        """Whether a chain made of parameters only meets a dim it knows nothing of.
+
+        That is a position bias meeting the batch: following would keep the result whole for ever.
+        """
+        if draft.operators[0].name not in self.independent:
+            return False
+        made = {n for op in draft.operators for n in op.outputs}
+        fed = {loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops}
+        written = {loop for operand in space.writes for loop in operand.loops}
+        return any(space.dims[loop].splittable for loop in written - fed)
 
     def _follow(self, strategy: AxisStrategy, op: Operator, draft: _Draft) -> AxisStrategy | None:
         """The strategy extended to ``op``, or None when ``op`` cannot go along."""

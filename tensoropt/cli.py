@@ -1,0 +1,188 @@
+"""The ``tensoropt`` command: parse, call, print. What it does is in ``api``, ``plan`` and ``verify``.
+
+Results go to stdout (JSON with ``--json``), progress and remarks to stderr. Exit codes: 0 done, 1 a check
+failed, 2 the input cannot be used (one sentence says why), 130 interrupted. Heavy imports are the verbs' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensoropt import __version__
+from tensoropt.console import Progress
+from tensoropt.errors import TensorOptError
+
+Answer = tuple[dict[str, Any], str, int]
+"""What a verb gives: data for ``--json``, text for a person, exit code."""
+EXIT_OK, EXIT_CHECK, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
+CLUSTER_HELP = "local, local:N (N CPU ranks), a preset (see: tensoropt list clusters) or a YAML/JSON file"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; the verbs and their words are fixed."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="write the result as JSON to stdout")
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    top = argparse.ArgumentParser(
+        prog="tensoropt",
+        description="Every worthwhile way to spread a model over a cluster, and running the one you pick.",
+        epilog="tensoropt VERB --help explains a verb.",
+    )
+    top.add_argument("--version", action="version", version=f"tensoropt {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, what: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(
+            name, help=what, description=what[0].upper() + what[1:] + ".", parents=[common]
+        )
+
+    explore = verb("explore", "find the cost frontier of a model on a cluster")
+    explore.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    explore.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    explore.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
+    explore.add_argument(
+        "--mode", choices=("train", "inference"), default="train", help="default: %(default)s"
+    )
+    explore.add_argument(
+        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
+    )
+    explore.add_argument(
+        "--micro-batches",
+        default="auto",
+        metavar="auto|1,2,4",
+        help="counts to search; auto: 1,2,4,8 that divide",
+    )
+    explore.add_argument("--memory", metavar="24GiB", help="fail if no plan fits this much per device")
+    explore.add_argument(
+        "--epsilon",
+        type=float,
+        default=1e-3,
+        metavar="E",
+        help="allowed gap, 0 for exact; default: %(default)s",
+    )
+    explore.add_argument(
+        "--max-points", type=int, metavar="N", help="keep at most N points per table while searching"
+    )
+    explore.add_argument(
+        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
+    )
+    explore.add_argument("--seed", type=int, default=0, help="of the weights; default: %(default)s")
+    explore.set_defaults(run="explore")
+
+    choose = verb("choose", "turn a point of a saved frontier into a plan")
+    choose.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+    which = choose.add_mutually_exclusive_group(required=True)
+    which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
+    which.add_argument(
+        "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
+    )
+    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    choose.add_argument("--out", metavar="plan.json", help="where to write the plan")
+    choose.set_defaults(run="choose")
+
+    export = verb("export", "write a saved frontier as CSV")
+    export.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+    export.add_argument("--csv", required=True, metavar="FILE", help="one row per point")
+    export.add_argument("--strategies", metavar="FILE", help="one row per point and operator")
+    export.set_defaults(run="export")
+
+    verify = verb("verify", "run a plan, or random strategies, beside the unsplit model and compare")
+    verify.add_argument(
+        "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
+    )
+    verify.add_argument("--cluster", help="with --random: " + CLUSTER_HELP)
+    verify.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
+    verify.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
+    verify.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
+    verify.set_defaults(run="verify")
+
+    listing = verb("list", "name what there is")
+    listing.add_argument("what", choices=("models", "clusters", "planners"))
+    listing.set_defaults(run="list")
+
+    links = verb("measure-links", "time point-to-point messages and collectives of this machine's ranks")
+    links.add_argument("--cluster", required=True, help="local or local:N")
+    links.add_argument("--refresh", action="store_true", help="measure again what is known already")
+    links.set_defaults(run="measure-links")
+
+    demo = verb("demo", "the whole loop on a GPT-2-style model: explore, choose, run, compare")
+    demo.add_argument("--out", default="out/demo", metavar="DIR", help="default: %(default)s")
+    demo.add_argument("--model", default="zoo:gpt2-demo", help="default: %(default)s")
+    demo.add_argument("--cluster", default="local", help="default: %(default)s")
+    demo.add_argument("--steps", type=int, default=4, help="training steps to run; default: %(default)s")
+    demo.set_defaults(run="demo")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and give its exit code."""
+    options = parser().parse_args(arguments)
+    progress = Progress()
+    try:
+        data, text, code = _verb(options.run)(options, progress)
+        progress.close()
+        print(json.dumps(plain(data), indent=1) if options.json else text)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return _failed(options, progress, "interrupted; nothing saved was changed", EXIT_INTERRUPTED)
+    except TensorOptError as error:
+        return _failed(options, progress, sentence(error), EXIT_INPUT)
+    except OSError as error:
+        name = f" {error.filename}" if error.filename else ""
+        return _failed(
+            options, progress, f"{error.strerror or error}:{name}; nothing saved was changed", EXIT_INPUT
+        )
+    except MemoryError:
+        return _failed(
+            options, progress, "this machine's memory is used up; take a smaller --batch", EXIT_INPUT
+        )
+    except Exception as error:
+        text = (
+            f"unexpected {type(error).__name__}: {sentence(error)}; run again with --debug for the traceback"
+        )
+        return _failed(options, progress, text, EXIT_INPUT)
+
+
+def _failed(options: argparse.Namespace, progress: Progress, text: str, code: int) -> int:
+    progress.close()
+    if options.debug:
+        traceback.print_exc()
+    if options.json:
+        print(json.dumps({"error": text}))
+    print(f"tensoropt: error: {text}", file=sys.stderr)
+    return code
+
+
+def sentence(error: BaseException) -> str:
+    """The first paragraph of an error's message on one line."""
+    return " ".join(str(error).split("\n\n")[0].split()) or "no message"
+
+
+def plain(value: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands for both."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+def _verb(name: str) -> Callable[[argparse.Namespace, Progress], Answer]:
+    from tensoropt import verbs
+
+    return verbs.VERBS[name]

@@ -1,0 +1,195 @@
+"""An exploration as text: the frontier as a table, what was found out on the way, one point in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensoropt.plan.exploration import MEMORY_KINDS, Exploration
+from tensoropt.units import format_bytes, format_seconds
+
+UNSPLIT = ("none", "partial", "partial_grad")
+SHOWN = 20
+Row = list[str]
+
+HEADER: Row = [
+    "point", "memory/{size}", "time/{time}", "compute/{time}", "comm./{time}", "mesh", "micro",
+    "parameters/{size}", "operators split by", "figures", "gap", "",
+]  # fmt: skip
+LEFT = (8, 9, 11)
+"""Columns that hold words."""
+
+
+def shown_points(exploration: Exploration, most: int = SHOWN) -> list[int]:
+    """At most ``most`` points spread evenly over the logarithm of time, both ends and the knee among them."""
+    count = len(exploration.points)
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1, exploration.index(knee_point=True)}
+    times = np.log([p.time_s for p in exploration.points])
+    for wanted in np.linspace(times[0], times[-1], most):
+        if len(kept) >= most:
+            break
+        kept.add(int(np.argmin(np.abs(times - wanted))))
+    for index in np.linspace(0, count - 1, most).astype(int):  # where the frontier is flat in time
+        if len(kept) >= most:
+            break
+        kept.add(int(index))
+    return sorted(kept)
+
+
+def split_words(exploration: Exploration, index: int) -> str:
+    """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
+    point = exploration.points[index]
+    space = exploration.spaces[point.space]
+    if not space.mesh.shape:
+        return "one device"
+    counts: Counter[str] = Counter()
+    for which, group in zip(point.choice, space.groups.values(), strict=False):
+        labels = group["configurations"][which]
+        kinds = {_kind(label, group["micro"]) for label in labels} - {"whole"}
+        counts["+".join(sorted(kinds)) or "whole"] += 1
+    total = sum(counts.values())
+    parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
+    return ", ".join(parts)
+
+
+def _kind(label: str, batch: str) -> str:
+    """``data`` for a split along the batch, ``model`` for any other, ``split`` where that is not known."""
+    if label in UNSPLIT:
+        return "whole"
+    if batch in UNSPLIT:
+        return "split"
+    return "data" if label == batch else "model"
+
+
+def source_words(sources: dict[str, float]) -> str:
+    """Where the time comes from, largest share first."""
+    parts = [(share, name) for name, share in sources.items() if share >= 0.005]
+    return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
+
+
+def table_rows(exploration: Exploration, indices: Sequence[int]) -> list[Row]:
+    """Header and one row of words per point."""
+    marks = marks_of(exploration)
+    (size, size_bytes), (time, time_s) = units_of(exploration)
+    rows = [[cell.format(size=size, time=time) for cell in HEADER]]
+    for i in indices:
+        p = exploration.points[i]
+        space = exploration.spaces[p.space]
+        rows.append(
+            [
+                str(i),
+                f"{p.memory_bytes / size_bytes:.2f}",
+                f"{p.time_s / time_s:.2f}",
+                f"{p.compute_s / time_s:.2f}",
+                f"{p.communication_s / time_s:.2f}",
+                space.mesh.label,
+                str(space.micro_batches),
+                f"{p.memory[0] / size_bytes:.2f}",
+                split_words(exploration, i),
+                source_words(dict(p.sources)),
+                "exact" if p.exact else f"≤{100 * p.gap:.2g} %",
+                "<- " + ", ".join(marks[i]) if i in marks else "",
+            ]
+        )
+    return rows
+
+
+def units_of(exploration: Exploration) -> tuple[tuple[str, float], tuple[str, float]]:
+    """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
+    memory, time_s = exploration.points[-1].memory_bytes, exploration.points[0].time_s
+    size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
+    return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
+
+
+def marks_of(exploration: Exploration) -> dict[int, list[str]]:
+    """What is special about a point: ``leanest``, ``knee``, ``fastest``."""
+    marks: dict[int, list[str]] = {}
+    last = len(exploration.points) - 1
+    for index, word in ((0, "leanest"), (exploration.index(knee_point=True), "knee"), (last, "fastest")):
+        marks.setdefault(index, []).append(word)
+    return marks
+
+
+def summary_lines(exploration: Exploration) -> list[str]:
+    """What was found out about the model and the search, a few readable lines."""
+    report: dict[str, Any] = dict(exploration.report)
+    lines = [
+        f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
+        f"{report['groups']} groups, {report['hubs']} tensors with several readers, "
+        f"{report['shared_parameters']} tied parameters"
+    ]
+    unknown = report.get("operators_without_rule") or []
+    if unknown:
+        lines.append(f"operators without a rule (kept whole): {', '.join(unknown)}")
+    else:
+        lines.append("every operator has a rule")
+    if "split_share_of_flops" in report:
+        lines.append(
+            f"{100 * report['split_share_of_flops']:.1f} % of the FLOPs can be split in two or more ways"
+        )
+    if report.get("micro_batches_refused"):
+        lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
+    notes = [*report.get("notes", []), *(n for s in exploration.spaces for n in s.notes)]
+    lines += [f"note: {note}" for note in dict.fromkeys(notes)]
+    measured = report.get("workloads_measured", 0)
+    if measured:
+        spread = report.get("median_spread")
+        text = f"timed: {measured} distinct pieces of work"
+        if spread is not None:
+            text += f", median spread {100 * spread:.0f} %"
+        if report.get("failed_measurements"):
+            text += f", {report['failed_measurements']} failed and were ruled out"
+        lines.append(text)
+    else:
+        lines.append(
+            f"nothing was timed: {report.get('device', 'the device')} is not here; figures are of data sheets"
+        )
+    seconds = report.get("seconds", {})
+    lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
+    return lines
+
+
+def point_lines(exploration: Exploration, index: int) -> list[str]:
+    """One point in words."""
+    p = exploration.points[index]
+    space = exploration.spaces[p.space]
+    kinds = zip(MEMORY_KINDS, p.memory, strict=True)
+    return [
+        f"point {index} of {len(exploration.points)}: {format_bytes(p.memory_bytes)} per device, "
+        f"{format_seconds(p.time_s)} per step",
+        f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); split: "
+        f" {split_words(exploration, index)}",
+        "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
+        f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
+        f"({source_words(dict(p.sources))})",
+    ]
+
+
+def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Points as plain data, with the words of the CSV."""
+    rows = []
+    for i in range(len(exploration.points)) if indices is None else indices:
+        p = exploration.points[i]
+        space = exploration.spaces[p.space]
+        rows.append(
+            {
+                "point": i,
+                "memory_bytes": round(p.memory_bytes),
+                "time_s": p.time_s,
+                "devices": int(np.prod(space.mesh.shape)) if space.mesh.shape else 1,
+                "mesh": space.mesh.label,
+                "micro_batches": space.micro_batches,
+                "compute_s": p.compute_s,
+                "communication_s": p.communication_s,
+                "exact": p.exact,
+                "gap": p.gap,
+                "planner": p.planner,
+                "sources": dict(p.sources),
+            }
+        )
+    return rows

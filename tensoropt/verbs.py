@@ -1,0 +1,371 @@
+"""What each verb of the command line calls, and how it words the answer."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tensoropt.console import Progress, columns
+from tensoropt.errors import TensorOptError
+from tensoropt.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+
+Answer = tuple[dict[str, Any], str, int]
+
+
+def explore(options: argparse.Namespace, progress: Progress) -> Answer:
+    counts = micro_batch_option(options.micro_batches)
+    memory_bytes = parse_bytes(options.memory) if options.memory else None
+    from tensoropt.cluster import load_cluster
+
+    cluster = load_cluster(options.cluster)
+    folder = writable_folder(options.out)
+    from tensoropt import api
+    from tensoropt.plan.table import points_data, summary_lines
+
+    settings = api.Settings(
+        options.mode, options.optimizer, counts, memory_bytes, options.epsilon, options.max_points
+    )
+    progress.note(defaults_line(options, cluster, settings))
+    loaded = build_model(options, on_meta=not api.is_local(cluster))
+    found = api.explore(
+        loaded.model,
+        loaded.args,
+        loaded.kwargs,
+        cluster=cluster,
+        mode=settings.mode,
+        optimizer=settings.optimizer,
+        micro_batches=counts,
+        memory_bytes=memory_bytes,
+        epsilon=settings.epsilon,
+        max_points=settings.max_points,
+        source=options.model,
+        seed=options.seed,
+        progress=progress,
+    )
+    found = with_batch(found, options.batch)
+    found.save(folder)
+    data = {
+        "out": str(folder),
+        "files": ["exploration.json", "points.npz", "frontier.csv"],
+        "model": found.model.model_dump(mode="json"),
+        "settings": dict(found.settings),
+        "points": points_data(found),
+        "report": dict(found.report),
+    }
+    text = "\n".join(
+        [
+            frontier_text(found),
+            "",
+            *summary_lines(found),
+            f"saved: {folder}/frontier.csv and all that `tensoropt choose {folder} --memory ...` needs",
+        ]
+    )
+    return data, text, 0
+
+
+def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:
+    """The model; without memory for its weights where they are not needed and its code allows it."""
+    from tensoropt.plan import load_model
+    from tensoropt.plan.source import ModelSourceError
+
+    if options.batch is not None and not options.model.startswith("zoo:"):
+        raise TensorOptError("--batch is for models of the zoo; other models bring their own example inputs")
+    if on_meta:
+        try:
+            return load_model(options.model, device="meta", seed=options.seed, batch=options.batch)
+        except ModelSourceError:
+            pass  # some code needs values; it either builds on the CPU or says there what is wrong
+    return load_model(options.model, device="cpu", seed=options.seed, batch=options.batch)
+
+
+def micro_batch_option(text: str) -> str | tuple[int, ...]:
+    """``auto`` or ``1,2,4``."""
+    if text == "auto":
+        return text
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise TensorOptError(f"--micro-batches '{text}' is neither auto nor a list such as 1,2,4") from None
+
+
+def writable_folder(path: str) -> Path:
+    """The folder, made if need be; refused before hours are spent, not after."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
+            pass
+    except OSError as error:
+        raise TensorOptError(
+            f"cannot write into {folder} ({error.strerror or error}); choose another --out"
+        ) from error
+    return folder
+
+
+def with_batch(exploration: Any, batch: int | None) -> Any:
+    """The exploration with the batch noted that its plans need to build the same model."""
+    if batch is None:
+        return exploration
+    from dataclasses import replace
+
+    return replace(exploration, model=exploration.model.model_copy(update={"batch": batch}))
+
+
+def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> str:
+    """Everything in effect, defaults included."""
+    micro = (
+        settings.micro_batches if isinstance(settings.micro_batches, str) else list(settings.micro_batches)
+    )
+    parts = {
+        "model": options.model,
+        "batch": options.batch or "the model's own",
+        "seed": options.seed,
+        "cluster": f"{cluster.name} ({cluster.device_count} x {cluster.device.name})",
+        "mode": settings.mode,
+        "optimizer": settings.optimizer,
+        "micro-batches": micro,
+        "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
+        "epsilon": settings.epsilon,
+        "max-points": settings.max_points or "no limit",
+        "out": options.out,
+    }
+    return "exploring with " + ", ".join(f"{k} {v}" for k, v in parts.items())
+
+
+def frontier_text(exploration: Any) -> str:
+    """The frontier as a table, thinned for the eye."""
+    from tensoropt.plan.table import LEFT, shown_points, table_rows
+
+    indices = shown_points(exploration)
+    text = columns(table_rows(exploration, indices), left=LEFT)
+    if len(indices) < len(exploration.points):
+        text += f"\n{len(indices)} of {len(exploration.points)} points shown; frontier.csv has them all"
+    return text
+
+
+def choose(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.plan import load_exploration
+    from tensoropt.plan.table import point_lines, points_data
+
+    memory = parse_bytes(options.memory) if options.memory is not None else None
+    time_s = parse_seconds(options.time) if options.time is not None else None
+    found = load_exploration(options.dir)
+    index = found.index(memory_bytes=memory, time_s=time_s, knee_point=options.knee)
+    plan = found.plan(index)
+    lines = point_lines(found, index)
+    if options.out:
+        plan.save(options.out)
+        lines.append(f"saved: {options.out}; run it: {run_line(plan.devices, options.out)}")
+    else:
+        lines.append("not saved; give --out plan.json to keep it")
+    data = {
+        **points_data(found, [index])[0],
+        "out": options.out,
+        "plan": plan.model_dump(by_alias=True, mode="json"),
+    }
+    return data, "\n".join(lines), 0
+
+
+def run_line(devices: int, path: str) -> str:
+    """The command that runs a plan without a script."""
+    return f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
+
+
+def export(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.plan import load_exploration
+    from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+
+    found = load_exploration(options.dir)
+    write_frontier_csv(found, options.csv)
+    lines = [f"{len(found.points)} points written to {options.csv}"]
+    if options.strategies:
+        write_strategies_csv(found, options.strategies)
+        lines.append(f"their strategies written to {options.strategies}")
+    data = {"points": len(found.points), "csv": options.csv, "strategies": options.strategies}
+    return data, "\n".join(lines), 0
+
+
+def verify(options: argparse.Namespace, progress: Progress) -> Answer:
+    if options.random is None:
+        if options.cluster is not None or options.batch is not None:
+            raise TensorOptError(
+                "--cluster and --batch belong to --random N; a plan names its own mesh and batch"
+            )
+        if ":" in options.target and not Path(options.target).exists():
+            raise TensorOptError(
+                f"there is no plan file {options.target}; to verify a model add --cluster local --random 20"
+            )
+        from tensoropt.plan import load_plan
+
+        plan = load_plan(options.target)
+        from tensoropt import verify as check
+
+        data = check.verify_plan(plan, progress=progress)
+    else:
+        if options.cluster is None:
+            raise TensorOptError("--random needs --cluster, for example --cluster local")
+        from tensoropt import verify as check
+
+        data = check.verify_random(
+            options.target,
+            options.cluster,
+            options.random,
+            seed=options.seed,
+            batch=options.batch,
+            progress=progress,
+        )
+    return data, verify_text(data), 0 if data["ok"] else 1
+
+
+def verify_text(data: dict[str, Any]) -> str:
+    """Predicted beside measured, one row per plan, and what went wrong."""
+    rows = [
+        ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
+         "tracked", "time pred.", "measured", "verdict"]
+    ]  # fmt: skip
+    complaints = []
+    for i, p in enumerate(data["plans"]):
+        predicted, issued = (sum(c["count"] for c in p[f"collectives_{k}"]) for k in ("predicted", "issued"))
+        rows.append(
+            [
+                str(i), p["mesh"], str(p["micro_batches"]), f"{p['loss_difference']:.1e}",
+                f"{p['gradient_difference']:.1e}", "agree" if p["replicas_agree"] else "DIFFER",
+                f"{predicted} = {issued}" if not p["collectives_unlike"] else f"{predicted} != {issued}",
+                format_bytes(p["memory_predicted_bytes"]), format_bytes(p["memory_tracked_bytes"]),
+                format_seconds(p["time_predicted_s"]), format_seconds(p["time_measured_s"]),
+                "ok" if p["ok"] else "FAILED",
+            ]
+        )  # fmt: skip
+        complaints += [
+            f"plan {i}: {line}" for line in (*([p["error"]] if p["error"] else []), *p["collectives_unlike"])
+        ]
+        if not p["ok"] and not p["error"] and not p["collectives_unlike"]:
+            complaints.append(f"plan {i}: differs most in the gradient of {p['worst_gradient']}")
+    module = data["module"]
+    if module is None:
+        against = "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
+    else:
+        against = (
+            f"unsplit graph against the model itself: loss differs by {module['loss_difference']:.1e}, "
+            f"gradients by {module['gradient_difference']:.1e}"
+        )
+    passed = sum(p["ok"] for p in data["plans"])
+    return "\n".join([columns(rows), *complaints, against, f"{passed} of {len(data['plans'])} plans ok"])
+
+
+def listing(options: argparse.Namespace, progress: Progress) -> Answer:
+    rows: list[list[str]]
+    if options.what == "models":
+        from tensoropt.zoo import list_models
+
+        entries = list_models()
+        data: list[dict[str, Any]] = [
+            {"name": f"zoo:{e.name}", "size": e.size, "batch": e.batch, "description": e.description,
+             "paper": e.paper, "requires": e.requires}
+            for e in entries
+        ]  # fmt: skip
+        rows = [["name", "size", "batch", "what it is"]]
+        rows += [[d["name"], d["size"], str(d["batch"]), d["description"]] for d in data]
+        left: tuple[int, ...] = (0, 1, 3)
+    elif options.what == "clusters":
+        data, rows, left = _clusters()
+    else:
+        from tensoropt.planners import PLANNERS
+
+        data = [{"name": name, "description": text} for name, text in PLANNERS.items()]
+        rows, left = [["name", "what it does"], *([d["name"], d["description"]] for d in data)], (0, 1)
+    return {options.what: data}, columns(rows, left=left), 0
+
+
+def _clusters() -> tuple[list[dict[str, Any]], list[list[str]], tuple[int, ...]]:
+    from tensoropt.cluster import list_clusters, load_cluster
+
+    data: list[dict[str, Any]] = []
+    for name in ("local", "local:N", *list_clusters()):
+        one = load_cluster(name.replace(":N", ":2").removesuffix("xN"))
+        open_ended = name.endswith("N")
+        data.append(
+            {
+                "name": name,
+                "devices": None if open_ended else one.device_count,
+                "device": one.device.name,
+                "memory_bytes": None if name == "local:N" else one.memory_bytes,
+                "source": {"local:N": "N CPU ranks of this machine"}.get(name, one.source),
+            }
+        )
+    rows = [["name", "devices", "kind", "memory each", "source"]]
+    for d in data:
+        devices = str(d["devices"]) if d["devices"] else ("N" if d["name"] == "local:N" else "N nodes")
+        memory = format_bytes(d["memory_bytes"]) if d["memory_bytes"] else "a share"
+        rows.append([d["name"], devices, d["device"], memory, d["source"]])
+    return data, rows, (0, 2, 4)
+
+
+def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.cluster import load_cluster
+
+    cluster = load_cluster(options.cluster)
+    from tensoropt import api
+    from tensoropt.costs.links import measure_links as measure
+    from tensoropt.costs.pool import RankPool
+    from tensoropt.costs.store import ProfileStore
+
+    if not api.is_local(cluster):
+        raise TensorOptError(
+            f"{cluster.name} is not this machine's CPU ranks, so its links cannot be timed here; use local:N"
+        )
+    meshes = cluster.meshes(api.MAX_AXES)
+    if cluster.device_count < 2:
+        raise TensorOptError("a single device has no links; give at least local:2")
+    data, texts = [], []
+    with ProfileStore() as store, RankPool(cluster.device_count) as pool:
+        for mesh in meshes:
+            fits = measure(
+                cluster,
+                mesh,
+                pool,
+                store,
+                functional=False,
+                refresh=options.refresh,
+                progress=partial(progress, f"links {mesh.label}"),
+            )
+            data.append(links_data(mesh.label, fits))
+            texts.append(f"mesh {mesh.label}\n{fits.table()}")
+    return {"cluster": cluster.name, "meshes": data}, "\n\n".join(texts), 0
+
+
+def links_data(mesh: str, fits: Any) -> dict[str, Any]:
+    """The fits of one mesh as plain data."""
+    return {
+        "mesh": mesh,
+        "collectives": [
+            {"kind": kind, "axes": list(axes), "groups": [fit.to_dict() for fit in group]}
+            for (kind, axes), group in fits.collectives.items()
+        ],
+        "pairs": [{"between": list(pair), **fit.to_dict()} for pair, fit in fits.pairs.items()],
+        "failed": dict(fits.failed),
+    }
+
+
+def demo(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.demo import run_demo
+
+    if options.steps < 1:
+        raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
+    folder = writable_folder(options.out)
+    return run_demo(options.model, options.cluster, folder, steps=options.steps, progress=progress)
+
+
+VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {
+    "explore": explore,
+    "choose": choose,
+    "export": export,
+    "verify": verify,
+    "list": listing,
+    "measure-links": measure_links,
+    "demo": demo,
+}

@@ -1,0 +1,234 @@
+"""Prediction beside reality: plans are run next to the unsplit model on the same data.
+
+What is predicted comes from the cost side (facts, measurements, link fits), what is measured from the
+executor; here the two meet and ``ok`` is decided: the numbers agree to rounding, replicas agree, and the
+collectives issued are those predicted, one by one. Memory and time are shown, not judged.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.api import MAX_AXES, CostSource, Problem, Settings, is_local, micro_batch_counts, real_shape
+from tensoropt.cluster import Cluster, available_cores, load_cluster
+from tensoropt.costs.collectives import predicted_collectives
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.pool import RankPool
+from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.workload import Workload, workload
+from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
+from tensoropt.execute.rank_checks import CheckOptions
+from tensoropt.execute.recorder import compare_collectives
+from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
+from tensoropt.plan import Plan
+from tensoropt.plan.simulate import simulate
+from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
+from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+
+Progress = Callable[[str, int, int, str], None]
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank."""
+
+    collectives: Rows
+    memory_bytes: float
+    time_s: float
+
+
+def verify_plan(plan: Plan, *, progress: Progress) -> dict[str, Any]:
+    """Run a plan on CPU ranks of this machine beside the unsplit model.
+
+    Returns:
+        ``ok``, ``plans`` with one entry (keys of DESIGN section 9), and ``module``: the unsplit graph against
+        the model it came from.
+
+    Raises:
+        PlanError: the plan is for another model, or cannot be run here.
+    """
+    if plan.model.mode != "train":
+        raise PlanError(
+            "the plan is for inference; verify runs training plans only: explore with --mode train"
+        )
+    if not plan.model.source:
+        raise PlanError(
+            "the plan does not say where its model comes from, so it cannot be run without a script; explore "
+            "with the command line, or pass source= to tensoropt.explore"
+        )
+    check_room(plan.devices)
+    spec = model_spec(plan)
+    progress("capture", 0, 1, spec.source)
+    strategy = plan.strategy(load_model(spec).graph)
+    progress("capture", 1, 1, spec.source)
+    rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
+    prediction = Prediction(rows, plan.predicted.memory_bytes, plan.predicted.time_s)
+    with RankPool(max(plan.devices, 1), timeout_s=600.0) as pool:
+        return _run(spec, [strategy], [prediction], pool, plan.optimizer, progress)
+
+
+def model_spec(plan: Plan) -> ModelSpec:
+    """The model of a plan, as ranks build it."""
+    settings = () if plan.model.batch is None else (("batch", plan.model.batch),)
+    return ModelSpec(plan.model.source, plan.model.seed, settings=settings)
+
+
+def verify_random(
+    source: str,
+    cluster: str | Cluster,
+    count: int,
+    *,
+    seed: int = 0,
+    batch: int | None = None,
+    store: ProfileStore | None = None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Run random legal strategies of a model, not only those of a frontier; see :func:`verify_plan`.
+
+    Args:
+        source: of the model.
+        cluster: its meshes are drawn from; every device becomes a CPU rank here.
+        count: how many strategies.
+        seed: decides the weights and the strategies.
+        batch: of a zoo model.
+    """
+    if count < 1:
+        raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
+    where = load_cluster(cluster)
+    check_room(where.device_count)
+    spec = ModelSpec(source, seed, settings=() if batch is None else (("batch", batch),))
+    progress("capture", 0, 1, source)
+    loaded = load_model(spec)
+    problem = _problem(loaded)
+    progress("capture", 1, 1, source)
+    settings = Settings()
+    meshes, counts = where.meshes(MAX_AXES), micro_batch_counts(problem, settings)
+    rng = random.Random(seed)
+    strategies, on = [], []
+    for _ in range(count):
+        mesh, micro = rng.choice(meshes), rng.choice(counts)
+        strategies.append(
+            random_strategy(
+                loaded.graph, (micro, *real_shape(mesh)), micro_strategies(loaded.graph, micro), rng
+            )
+        )
+        on.append(mesh)
+    with ExitStack() as stack:
+        own = store or stack.enter_context(ProfileStore())
+        pool = stack.enter_context(RankPool(where.device_count, timeout_s=600.0))
+        dtype = loaded.captured.graph.parameters[0].dtype if loaded.captured.graph.parameters else "float32"
+        costs = CostSource(where, own, settings, dtype, pool if is_local(where) else None, progress)
+        works = [_works(s) for s in strategies]
+        costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
+        models = {m.label: costs.communication(m) for m in dict.fromkeys(on)}
+        compute = costs.compute()
+        predictions = []
+        for strategy, mesh, of_strategy in zip(strategies, on, works, strict=True):
+            facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
+            found = predicted_collectives(strategy, facts)
+            time_s = compute_s(strategy, of_strategy, facts, compute)
+            time_s += sum(models[mesh.label].time_s(c.kind, c.axes, c.bytes) * n for c, n in found.items())
+            rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
+            peak = simulate(strategy, facts, settings.optimizer).peak
+            predictions.append(Prediction(rows, float(peak.total), time_s))
+        return _run(spec, strategies, predictions, pool, settings.optimizer, progress)
+
+
+def check_room(devices: int) -> None:
+    """Refuse clusters whose ranks this machine could only pretend to run."""
+    cores = len(available_cores())
+    most = max(16, 2 * cores)
+    if devices > most:
+        raise TensorOptError(
+            f"verify starts one process per device: {devices} are too many for {cores} cores; use a plan for at "
+            f"most {most} devices, for example --cluster local:{cores}"
+        )
+
+
+def _problem(loaded: LoadedModel) -> Problem:
+    try:
+        return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
+    except MicroBatchRefused as refusal:
+        return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
+
+
+def _works(strategy: Strategy) -> dict[str, Workload]:
+    return {
+        name: workload(strategy.graph, configuration, strategy.mesh)
+        for name, configuration in strategy.configurations.items()
+    }
+
+
+def compute_s(
+    strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts], compute: Any
+) -> float:
+    """Seconds of computing in one step: every group's forward and backward, and the optimizer."""
+    groups = sum(sum(compute.seconds(work, facts[name])) for name, work in works.items())
+    elements = sum(
+        math.prod(strategy.local_shape(name, layout))
+        for name, layout in strategy.stored.items()
+        if strategy.tensor(name).requires_grad
+    )
+    return groups * strategy.micro_batches + elements * compute.optimizer_s_per_element
+
+
+def _run(
+    spec: ModelSpec,
+    strategies: Sequence[Strategy],
+    predictions: Sequence[Prediction],
+    pool: RankPool,
+    optimizer: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    progress("reference", 0, 1, "the unsplit graph against the model itself")
+    module = verify_module(spec, pool, spec.seed)
+    progress("reference", 1, 1, "")
+    progress("run", 0, len(strategies), "")
+    results = verify_strategies(
+        spec,
+        [strategy_to_dict(s) for s in strategies],
+        pool=pool,
+        options=CheckOptions(optimizer=optimizer, seed=spec.seed),
+        progress=lambda done, total: progress("run", done, total, ""),
+    )
+    rows = zip(strategies, predictions, results, strict=True)
+    plans = [_joined(*row) for row in rows]
+    faithful = module is None or within_tolerance(
+        {"parameter_difference": 0.0, "buffer_difference": 0.0} | module
+    )
+    return {"ok": faithful and all(p["ok"] for p in plans), "plans": plans, "module": module}
+
+
+def _joined(strategy: Strategy, predicted: Prediction, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Predicted and measured of one strategy."""
+    issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found["collectives_issued"]]
+    unlike = [] if found["error"] else compare_collectives(predicted.collectives, issued)
+    return {
+        "ok": bool(found["numerics_ok"]) and not unlike,
+        "mesh": "x".join(map(str, strategy.mesh[1:])) or "1",
+        "micro_batches": strategy.micro_batches,
+        "loss_difference": found["loss_difference"],
+        "gradient_difference": found["gradient_difference"],
+        "worst_gradient": found["worst_gradient"],
+        "parameter_difference": found["parameter_difference"],
+        "buffer_difference": found["buffer_difference"],
+        "replicas_agree": found["replicas_agree"],
+        "collectives_predicted": predicted.collectives,
+        "collectives_issued": issued,
+        "collectives_unlike": unlike,
+        "memory_predicted_bytes": round(predicted.memory_bytes),
+        "memory_tracked_bytes": found["memory_tracked_bytes"],
+        "memory_tracked": found["memory_tracked"],
+        "time_predicted_s": predicted.time_s,
+        "time_measured_s": found["time_measured_s"],
+        "error": found["error"],
+    }

@@ -1,0 +1,185 @@
+"""Facts worked out by hand, and compared with what real tensors keep."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tensoropt.costs.facts import Facts, find_facts
+from tensoropt.costs.workload import TensorSpec, Workload, random_tensor, run, workload
+from tensoropt.graph import Ref
+from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.sharding.kernels import SingleDevice
+from tensoropt.sharding.local import LocalCall
+from tests.costs.models import gates, gpt2, llama, problem, two_layers
+
+
+def chain(inputs: dict[str, tuple[tuple[int, ...], str]], *calls: tuple[Any, ...], writes: str) -> Workload:
+    """A workload of (function, args, outputs) calls on float32 inputs given as (shape, role)."""
+    return Workload(
+        tuple((n, TensorSpec(shape, "float32", True), role) for n, (shape, role) in inputs.items()),
+        tuple(
+            (LocalCall(function, args, {}, static=static), outs) for function, args, outs, *static in calls
+        ),
+        None,
+        tuple(writes.split()),
+        {},
+    )
+
+
+def linear(rows: int, k: int, n: int, *more: tuple[Any, ...], writes: str = "y") -> Workload:
+    inputs = {"x": ((rows, k), "read"), "w": ((n, k), "parameter"), "b": ((n,), "parameter")}
+    first = ("aten.linear.default", (Ref("x"), Ref("w"), Ref("b")), ("y",))
+    return chain(inputs, first, *more, writes=writes)
+
+
+def pointwise(function: str, *args: Any, shape: tuple[int, ...] = (8, 16)) -> Workload:
+    return chain({"x": (shape, "read")}, (function, (Ref("x"), *args), ("y",)), writes="y")
+
+
+def test_linear():
+    facts = find_facts(linear(32, 24, 16))
+    assert facts.reads_kept == ("x",)
+    assert facts.parameters_kept == {"w": 1}  # the bias is not needed
+    assert facts.kept_bytes == 0
+    assert facts.writes_kept == ()
+    assert facts.forward_flops == 2 * 32 * 24 * 16
+    assert facts.backward_flops == 4 * 32 * 24 * 16
+    assert facts.traffic_bytes == 4 * (32 * 24 + 24 * 16 + 16 + 32 * 16)
+    assert facts.forward_peak_bytes == 4 * 32 * 16  # the result
+
+
+def test_linear_whose_input_needs_no_gradient_keeps_no_weight():
+    work = linear(32, 24, 16)
+    inputs = tuple((n, TensorSpec(s.shape, s.dtype, n != "x"), role) for n, s, role in work.inputs)
+    facts = find_facts(Workload(inputs, work.calls, None, work.writes, {}))
+    assert facts.reads_kept == ("x",)
+    assert facts.parameters_kept == {}
+    assert facts.backward_flops == 2 * 32 * 24 * 16
+
+
+def test_relu_keeps_its_output_and_gelu_its_input():
+    relu = find_facts(pointwise("aten.relu.default"))
+    assert (relu.kept_bytes, relu.reads_kept, relu.writes_kept) == (8 * 16 * 4, (), ("y",))
+    gelu = find_facts(pointwise("aten.gelu.default"))
+    assert (gelu.kept_bytes, gelu.reads_kept, gelu.writes_kept) == (0, ("x",), ())
+
+
+def test_chain_keeps_the_hidden_tensor_once():
+    gelu = linear(32, 24, 16, ("aten.gelu.default", (Ref("y"),), ("z",)), writes="z")
+    facts = find_facts(gelu)
+    assert facts.kept_bytes == 32 * 16 * 4  # gelu's input, made inside
+    assert facts.writes_kept == ()
+    relu = find_facts(linear(32, 24, 16, ("aten.relu.default", (Ref("y"),), ("z",)), writes="z"))
+    assert relu.kept_bytes == 32 * 16 * 4
+    assert relu.writes_kept == ("z",)
+    twice = find_facts(
+        linear(32, 24, 16, ("aten.tanh.default", (Ref("y"),), ("z",)),
+               ("aten.mul.Tensor", (Ref("z"), Ref("z")), ("u",)), writes="u")
+    )  # fmt: skip
+    assert twice.kept_bytes == 32 * 16 * 4  # tanh's result, saved three times, is one storage
+
+
+def test_layer_norm_keeps_its_statistics():
+    inputs = {"x": ((8, 16, 32), "read"), "w": ((32,), "parameter"), "b": ((32,), "parameter")}
+    call = ("aten.layer_norm.default", (Ref("x"), [32], Ref("w"), Ref("b"), 1e-5), ("y",))
+    facts = find_facts(chain(inputs, call, writes="y"))
+    assert facts.kept_bytes == 2 * 8 * 16 * 4  # mean and inverse deviation per row
+    assert facts.reads_kept == ("x",)
+    assert facts.writes_kept == ()
+    assert set(facts.parameters_kept) <= {"w", "b"}
+    assert facts.parameters_kept["w"] == 1
+
+
+def test_dropout_keeps_a_mask_of_one_byte():
+    pieces = ((8, 16, 8, ()), (16, 1, 16, ()))
+    work = chain(
+        {"x": ((8, 16), "read")},
+        ("kernels.dropout", (Ref("x"), 0.1), ("y",), pieces),
+        writes="y",
+    )
+    facts = find_facts(work)
+    assert facts.kept_bytes == 8 * 16
+    assert facts.reads_kept == ()
+    assert facts.writes_kept == ()
+
+
+def test_views_keep_and_move_nothing():
+    facts = find_facts(pointwise("aten.reshape.default", [4, 32]))
+    assert facts.kept_bytes == facts.traffic_bytes == facts.forward_peak_bytes == 0
+
+
+def test_inference_keeps_nothing():
+    facts = find_facts(linear(32, 24, 16, ("aten.gelu.default", (Ref("y"),), ("z",)), writes="z"), False)
+    assert facts.kept_bytes == 0
+    assert facts.reads_kept == facts.writes_kept == ()
+    assert facts.parameters_kept == {}
+    assert (facts.backward_flops, facts.backward_peak_bytes) == (0.0, 0)
+    assert facts.forward_flops == 2 * 32 * 24 * 16
+    assert facts.forward_peak_bytes == 2 * 32 * 16 * 4
+
+
+def test_backward_peak_of_a_linear():
+    """The gradients of weight, bias and input live together at its end."""
+    facts = find_facts(linear(32, 24, 16))
+    assert facts.backward_peak_bytes == 4 * (32 * 24 + 16 * 24 + 16)
+
+
+def test_nothing_is_really_allocated():
+    """A terabyte of tensors."""
+    facts = find_facts(linear(1 << 19, 1 << 18, 1 << 18))
+    assert facts.forward_flops == 2.0 ** (1 + 19 + 18 + 18)
+    assert facts.forward_peak_bytes == 4 << 37
+
+
+def test_records_come_back():
+    facts = find_facts(linear(32, 24, 16, ("aten.gelu.default", (Ref("y"),), ("z",)), writes="z"))
+    assert Facts.from_record(facts.to_record()) == facts
+    assert Facts.from_record(json.loads(json.dumps(facts.to_record()))) == facts
+
+
+# -- reality --------------------------------------------------------------------------------------
+
+
+def really_kept(work: Workload) -> tuple[int, set[str], set[str]]:
+    """(bytes made inside and kept, inputs kept, written storages kept) of a run on real tensors."""
+    tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+    given = {t.untyped_storage().data_ptr(): n for n, t in tensors.items()}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(value: torch.Tensor) -> torch.Tensor:
+        saved[value.untyped_storage().data_ptr()] = value.untyped_storage()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+        run(work, tensors, SingleDevice())
+    inside = {key: storage.nbytes() for key, storage in saved.items() if key not in given}
+    writes = {n for n in work.writes if tensors[n].untyped_storage().data_ptr() in inside}
+    return sum(inside.values()), {given[k] for k in saved if k in given}, writes
+
+
+@pytest.mark.parametrize("build", [two_layers, gates, gpt2, llama], ids=lambda b: b.__name__)
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
+def test_facts_agree_with_real_tensors(build, mesh):
+    prepared = problem(build)
+    rng = random.Random(0)
+    works = {}
+    for group in prepared.graph.groups:
+        configurations = enumerate_configurations(
+            prepared.graph.atoms, group, mesh, prepared.micro[group.name]
+        )
+        for configuration in rng.sample(configurations, min(3, len(configurations))):
+            work = workload(prepared.graph, configuration, mesh)
+            works[work.key] = work
+    for work in works.values():
+        facts = find_facts(work)
+        kept, inputs, writes = really_kept(work)
+        roles = {n: role for n, _, role in work.inputs}
+        assert facts.kept_bytes == kept, work.describe()
+        assert set(facts.reads_kept) == {n for n in inputs if roles[n] == "read"}, work.describe()
+        assert set(facts.parameters_kept) == {n for n in inputs if roles[n] == "parameter"}, work.describe()
+        assert set(facts.writes_kept) == writes, work.describe()

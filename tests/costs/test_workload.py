@@ -1,0 +1,108 @@
+"""Workloads: what makes two of them the same, and that they run wherever they are sent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tensoropt.costs.workload import TensorSpec, differentiable, random_tensor, run, workload
+from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.sharding.kernels import SingleDevice
+from tensoropt.sharding.placement import local_shape
+from tests.costs.models import gates, gpt2, llama, problem, two_layers
+
+MODELS = [two_layers, gates, gpt2, llama]
+
+
+def every_workload(build, mesh=(1, 2)):
+    """(group, configuration, workload) of everything a model can choose."""
+    prepared = problem(build)
+    for group in prepared.graph.groups:
+        for c in enumerate_configurations(prepared.graph.atoms, group, mesh, prepared.micro[group.name]):
+            yield group, c, workload(prepared.graph, c, mesh)
+
+
+def named(build, anchor, labels, mesh=(1, 2)):
+    return next(w for g, c, w in every_workload(build, mesh) if g.name == anchor and c.labels == labels)
+
+
+def test_the_same_layer_twice_has_one_key():
+    """Layers of GPT-2 differ in their names only; the first norm and the last one too."""
+    groups = [g.name for g in problem(gpt2).graph.groups]
+    first, second = [g for g in groups if g.startswith("scaled_dot_product_attention")]
+    for labels in (("none",), ("heads",), ("batch0",)):
+        assert named(gpt2, first, labels).key == named(gpt2, second, labels).key
+    assert named(gpt2, first, ("heads",)).names != named(gpt2, second, ("heads",)).names
+
+
+def test_shapes_and_choices_tell_keys_apart():
+    keys = {
+        labels: named(two_layers, "linear", labels).key for labels in [("none",), ("d0",), ("out_features",)]
+    }
+    assert len(set(keys.values())) == 3
+    assert named(two_layers, "linear", ("none",), (2, 2)).key != keys["none",]
+    # Splitting the batch over an axis or over micro-batches is the same work for one rank.
+    assert named(two_layers, "linear", ("none",), (2, 2)).key == keys["d0",]
+
+
+def test_equal_keys_mean_equal_work():
+    for build in MODELS:
+        seen = {}
+        for _, _, work in every_workload(build):
+            same = seen.setdefault(work.key, work)
+            assert [s for _, s, _ in same.inputs] == [s for _, s, _ in work.inputs]
+            assert [(c.function, c.static, outs) for c, outs in same.calls] == [
+                (c.function, c.static, outs) for c, outs in work.calls
+            ]
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
+def test_every_workload_survives_pickling_and_runs(build):
+    seen = set()
+    for group, configuration, work in every_workload(build, (2, 2)):
+        if work.key in seen:
+            continue
+        seen.add(work.key)
+        copy = pickle.loads(pickle.dumps(work))
+        assert copy.key == work.key
+        tensors = {name: random_tensor(spec) for name, spec, _ in copy.inputs}
+        run(copy, tensors, SingleDevice())
+        back = {short: name for name, short in group.short_names.items()}
+        for short in copy.writes:
+            atoms = problem(build).graph.atoms.atoms[back[short]]
+            expected = local_shape(atoms, configuration.layout(back[short]), (2, 2))
+            assert tuple(tensors[short].shape) == expected, (group.name, configuration.labels, short)
+        results, leaves = differentiable(copy, tensors)
+        if results and leaves:
+            torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
+
+
+def test_integers_stay_in_range():
+    """Lookups and losses of a shard get indices of that shard's rows."""
+    work = named(gpt2, "embedding", ("d0",))
+    bounds = {n: s.high for n, s, role in work.inputs if s.dtype == "int64"}
+    assert set(bounds.values()) == {102}
+    loss = next(g.name for g in problem(gpt2).graph.groups if "cross_entropy" in g.name)
+    for labels in (("none",), ("classes",)):
+        work = named(gpt2, loss, labels)
+        rows = next(s.shape[1] for _, s, _ in work.inputs if s.dtype == "float32")
+        (bound,) = {s.high for n, s, _ in work.inputs if s.dtype == "int64"}
+        assert bound == rows
+    value = random_tensor(TensorSpec((1000,), "int64", False, high=7))
+    assert 0 <= int(value.min()) <= int(value.max()) < 7
+    assert random_tensor(TensorSpec((3,), "bool", False)).dtype == torch.bool
+
+
+def test_keys_are_the_same_in_another_process():
+    """Nothing of them depends on a process: no addresses, no salted hashes."""
+    code = (
+        "import json\nfrom tests.costs.test_workload import every_workload, gates\n"
+        "print(json.dumps([w.key for _, _, w in every_workload(gates)]))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown.splitlines()[-1]) == [w.key for _, _, w in every_workload(gates)]

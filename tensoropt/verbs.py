@@ -24,7 +24,7 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
     cluster = load_cluster(options.cluster)
     folder = writable_folder(options.out)
     from tensoropt import api
-    from tensoropt.plan.table import points_data, summary_lines
+    from tensoropt.plan.table import frontier_text, points_data, summary_lines
 
     settings = api.Settings(
         options.mode, options.optimizer, counts, memory_bytes, options.epsilon, options.max_points
@@ -136,20 +136,9 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
     return "exploring with " + ", ".join(f"{k} {v}" for k, v in parts.items())
 
 
-def frontier_text(exploration: Any) -> str:
-    """The frontier as a table, thinned for the eye."""
-    from tensoropt.plan.table import LEFT, shown_points, table_rows
-
-    indices = shown_points(exploration)
-    text = columns(table_rows(exploration, indices), left=LEFT)
-    if len(indices) < len(exploration.points):
-        text += f"\n{len(indices)} of {len(exploration.points)} points shown; frontier.csv has them all"
-    return text
-
-
 def choose(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.plan import load_exploration
-    from tensoropt.plan.table import point_lines, points_data
+    from tensoropt.plan.table import point_lines, points_data, run_line
 
     memory = parse_bytes(options.memory) if options.memory is not None else None
     time_s = parse_seconds(options.time) if options.time is not None else None
@@ -168,11 +157,6 @@ def choose(options: argparse.Namespace, progress: Progress) -> Answer:
         "plan": plan.model_dump(by_alias=True, mode="json"),
     }
     return data, "\n".join(lines), 0
-
-
-def run_line(devices: int, path: str) -> str:
-    """The command that runs a plan without a script."""
-    return f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
 
 
 def export(options: argparse.Namespace, progress: Progress) -> Answer:
@@ -357,7 +341,13 @@ def demo(options: argparse.Namespace, progress: Progress) -> Answer:
     if options.steps < 1:
         raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
     folder = writable_folder(options.out)
-    return run_demo(options.model, options.cluster, folder, steps=options.steps, progress=progress)
+
+    def say(text: str) -> None:
+        progress.close()
+        if not options.json:
+            print(text, flush=True)
+
+    return run_demo(options.model, options.cluster, folder, steps=options.steps, progress=progress, say=say)
 
 
 VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {

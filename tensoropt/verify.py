@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.api import MAX_AXES, CostSource, Problem, Settings, is_local, micro_batch_counts, real_shape
-from tensoropt.cluster import Cluster, available_cores, load_cluster
+from tensoropt.cluster import Cluster, Mesh, available_cores, load_cluster
 from tensoropt.costs.collectives import predicted_collectives
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.pool import RankPool
@@ -23,7 +23,7 @@ from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
-from tensoropt.execute.rank_checks import CheckOptions
+from tensoropt.execute.rank_checks import CheckOptions, unsplit_strategy
 from tensoropt.execute.recorder import compare_collectives
 from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
 from tensoropt.plan import Plan
@@ -35,6 +35,8 @@ from tensoropt.testing.strategies import micro_strategies, random_strategy
 
 Progress = Callable[[str, int, int, str], None]
 Rows = list[dict[str, Any]]
+TIMEOUT_S = 600.0
+"""For one strategy; big models on small machines take minutes."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,43 @@ class Prediction:
 
 
 def verify_plan(plan: Plan, *, progress: Progress) -> dict[str, Any]:
-    """Run a plan on CPU ranks of this machine beside the unsplit model.
+    """:func:`verify_plans` for one plan."""
+    return verify_plans([plan], progress=progress)
+
+
+def verify_plans(plans: Sequence[Plan], *, progress: Progress) -> dict[str, Any]:
+    """Run plans of one model and optimizer on CPU ranks of this machine beside the unsplit model.
 
     Returns:
-        ``ok``, ``plans`` with one entry (keys of DESIGN section 9), and ``module``: the unsplit graph against
-        the model it came from.
+        ``ok``, ``plans`` with an entry for each (keys of DESIGN section 9), and ``module``: the unsplit graph
+        against the model it came from.
 
     Raises:
-        PlanError: the plan is for another model, or cannot be run here.
+        PlanError: a plan is for another model, or cannot be run here.
     """
+    for plan in plans:
+        _check_runnable(plan)
+    spec = model_spec(plans[0])
+    progress("capture", 0, 1, spec.source)
+    graph = load_model(spec).graph
+    strategies = [plan.strategy(graph) for plan in plans]
+    progress("capture", 1, 1, spec.source)
+    predictions = [
+        Prediction(
+            [c.model_dump(mode="json") for c in plan.predicted.collectives],
+            plan.predicted.memory_bytes,
+            plan.predicted.time_s,
+        )
+        for plan in plans
+    ]
+    with RankPool(plans[0].devices, timeout_s=TIMEOUT_S) as pool:
+        return _run(spec, strategies, predictions, pool, plans[0].optimizer, progress)
+
+
+def _check_runnable(plan: Plan) -> None:
     if plan.model.mode != "train":
         raise PlanError(
-            "the plan is for inference; verify runs training plans only: explore with --mode train"
+            "the plan is for inference, but verify runs training plans only; explore with --mode train"
         )
     if not plan.model.source:
         raise PlanError(
@@ -66,14 +93,6 @@ def verify_plan(plan: Plan, *, progress: Progress) -> dict[str, Any]:
             "with the command line, or pass source= to tensoropt.explore"
         )
     check_room(plan.devices)
-    spec = model_spec(plan)
-    progress("capture", 0, 1, spec.source)
-    strategy = plan.strategy(load_model(spec).graph)
-    progress("capture", 1, 1, spec.source)
-    rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
-    prediction = Prediction(rows, plan.predicted.memory_bytes, plan.predicted.time_s)
-    with RankPool(max(plan.devices, 1), timeout_s=600.0) as pool:
-        return _run(spec, [strategy], [prediction], pool, plan.optimizer, progress)
 
 
 def model_spec(plan: Plan) -> ModelSpec:
@@ -113,34 +132,69 @@ def verify_random(
     settings = Settings()
     meshes, counts = where.meshes(MAX_AXES), micro_batch_counts(problem, settings)
     rng = random.Random(seed)
-    strategies, on = [], []
+    drawn: list[tuple[Strategy, Mesh]] = []
     for _ in range(count):
         mesh, micro = rng.choice(meshes), rng.choice(counts)
-        strategies.append(
-            random_strategy(
-                loaded.graph, (micro, *real_shape(mesh)), micro_strategies(loaded.graph, micro), rng
-            )
-        )
-        on.append(mesh)
+        per_group = micro_strategies(loaded.graph, micro)
+        drawn.append((random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng), mesh))
+    return _predict_and_run(spec, loaded, drawn, where, settings, store, progress)
+
+
+def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> dict[str, Any]:
+    """The unsplit model on one rank, predicted and run like a plan: what the others are compared with."""
+    loaded = load_model(spec)
+    where = load_cluster("local:1")
+    drawn = [(unsplit_strategy(loaded), where.meshes(1)[0])]
+    return _predict_and_run(spec, loaded, drawn, where, Settings(optimizer=optimizer), None, progress)
+
+
+def _predict_and_run(
+    spec: ModelSpec,
+    loaded: LoadedModel,
+    drawn: Sequence[tuple[Strategy, Mesh]],
+    where: Cluster,
+    settings: Settings,
+    store: ProfileStore | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    parameters = loaded.captured.graph.parameters
     with ExitStack() as stack:
         own = store or stack.enter_context(ProfileStore())
-        pool = stack.enter_context(RankPool(where.device_count, timeout_s=600.0))
-        dtype = loaded.captured.graph.parameters[0].dtype if loaded.captured.graph.parameters else "float32"
-        costs = CostSource(where, own, settings, dtype, pool if is_local(where) else None, progress)
-        works = [_works(s) for s in strategies]
-        costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
-        models = {m.label: costs.communication(m) for m in dict.fromkeys(on)}
-        compute = costs.compute()
-        predictions = []
-        for strategy, mesh, of_strategy in zip(strategies, on, works, strict=True):
-            facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
-            found = predicted_collectives(strategy, facts)
-            time_s = compute_s(strategy, of_strategy, facts, compute)
-            time_s += sum(models[mesh.label].time_s(c.kind, c.axes, c.bytes) * n for c, n in found.items())
-            rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
-            peak = simulate(strategy, facts, settings.optimizer).peak
-            predictions.append(Prediction(rows, float(peak.total), time_s))
-        return _run(spec, strategies, predictions, pool, settings.optimizer, progress)
+        pool = stack.enter_context(RankPool(where.device_count, timeout_s=TIMEOUT_S))
+        costs = CostSource(
+            where,
+            own,
+            settings,
+            parameters[0].dtype if parameters else "float32",
+            pool if is_local(where) else None,
+            progress,
+        )
+        predictions = predict(drawn, costs)
+        return _run(spec, [s for s, _ in drawn], predictions, pool, settings.optimizer, progress)
+
+
+def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:
+    """Price strategies as the cost tables do, measuring only what these strategies need."""
+    works = [
+        {
+            name: workload(strategy.graph, configuration, strategy.mesh)
+            for name, configuration in strategy.configurations.items()
+        }
+        for strategy, _ in drawn
+    ]
+    costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
+    models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
+    compute = costs.compute()
+    predictions = []
+    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
+        facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
+        found = predicted_collectives(strategy, facts)
+        time_s = compute_s(strategy, of_strategy, facts, compute)
+        time_s += sum(models[mesh.label].time_s(c.kind, c.axes, c.bytes) * n for c, n in found.items())
+        rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
+        peak = simulate(strategy, facts, costs.settings.optimizer).peak
+        predictions.append(Prediction(rows, float(peak.total), time_s))
+    return predictions
 
 
 def check_room(devices: int) -> None:
@@ -149,8 +203,8 @@ def check_room(devices: int) -> None:
     most = max(16, 2 * cores)
     if devices > most:
         raise TensorOptError(
-            f"verify starts one process per device: {devices} are too many for {cores} cores; use a plan for at "
-            f"most {most} devices, for example --cluster local:{cores}"
+            f"verify starts one process per device: {devices} are too many for {cores} cores; use a plan for "
+            f"at most {most} devices, for example --cluster local:{cores}"
         )
 
 
@@ -159,13 +213,6 @@ def _problem(loaded: LoadedModel) -> Problem:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:
         return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
-
-
-def _works(strategy: Strategy) -> dict[str, Workload]:
-    return {
-        name: workload(strategy.graph, configuration, strategy.mesh)
-        for name, configuration in strategy.configurations.items()
-    }
 
 
 def compute_s(

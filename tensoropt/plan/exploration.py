@@ -17,8 +17,16 @@ import numpy as np
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.frontier import knee
-from tensoropt.plan.files import write_text, written_whole
-from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, OperatorPlan, ParameterPlan, Plan, Predicted
+from tensoropt.plan.files import written_together
+from tensoropt.plan.plan import (
+    CollectiveCount,
+    MeshInfo,
+    ModelInfo,
+    OperatorPlan,
+    ParameterPlan,
+    Plan,
+    Predicted,
+)
 from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.exploration/1"
@@ -199,7 +207,7 @@ class Exploration:
     # -- files ------------------------------------------------------------------------------------
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``exploration.json``, ``points.npz`` and ``frontier.csv``; each is replaced whole."""
+        """Write ``exploration.json``, ``points.npz`` and ``frontier.csv``: all of them, or none."""
         from tensoropt.plan.export import write_frontier_csv
 
         folder = Path(directory)
@@ -209,8 +217,6 @@ class Exploration:
             arrays[f"points_{s}"] = np.array(members, dtype=np.int32)
             arrays[f"choice_{s}"] = np.array([self.points[i].choice for i in members], dtype=np.int32)
             arrays[f"options_{s}"] = np.array([self.points[i].options for i in members], dtype=np.int32)
-        with written_whole(folder / "points.npz") as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         data = {
             "schema": SCHEMA,
             "model": self.model.model_dump(mode="json"),
@@ -221,8 +227,12 @@ class Exploration:
             "spaces": [_space_to_dict(space) for space in self.spaces],
             "points": [_point_to_dict(point) for point in self.points],
         }
-        write_text(folder / "exploration.json", json.dumps(data) + "\n")
-        write_frontier_csv(self, folder / "frontier.csv")
+        files = [folder / name for name in ("points.npz", "exploration.json", "frontier.csv")]
+        with written_together(files) as (packed, described, listed):
+            with open(packed, "wb") as file:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            described.write_text(json.dumps(data) + "\n", encoding="utf-8")
+            write_frontier_csv(self, listed)
 
 
 class _Arrays:

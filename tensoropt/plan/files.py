@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
@@ -18,24 +18,41 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         TensorOptError: the file cannot be written (no space, no permission); what was there is kept.
     """
-    target = Path(path)
-    temporary: Path | None = None
+    with written_together([path]) as temporary:
+        yield temporary[0]
+
+
+@contextlib.contextmanager
+def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
+    """Temporary paths, each beside its own of ``paths``, that replace them when the block ends well.
+
+    No file is replaced before all of them are on the disk, so that files that belong together stay so.
+
+    Raises:
+        TensorOptError: a file cannot be written; what was there is kept.
+    """
+    temporary: list[Path] = []
+    target = Path()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
+        for target in map(Path, paths):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            os.close(handle)
+            temporary.append(Path(name))
         yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        os.replace(temporary, target)
-        temporary = None
+        for written, target in zip(temporary, map(Path, paths), strict=True):  # noqa: B007 (the error names it)
+            with open(written, "rb") as file:
+                os.fsync(file.fileno())
+            written.chmod(0o644)
+        for written, target in zip(temporary, map(Path, paths), strict=True):
+            os.replace(written, target)
     except OSError as error:
-        raise TensorOptError(f"cannot write {target}: {error.strerror or error}; nothing was changed") from error
+        raise TensorOptError(
+            f"cannot write {target}: {error.strerror or error}; nothing was changed"
+        ) from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        for written in temporary:
+            written.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tensoropt.console import columns
 from tensoropt.plan.exploration import MEMORY_KINDS, Exploration
 from tensoropt.units import format_bytes, format_seconds
 
@@ -99,6 +100,15 @@ def table_rows(exploration: Exploration, indices: Sequence[int]) -> list[Row]:
     return rows
 
 
+def frontier_text(exploration: Exploration) -> str:
+    """The frontier as a table, thinned for the eye."""
+    indices = shown_points(exploration)
+    text = columns(table_rows(exploration, indices), left=LEFT)
+    if len(indices) < len(exploration.points):
+        text += f"\n{len(indices)} of {len(exploration.points)} points shown; frontier.csv has them all"
+    return text
+
+
 def units_of(exploration: Exploration) -> tuple[tuple[str, float], tuple[str, float]]:
     """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
     memory, time_s = exploration.points[-1].memory_bytes, exploration.points[0].time_s
@@ -168,6 +178,11 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
         f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
         f"({source_words(dict(p.sources))})",
     ]
+
+
+def run_line(devices: int, path: str) -> str:
+    """The command that runs a plan without a script."""
+    return f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
 
 
 def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:

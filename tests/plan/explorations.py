@@ -1,0 +1,78 @@
+"""A small exploration made by hand: two spaces, four points, nothing searched and nothing measured."""
+
+from __future__ import annotations
+
+from tensoropt.plan.exploration import Exploration, Point, Space
+from tensoropt.plan.plan import MeshInfo, ModelInfo
+
+MIB = 2.0**20
+
+
+def space(mesh: tuple[int, ...], micro_batches: int) -> Space:
+    """Two groups in a row, one tensor with two readers, one tied parameter."""
+    names = ("node", "gpu")[2 - len(mesh) :] if mesh else ()
+    whole = ["R", *("R" for _ in mesh)]
+    sharded = ["R", *("S(0)" for _ in mesh)]
+    return Space(
+        mesh=MeshInfo(shape=mesh, names=names),
+        micro_batches=micro_batches,
+        groups={
+            "linear": {
+                "micro": "rows",
+                "members": ["linear"],
+                "parameters": ["p_weight"],
+                "configurations": [["none"] * len(mesh), ["rows"] * len(mesh)],
+                "options": [[[whole]], [[whole], [sharded]]],
+            },
+            "loss": {
+                "micro": "rows",
+                "members": ["loss"],
+                "parameters": [],
+                "configurations": [["none"] * len(mesh), ["rows"] * len(mesh)],
+                "options": [[[]], [[]]],
+            },
+        },
+        hubs={"hidden": [whole, sharded]},
+        shared={"p_tied": [whole, sharded]},
+        keys={"p_weight": "weight", "p_tied": "tied"},
+    )
+
+
+def point(memory: float, time_s: float, where: int, **changes: object) -> Point:
+    fields = {
+        "memory_bytes": memory,
+        "time_s": time_s,
+        "compute_s": 0.75 * time_s,
+        "communication_s": 0.25 * time_s,
+        "additive_memory_bytes": memory - 5,
+        "memory": (memory / 2, memory / 4, memory / 8, memory / 8, 0.0),
+        "space": where,
+        "choice": (1, 1, 1, 0),
+        "options": (1, 0, 0, 0),
+        "collectives": (("all_reduce", (0,), 4096, 2),),
+        "sources": {"measured": 0.75, "data sheet": 0.25},
+        "exact": True,
+        "gap": 0.0,
+    }
+    return Point(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def small_exploration() -> Exploration:
+    return Exploration(
+        points=(
+            point(10 * MIB, 0.4, 0),
+            point(12 * MIB, 0.2, 1, choice=(1, 0, 0, 1)),
+            point(20 * MIB, 0.15, 0, choice=(0, 0, 0, 0), options=(0, 0, 0, 0), exact=False, gap=0.01),
+            point(40 * MIB, 0.14, 1),
+        ),
+        spaces=(space((2,), 4), space((1, 2), 1)),
+        model=ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100),
+        cluster={"name": "toy"},
+        settings={"optimizer": "adam", "mode": "train"},
+        versions={"tensoropt": "0"},
+        report={
+            "operators": 2, "groups": 2, "hubs": 1, "shared_parameters": 1,
+            "operators_without_rule": ["aten.odd"], "micro_batches_refused": "", "notes": ["a note"],
+            "seconds": {"search": 0.1}, "workloads_measured": 0,
+        },
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Plan files: they come back as they were, and what is wrong with one is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.errors import PlanError
+from tensoropt.plan import Plan, load_plan
+from tests.plan.explorations import small_exploration
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return small_exploration().plan(0)
+
+
+def test_round_trip(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+
+
+def test_a_plan_says_what_runs_where(plan: Plan) -> None:
+    data = plan.strategy_data()
+    assert data["mesh"] == [4, 2]
+    assert data["groups"] == {"linear": ["rows", "rows"], "loss": ["rows", "rows"]}
+    assert data["hubs"] == {"hidden": ["R", "S(0)"]}
+    assert data["stored"] == {"p_weight": ["R", "S(0)"], "p_tied": ["R", "R"]}
+    assert plan.devices == 2
+    assert plan.predicted.collectives[0].kind == "all_reduce"
+
+
+def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
+    data = json.loads(plan.to_json())
+    change(data)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda d: d.pop("mesh"), "mesh"),
+        (lambda d: d.update(micro_batches=0), "micro_batches"),
+        (lambda d: d.update(optimizer="lion"), "optimizer"),
+        (lambda d: d["operators"]["linear"].pop("axes"), "operators.linear.axes"),
+        (lambda d: d["parameters"]["p_weight"].update(stored=3), "parameters.p_weight.stored"),
+        (lambda d: d.update(colour="red"), "colour"),
+        (lambda d: d.update(schema="tensoropt.plan/9"), "tensoropt.plan/9"),
+    ],
+)
+def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
+    with pytest.raises(PlanError, match=named.replace(".", r"\.")):
+        load_plan(edited(plan, tmp_path, change))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'"plan"'])
+def test_files_that_are_no_plans(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(PlanError, match=r"plan\.json is not a plan"):
+        load_plan(tmp_path / "plan.json")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot read the plan"):
+        load_plan(tmp_path / "none.json")

@@ -1,0 +1,13 @@
+"""Plans -> running jobs.
+
+In: a strategy and a model. Out: the model run by it on the ranks of a ``torchrun`` job
+(:func:`parallelize`), checkpoints that outlive their plan, checks beside the unsplit model
+(:mod:`tensoropt.execute.verify`).
+"""
+
+from __future__ import annotations
+
+from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
+from tensoropt.execute.parallel import parallelize
+
+__all__ = ["load_checkpoint", "parallelize", "save_checkpoint"]

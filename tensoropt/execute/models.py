@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import Capture, capture
 from tensoropt.errors import PlanError
+from tensoropt.plan import load_model as open_model
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
@@ -26,8 +22,7 @@ class ModelSpec:
     """A model as picklable data.
 
     Attributes:
-        source: ``zoo:NAME``, ``package.module:function`` or ``path/file.py:function``; the function
-            returns ``(model, args)`` or ``(model, args, kwargs)``.
+        source: as :func:`tensoropt.plan.load_model` opens it.
         seed: of weights and example inputs.
         dtype: name of a floating dtype to convert weights and inputs to, or None.
         settings: overrides of a zoo model, ``batch`` among them.
@@ -41,14 +36,14 @@ class ModelSpec:
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         """(model, args, kwargs), equal in every process."""
         settings = dict(self.settings)
-        if self.source.startswith("zoo:"):
-            batch = settings.pop("batch", None)
-            built = zoo.build(self.source.removeprefix("zoo:"), batch, seed=self.seed, **settings)
-            model, args, kwargs = built.model, built.args, dict(built.kwargs)
+        batch = settings.pop("batch", None)
+        if settings:
+            if not self.source.startswith("zoo:"):
+                raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
+            built: Any = zoo.build(self.source.removeprefix("zoo:"), batch, seed=self.seed, **settings)
         else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
-                model, args, kwargs = _recipe(self.source, _function(self.source)(**settings))
+            built = open_model(self.source, seed=self.seed, batch=batch)
+        model, args, kwargs = built.model, built.args, dict(built.kwargs)
         if self.dtype is not None:
             dtype = getattr(torch, self.dtype)
             model = model.to(dtype)
@@ -59,50 +54,6 @@ class ModelSpec:
 
             args, kwargs = pytree.tree_map(convert, (args, kwargs))
         return model, args, kwargs
-
-
-def _recipe(source: str, made: Any) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], torch.nn.Module):
-        raise PlanError(
-            f"{source} must return (model, args) or (model, args, kwargs), not {type(made).__name__}"
-        )
-    model, args, kwargs = (*made, {}) if len(made) == 2 else made
-    return model, tuple(args), dict(kwargs)
-
-
-def _function(source: str) -> Callable[..., Any]:
-    where, _, name = source.rpartition(":")
-    if not where:
-        raise PlanError(
-            f"'{source}' names no model; use zoo:NAME, package.module:function or file.py:function"
-        )
-    try:
-        module = _file_module(where) if where.endswith(".py") else importlib.import_module(where)
-    except ImportError as error:
-        raise PlanError(f"{where} cannot be imported ({error})") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise PlanError(f"{where} has no function '{name}'")
-    return function
-
-
-def _file_module(path: str) -> Any:
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise PlanError(f"there is no file {path}")
-    key = f"tensoropt_model_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[key] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[key]
-            raise
-    return sys.modules[key]
 
 
 def model_values(captured: Capture) -> dict[str, torch.Tensor]:

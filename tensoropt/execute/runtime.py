@@ -38,9 +38,10 @@ class Runtime:
                     f"start the script with torchrun --nproc-per-node {devices}"
                 )
             if dist.get_world_size() != devices:
+                shape = "x".join(map(str, self.mesh[1:]))
                 raise PlanError(
-                    f"the plan's mesh {'x'.join(map(str, self.mesh[1:]))} needs {devices} ranks, but this job "
-                    f"has {dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
+                    f"the plan's mesh {shape} needs {devices} ranks, but this job has "
+                    f"{dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
                 )
         self.rank = rank if rank is not None else (dist.get_rank() if self.distributed else 0)
         position: list[int] = []

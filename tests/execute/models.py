@@ -36,11 +36,11 @@ def gpt2(dropout: float = 0.0, ignored: bool = False, layers: int = 2) -> Recipe
     return GPT2LMHeadModel(config), (), {"input_ids": x, "labels": _labels(101, 4, 16, ignored=ignored)}
 
 
-def bert(dropout: float = 0.0, ignored: bool = False) -> Recipe:
+def bert(dropout: float = 0.0, ignored: bool = False, layers: int = 2) -> Recipe:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         hidden_size=32,
         num_attention_heads=4,
         vocab_size=102,
@@ -53,11 +53,11 @@ def bert(dropout: float = 0.0, ignored: bool = False) -> Recipe:
     return BertForMaskedLM(config), (), {"input_ids": x, "labels": _labels(102, 4, 16, ignored=ignored)}
 
 
-def llama() -> Recipe:
+def llama(layers: int = 2) -> Recipe:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         hidden_size=32,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -106,3 +106,39 @@ class Convolutions(nn.Module):
 def vgg(norm: bool = False, dropout: float = 0.0) -> Recipe:
     model = Convolutions(norm=norm, dropout=dropout)
     return model, (torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))), {}
+
+
+def gpt2_dropout() -> Recipe:
+    return gpt2(dropout=0.2, ignored=True)
+
+
+def bert_dropout() -> Recipe:
+    return bert(dropout=0.2, ignored=True)
+
+
+def gpt2_ignored() -> Recipe:
+    return gpt2(ignored=True)
+
+
+def vgg_norm() -> Recipe:
+    return vgg(norm=True, dropout=0.3)
+
+
+def vgg_dropout() -> Recipe:
+    return vgg(dropout=0.3)
+
+
+def vgg_norm_plain() -> Recipe:
+    return vgg(norm=True)
+
+
+def gpt2_small() -> Recipe:
+    return gpt2(layers=1)
+
+
+def bert_small() -> Recipe:
+    return bert(layers=1)
+
+
+def llama_small() -> Recipe:
+    return llama(layers=1)

@@ -1,0 +1,143 @@
+"""Checkpoints that outlive their plan: saved under one, loaded under another.
+
+Built on ``torch.distributed.checkpoint``: parameters and optimizer state are written under the model's own
+names and shapes, whatever plan lays them out, so the point on the frontier can change in mid-training.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from tensoropt.errors import PlanError
+from tensoropt.execute.parallel import parallel_of
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's state by parameter name, in the model's own shapes.
+
+    Returns:
+        ``{"KEY.FIELD": value}`` with DTensors where the parameter is one; settings such as the learning
+        rate are not part of it.
+    """
+    parallel = parallel_of(model)
+    found = {}
+    for key, parameter in parallel.parameter_keys().items():
+        for field, value in optimizer.state.get(parameter, {}).items():
+            like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            found[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
+    return found
+
+
+def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Inverse of :func:`optimizer_state`, under this model's plan."""
+    parallel = parallel_of(model)
+    for key, parameter in parallel.parameter_keys().items():
+        fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}
+        for field, value in fields.items():
+            like = isinstance(value, torch.Tensor) and tuple(value.shape) == parallel.shapes[key]
+            if like and value.dim():
+                optimizer.state[parameter][field] = parallel.stored(key, value)
+            else:
+                optimizer.state[parameter][field] = value
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Write a checkpoint folder; every rank calls it. An older one is replaced once the new one is whole.
+
+    Raises:
+        PlanError: the folder cannot be written.
+    """
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    state: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        state["optimizer"] = optimizer_state(model, optimizer)
+    if _first():
+        shutil.rmtree(partial, ignore_errors=True)
+    _wait()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(  # type: ignore[attr-defined]
+                state, checkpoint_id=partial, no_dist=not dist.is_initialized()
+            )
+    except OSError as error:
+        raise PlanError(f"cannot write the checkpoint {target}: {error.strerror or error}") from error
+    if _first():
+        old = target.with_name(target.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
+        partial.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    _wait()
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Load a checkpoint saved under any plan of the same model; every rank calls it.
+
+    Raises:
+        PlanError: there is no checkpoint.
+    """
+    if not (Path(path) / ".metadata").exists():
+        raise PlanError(f"there is no checkpoint at {path}")
+    state: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        _make_state(model, optimizer)
+        state["optimizer"] = optimizer_state(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(  # type: ignore[attr-defined]
+            state, checkpoint_id=path, no_dist=not dist.is_initialized()
+        )
+    model.load_state_dict(state["model"])
+    if optimizer is not None:
+        load_optimizer_state(model, optimizer, state["optimizer"])
+
+
+def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Let a fresh optimizer make its state, by a step that changes nothing."""
+    if optimizer.state:
+        return
+    settings = [(group, group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [p.grad for p in parameters]
+    with torch.no_grad():
+        values = [p.detach().clone() for p in parameters]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        for group, _, decay in settings:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+            if decay is not None:
+                group["weight_decay"] = 0.0
+        optimizer.step()
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+    for group, rate, decay in settings:
+        group["lr"] = rate
+        if decay is not None:
+            group["weight_decay"] = decay
+    for parameter, grad in zip(parameters, kept, strict=True):
+        parameter.grad = grad
+
+
+def _first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,152 @@
+"""Run a plan without a script: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
+
+The model comes from the plan's source, the data is its example batch at every step: this shows that a plan
+runs, how fast, and that the loss falls. Training on real data is what ``parallelize`` is for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.cluster import rank_cores
+from tensoropt.costs.measure import make_optimizer
+from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.execute.engine import Engine
+from tensoropt.execute.models import ModelSpec, load_model
+from tensoropt.plan import Plan, load_plan
+from tensoropt.plan.files import write_text
+
+WARM_UP_STEPS = 1
+"""Steps left out of the median: the first one fills caches and allocates the optimizer's state."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code. Errors are one sentence on standard error, and code 2."""
+    options = _parser().parse_args(arguments)
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        if options.steps < 1:
+            raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
+        plan = load_plan(options.plan)
+        with job(plan, options.timeout):
+            result = train(plan, options.steps, lr=options.lr, quiet=options.quiet)
+            if options.json and rank == 0:
+                write_text(options.json, json.dumps(result, indent=1) + "\n")
+    except TensorOptError as error:
+        if options.debug:
+            raise
+        if rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node N -m tensoropt.execute", description="Run a plan for some steps."
+    )
+    parser.add_argument("plan", help="plan file (JSON)")
+    parser.add_argument("--steps", type=int, default=10, help="training steps (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write losses and times to FILE (rank 0)")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds to wait for another rank (default: %(default)s)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing per step")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+@contextlib.contextmanager
+def job(plan: Plan, timeout_s: float) -> Iterator[None]:
+    """The process group of this torchrun job, with its threads and cores set as under measurement."""
+    world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if world != plan.devices:
+        raise PlanError(
+            f"the plan is for {plan.devices} devices, but this job has {world} "
+            f"{'rank' if world == 1 else 'ranks'}; start it with torchrun --nproc-per-node {plan.devices} "
+            "-m tensoropt.execute"
+        )
+    torch.set_num_threads(1)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = rank_cores(here, 1) if hasattr(os, "sched_setaffinity") else None
+    if cores is not None:
+        os.sched_setaffinity(0, set(cores[local]))
+    if world == 1:
+        yield
+        return
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> dict[str, Any]:
+    """Train the plan's model on its example batch.
+
+    Returns:
+        ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, and
+        what the plan predicted.
+    """
+    if plan.model.mode != "train":
+        raise PlanError("the plan is for inference; explore with --mode train to train")
+    if not plan.model_source:
+        raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
+    settings = () if plan.model.batch is None else (("batch", plan.model.batch),)
+    loaded = load_model(ModelSpec(plan.model_source, plan.seed, settings=settings))
+    engine = Engine(plan.strategy(loaded.graph), loaded.values, seed=plan.seed)
+    loaded.values.clear()  # the shards are copies; the whole parameters need not stay
+    loaded.captured.model.to("meta")
+    leaves = [leaf for leaf in engine.shards.leaves.values() if leaf.requires_grad]
+    optimizer = make_optimizer(plan.optimizer, leaves, lr)
+    losses, times = [], []
+    for step in range(steps):
+        if engine.runtime.distributed:
+            dist.barrier()
+        start = time.perf_counter()
+        engine.shards.clear()
+        loss = engine(*loaded.inputs)[0]
+        loss.backward()
+        optimizer.step()
+        seconds = _slowest(time.perf_counter() - start, engine)
+        losses.append(float(loss.detach()))
+        times.append(seconds)
+        if engine.runtime.rank == 0 and not quiet:
+            print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", flush=True)
+    kept = times[WARM_UP_STEPS:] or times
+    result = {
+        "steps": steps,
+        "losses": losses,
+        "times_s": times,
+        "time_s": statistics.median(kept),
+        "time_predicted_s": plan.predicted.time_s,
+        "memory_predicted_bytes": plan.predicted.memory_bytes,
+    }
+    if engine.runtime.rank == 0 and not quiet:
+        print(
+            f"median {result['time_s'] * 1e3:.1f} ms per step, predicted {plan.predicted.time_s * 1e3:.1f} ms",
+            flush=True,
+        )
+    return result
+
+
+def _slowest(seconds: float, engine: Engine) -> float:
+    if not engine.runtime.distributed:
+        return seconds
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value)

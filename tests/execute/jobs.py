@@ -1,0 +1,356 @@
+"""What the ranks of a test pool run; every function returns plain data for the test to judge."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
+from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
+from tensoropt.execute.parallel import parallelize
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+
+
+def spec(name: str, **more: Any) -> ModelSpec:
+    return ModelSpec(f"tests.execute.models:{name}", **more)
+
+
+def strategy_of(loaded: LoadedModel, mesh: tuple[int, ...], seed: int) -> Strategy:
+    return random_strategy(loaded.graph, mesh, micro_strategies(loaded.graph, mesh[0]), random.Random(seed))
+
+
+def whole(value: Any) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+class Twins:
+    """A parallelized model and the plain one, with one optimizer each, on the same data."""
+
+    def __init__(self, name: str, mesh: tuple[int, ...], seed: int, optimizer: Any = None, **settings: Any):
+        loaded = load_model(spec(name))
+        self.strategy = strategy_of(loaded, mesh, seed)
+        self.plain, self.args, self.kwargs = spec(name).build()
+        model, _, _ = spec(name).build()
+        self.plain_parameters = dict(self.plain.named_parameters(remove_duplicate=False))
+        self.model = parallelize(model, self.strategy, self.args, self.kwargs)
+        make = optimizer or torch.optim.AdamW
+        settings = settings or {"lr": 1e-2, "eps": 1e-4}
+        self.optimizers = [make(m.parameters(), **settings) for m in (self.model, self.plain)]
+
+    def losses(self, **scaled: Any) -> list[torch.Tensor]:
+        return [self.loss(m) for m in (self.model, self.plain)]
+
+    def loss(self, model: nn.Module) -> torch.Tensor:
+        output = model(*self.args, **self.kwargs)
+        return output if isinstance(output, torch.Tensor) else output.loss
+
+    def difference(self, what: str) -> float:
+        """Largest relative difference of ``grad``, or of the ``value``."""
+        worst = 0.0
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        assert parameters.keys() == self.plain_parameters.keys()
+        gradients = [p.grad.abs().max() for p in self.plain_parameters.values() if p.grad is not None]
+        largest = float(max(gradients)) if gradients and what == "grad" else 1.0
+        for name, plain in self.plain_parameters.items():
+            got, want = parameters[name], plain
+            if what == "grad":
+                assert (got.grad is None) == (want.grad is None), name
+                if want.grad is None:
+                    continue
+                got, want = got.grad, want.grad
+            shape = want.shape
+            scale = max(float(want.abs().max()), 1e-3 * largest, 1e-12)
+            worst = max(worst, float((whole(got.detach()).view(shape) - want).abs().max()) / scale)
+        return worst
+
+
+def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+    """A usual loop: clear, forward, backward, clip, step; then evaluation."""
+    twins = Twins(name, mesh, seed)
+    found: dict[str, float] = {"loss": 0.0, "norm": 0.0}
+    for step in range(3):
+        for optimizer in twins.optimizers:
+            optimizer.zero_grad(set_to_none=step != 1)
+        ours, plain = twins.losses()
+        ours.backward()
+        plain.backward()
+        found["loss"] = max(found["loss"], abs(float(ours - plain)) / abs(float(plain)))
+        if step == 0:
+            found["grad"] = twins.difference("grad")
+        norms = [
+            float(whole(nn.utils.clip_grad_norm_(m.parameters(), 0.5))) for m in (twins.model, twins.plain)
+        ]
+        found["norm"] = max(found["norm"], abs(norms[0] - norms[1]) / norms[1])
+        for optimizer in twins.optimizers:
+            optimizer.step()
+    found["value"] = twins.difference("value")
+    with torch.no_grad():
+        ours, plain = twins.losses()
+    found["no_grad"] = abs(float(ours - plain)) / abs(float(plain))
+    twins.model.eval()
+    twins.plain.eval()
+    with torch.no_grad():
+        ours, plain = twins.losses()
+    found["eval"] = abs(float(ours - plain)) / abs(float(plain))
+    return found
+
+
+def accumulate(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+    """What users do with gradients beside the usual loop."""
+    twins = Twins(name, mesh, seed, torch.optim.SGD, lr=1e-2, momentum=0.9)
+    found = {}
+
+    def both(action: Any) -> None:
+        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
+            action(model, optimizer)
+
+    def twice(model: nn.Module, _: Any) -> None:
+        twins.loss(model).backward()
+        (0.5 * twins.loss(model)).backward()
+
+    def summed(model: nn.Module, _: Any) -> None:
+        (twins.loss(model) + 2 * twins.loss(model)).backward()
+
+    def cleared_between(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        loss = twins.loss(model)
+        optimizer.zero_grad()
+        loss.backward()
+
+    def zeroed_between(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        loss = twins.loss(model)
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+
+    def forgotten(model: nn.Module, _: Any) -> None:
+        twins.loss(model)  # a forward without backward
+        twins.loss(model).backward()
+
+    def half_cleared(model: nn.Module, _: Any) -> None:
+        for index, parameter in enumerate(model.parameters()):
+            if index % 2:
+                parameter.grad = None
+        twins.loss(model).backward()
+
+    for action in (twice, summed, cleared_between, summed, zeroed_between, forgotten, half_cleared):
+        both(action)
+        found[action.__name__] = max(twins.difference("grad"), found.get(action.__name__, 0.0))
+    both(lambda _, optimizer: optimizer.step())
+    found["value"] = twins.difference("value")
+    return found
+
+
+def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
+    """Names and shapes; loading a plain state dict, and another plan's."""
+    twins = Twins(name, mesh, seed)
+    ours, plain = twins.model.state_dict(), twins.plain.state_dict()
+    shapes = {n: tuple(v.shape) for n, v in ours.items()} == {n: tuple(v.shape) for n, v in plain.items()}
+    equal = all(torch.equal(whole(ours[n]), plain[n]) for n in plain)
+    torch.manual_seed(1)  # the same on every rank
+    changed = {n: torch.randn_like(v) if v.is_floating_point() else v for n, v in plain.items()}
+    for tied in ("lm_head.weight", "cls.predictions.decoder.weight"):
+        source = {"lm_head.weight": "transformer.wte.weight"}.get(
+            tied, "bert.embeddings.word_embeddings.weight"
+        )
+        if tied in changed and twins.plain_parameters[tied] is twins.plain_parameters.get(source):
+            changed[tied] = changed[source]
+    if "cls.predictions.bias" in changed and "cls.predictions.decoder.bias" in changed:
+        changed["cls.predictions.decoder.bias"] = changed["cls.predictions.bias"]
+    twins.model.load_state_dict(changed)
+    twins.plain.load_state_dict(changed)
+    loaded = all(torch.equal(whole(v), changed[n]) for n, v in twins.model.state_dict().items())
+    losses = twins.losses()
+    other = Twins(name, mesh, seed + 1)
+    other.model.load_state_dict(twins.model.state_dict())
+    moved = all(torch.equal(whole(v), changed[n]) for n, v in other.model.state_dict().items())
+    return {
+        "names": list(ours) == list(plain),
+        "shapes": shapes,
+        "equal": equal,
+        "loaded": loaded,
+        "loss": abs(float(losses[0] - losses[1])) / abs(float(losses[1])),
+        "moved": moved,
+    }
+
+
+def checkpoints(rank: int, world: int, name: str, mesh: tuple[int, ...], folder: str) -> dict[str, Any]:
+    """Train under a plan, move to another one and back, train on: bits and results stay."""
+
+    def step(twins: Twins) -> None:
+        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
+            optimizer.zero_grad()
+            twins.loss(model).backward()
+            optimizer.step()
+
+    first, second, third = (Twins(name, mesh, seed) for seed in (1, 2, 1))
+    step(first)
+    before = {n: whole(v).clone() for n, v in first.model.state_dict().items()}
+    save_checkpoint(f"{folder}/a", first.model, first.optimizers[0])
+    load_checkpoint(f"{folder}/a", second.model, second.optimizers[0])
+    save_checkpoint(f"{folder}/b", second.model, second.optimizers[0])
+    save_checkpoint(f"{folder}/b", second.model, second.optimizers[0])  # over an older one
+    load_checkpoint(f"{folder}/b", third.model, third.optimizers[0])
+    same = [
+        all(torch.equal(whole(v), before[n]) for n, v in twins.model.state_dict().items())
+        for twins in (second, third)
+    ]
+    step(first)
+    for twins in (second, third):
+        twins.optimizers[0].zero_grad()
+        twins.loss(twins.model).backward()
+        twins.optimizers[0].step()
+    final = {n: whole(v) for n, v in first.model.state_dict().items()}
+    worst = 0.0
+    for twins in (second, third):
+        for n, v in twins.model.state_dict().items():
+            worst = max(
+                worst, float((whole(v) - final[n]).abs().max() / final[n].abs().max().clamp(min=1e-6))
+            )
+    return {"same": same, "value": first.difference("value"), "continued": worst}
+
+
+def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
+    """Split cross entropy and synchronised batch norm against PyTorch's own."""
+    from tensoropt.execute.runtime import Runtime
+    from tensoropt.sharding import kernels
+
+    torch.manual_seed(0)
+    runtime = Runtime((1, world))
+    logits = torch.randn(12, 11, requires_grad=True)
+    target = torch.randint(0, 11, (12,))
+    target[[1, 4, 5]] = -100
+    want = F.cross_entropy(logits, target)
+    (gradient,) = torch.autograd.grad(want, logits)
+    step = -(-11 // world)
+    local = logits.detach()[:, rank * step : (rank + 1) * step].requires_grad_()
+    got = kernels.cross_entropy(runtime, "x", (), (1,), step, local, target)
+    (shard,) = torch.autograd.grad(got, local)
+    found = {
+        "classes": float((got - want).abs()),
+        "classes gradient": float((shard - gradient[:, rank * step : (rank + 1) * step]).abs().max()),
+    }
+    rows = 12 // world
+    local = logits.detach()[rank * rows : (rank + 1) * rows].requires_grad_()
+    part = kernels.cross_entropy(runtime, "x", (1,), (), 11, local, target[rank * rows : (rank + 1) * rows])
+    (shard,) = torch.autograd.grad(part, local)
+    found["rows"] = float((runtime.all_reduce(part.detach(), (1,)) - want).abs())
+    found["rows gradient"] = float((shard - gradient[rank * rows : (rank + 1) * rows]).abs().max())
+
+    x = torch.randn(8, 5, 3, requires_grad=True)
+    weight, bias = torch.randn(5, requires_grad=True), torch.randn(5, requires_grad=True)
+    mean, var = torch.randn(5), torch.rand(5)
+    new_mean, new_var = mean.clone(), var.clone()
+    want = F.batch_norm(x, new_mean, new_var, weight, bias, training=True, momentum=0.3, eps=1e-3)
+    upstream = torch.randn_like(want)
+    gradients = torch.autograd.grad(want, (x, weight, bias), upstream)
+    part_of = slice(rank * 8 // world, (rank + 1) * 8 // world)
+    local = x.detach()[part_of].requires_grad_()
+    y, _, _, got_mean, got_var = kernels.sync_batch_norm(
+        runtime, "x", (1,), 24, local, weight, bias, mean, var, True, 0.3, 1e-3
+    )
+    shards = torch.autograd.grad(y, (local, weight, bias), upstream[part_of])
+    found["norm"] = float((y - want[part_of]).abs().max())
+    found["norm x"] = float((shards[0] - gradients[0][part_of]).abs().max())
+    for index, name in ((1, "norm weight"), (2, "norm bias")):
+        found[name] = float((runtime.all_reduce(shards[index], (1,)) - gradients[index]).abs().max())
+    found["running mean"] = float((got_mean - new_mean).abs().max())
+    found["running var"] = float((got_var - new_var).abs().max())
+    return found
+
+
+def reshard_all(rank: int, world: int, sizes: tuple[int, ...]) -> list[str]:
+    """Every pair of layouts on a mesh: value and gradient against what the whole tensor says."""
+    import itertools
+
+    from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
+    from tensoropt.execute.runtime import Runtime
+    from tensoropt.sharding.resharding import edge_steps, forward_placements, gradient_placements
+
+    mesh = (1, *sizes)
+    runtime = Runtime(mesh)
+    atoms = ((4, 2), (8,))
+    flat = tuple(n for dim in atoms for n in dim)
+    axes = len(sizes)
+    codes = (0, 1, 2, -1, -2, -3)
+    layouts = [(-1, *c) for c in itertools.product(codes, repeat=axes) if _fits(c, sizes, flat)]
+    generator = torch.Generator().manual_seed(0)
+    value, upstream = (torch.randn(8, 8, generator=generator) for _ in range(2))
+
+    def part(x: torch.Tensor, placements: tuple[int, ...]) -> torch.Tensor:
+        """This rank's part: a shard, or the summand of a partial (coordinate c holds (c+1)/sum of it)."""
+        spec = EdgeSpec("x", atoms, mesh, placements, placements, (), ())
+        for axis, code in enumerate(placements):
+            if code == -3:
+                weights = [i + 1 for i in range(mesh[axis])]
+                x = x * (weights[runtime.place[axis]] / sum(weights))
+        return take_shard(runtime, spec, x)
+
+    def total(x: torch.Tensor, placements: tuple[int, ...]) -> torch.Tensor:
+        partial = tuple(a for a, code in enumerate(placements) if code == -3)
+        return runtime.all_reduce(x, partial) if partial else x
+
+    def shard(x: torch.Tensor, placements: tuple[int, ...]) -> torch.Tensor:
+        return part(x, tuple(-1 if code == -3 else code for code in placements))
+
+    wrong = []
+    for source, target in itertools.product(layouts, layouts):
+        forward, backward = edge_steps(flat, mesh, source, target)
+        spec = EdgeSpec("x", atoms, mesh, source, target, forward, backward)
+        x = part(value, forward_placements(source)).clone().requires_grad_()
+        y = redistribute(runtime, spec, x)
+        after = forward_placements(target)
+        if not torch.allclose(total(y.detach(), after), shard(value, after), atol=1e-5):
+            wrong.append(f"{source} -> {target}")
+        arriving, leaving = gradient_placements(target), gradient_placements(source)
+        y.backward(part(upstream, arriving))
+        if not torch.allclose(total(x.grad, leaving), shard(upstream, leaving), atol=1e-5):
+            wrong.append(f"{source} -> {target}: gradient")
+    return [f"{len(layouts)} layouts", *wrong]
+
+
+def _fits(codes: tuple[int, ...], mesh: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    for atom, size in enumerate(sizes):
+        parts = 1
+        for code, count in zip(codes, mesh, strict=True):
+            parts *= count if code == atom else 1
+        if size % parts:
+            return False
+    return True
+
+
+def recorded(rank: int, world: int) -> list[Any]:
+    """Collectives of forward and backward as the recorder sees them, on a 1 x 2 x 1 mesh."""
+    import torch.distributed as dist
+
+    from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker
+
+    class InBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            grad = grad.clone()
+            dist.all_reduce(grad)
+            return grad
+
+    x = torch.ones(6, requires_grad=True)
+    with CollectiveRecorder((3, world, 1)) as recorder:
+        dist.all_gather_into_tensor(torch.empty(6 * world), x.detach())
+        dist.reduce_scatter_tensor(torch.empty(6), torch.ones(6 * world))
+        dist.all_to_all_single(torch.empty(4 * world), torch.ones(4 * world))
+        dist.barrier()
+        InBackward.apply(x).sum().backward()
+    rows = recorder.summary()
+    with MemoryTracker() as tracker:
+        kept = torch.empty(1000)
+        torch.empty(5000)
+        view = kept[10:]
+        del view
+    return [rows, tracker.now_bytes, tracker.peak_bytes]

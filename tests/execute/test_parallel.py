@@ -1,0 +1,43 @@
+"""parallelize: the user's own training script keeps working."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tensoropt.costs.pool import RankPool
+from tests.execute import jobs
+
+pytestmark = pytest.mark.distributed
+ROUNDING = 2e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "micro"), [("gpt2_small", 1), ("bert_small", 2), ("mlp", 4), ("vgg_norm_plain", 1)]
+)
+def test_usual_loop(ranks: RankPool, name: str, micro: int) -> None:
+    for found in ranks.run(jobs.train_alike, name, (micro, 2), 3):
+        assert all(value < ROUNDING for value in found.values()), found
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_accumulation(ranks: RankPool, micro: int) -> None:
+    for found in ranks.run(jobs.accumulate, "mlp", (micro, 2), 5):
+        assert all(value < ROUNDING for value in found.values()), found
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "bert_small", "llama_small"])
+def test_state_dict(ranks: RankPool, name: str) -> None:
+    for found in ranks.run(jobs.state_dicts, name, (1, 2), 7):
+        loss = found.pop("loss")
+        assert all(found.values()), found
+        assert loss < ROUNDING
+
+
+def test_checkpoint_moves_between_plans(ranks: RankPool, tmp_path: Path) -> None:
+    for found in ranks.run(jobs.checkpoints, "gpt2_small", (1, 2), str(tmp_path)):
+        assert all(found["same"])
+        assert found["value"] < ROUNDING
+        assert found["continued"] < ROUNDING
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}

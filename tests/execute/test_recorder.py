@@ -1,0 +1,30 @@
+"""The recorders see what happens and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.costs.pool import RankPool
+from tensoropt.execute.recorder import compare_collectives
+from tests.execute import jobs
+
+
+@pytest.mark.distributed
+def test_forward_and_backward_are_recorded(ranks: RankPool) -> None:
+    for rows, now, peak in ranks.run(jobs.recorded):
+        assert rows == [
+            {"kind": "all_gather", "axes": [1], "bytes": 48, "count": 1},
+            {"kind": "all_reduce", "axes": [1], "bytes": 24, "count": 1},
+            {"kind": "all_to_all", "axes": [1], "bytes": 32, "count": 1},
+            {"kind": "reduce_scatter", "axes": [1], "bytes": 48, "count": 1},
+        ]
+        assert (now, peak) == (4000, 24000)
+
+
+def test_comparison_names_what_differs() -> None:
+    row = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 2}
+    assert compare_collectives([row], [row]) == []
+    assert compare_collectives([row], [row | {"count": 1}]) == [
+        "all_reduce of 8 bytes over axes [1]: predicted 2, issued 1"
+    ]
+    assert len(compare_collectives([row], [row | {"axes": [2]}])) == 2

@@ -1,0 +1,22 @@
+"""Resharding on real ranks: every pair of layouts, forward and backward, against the whole tensor."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.costs.pool import RankPool
+from tests.execute import jobs
+
+pytestmark = pytest.mark.distributed
+
+
+def test_one_axis(ranks: RankPool) -> None:
+    for count, *wrong in ranks.run(jobs.reshard_all, (2,)):
+        assert count == "6 layouts"
+        assert wrong == []
+
+
+def test_two_axes(four_ranks: RankPool) -> None:
+    for count, *wrong in four_ranks.run(jobs.reshard_all, (2, 2)):
+        assert count == "35 layouts"
+        assert wrong == []

@@ -1,0 +1,105 @@
+"""Random legal strategies of every kind of model give the unsplit model's results on 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from tensoropt.costs.pool import RankPool
+from tensoropt.execute.models import load_model
+from tensoropt.execute.rank_checks import CheckOptions
+from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
+from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tests.execute import jobs
+
+pytestmark = pytest.mark.distributed
+NUMERICS = CheckOptions(memory=False, timed_steps=0)
+
+
+def draw(name: str, mesh: tuple[int, ...], count: int, seed: int = 0, **more: Any) -> list[dict[str, Any]]:
+    graph = load_model(jobs.spec(name, **more)).graph
+    micro, rng = micro_strategies(graph, mesh[0]), random.Random(seed)
+    drawn = [strategy_to_dict(random_strategy(graph, mesh, micro, rng)) for _ in range(count)]
+    return json.loads(json.dumps(drawn))
+
+
+def check(name: str, mesh: tuple[int, ...], count: int, pool: RankPool, **more: Any) -> None:
+    spec = jobs.spec(name, **more)
+    strategies = draw(name, mesh, count, **more)
+    for strategy, result in zip(
+        strategies, verify_strategies(spec, strategies, pool=pool, options=NUMERICS), strict=True
+    ):
+        assert result["numerics_ok"], (result, strategy)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "count"),
+    [
+        ("mlp", (1, 2), 6),
+        ("mlp", (4, 2), 4),
+        ("vgg_norm", (1, 2), 5),
+        ("vgg_dropout", (2, 2), 4),
+        ("gpt2_ignored", (1, 2), 3),
+        ("gpt2_dropout", (2, 2), 2),
+        ("bert_dropout", (1, 2), 2),
+        ("llama_small", (2, 2), 2),
+    ],
+)
+def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int) -> None:
+    check(name, mesh, count, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("gpt2_small", (2, 2, 2)), ("vgg_norm", (1, 2, 2)), ("mlp", (1, 4))]
+)
+def test_four_ranks(four_ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    check(name, mesh, 2, four_ranks)
+
+
+def test_double_precision_is_much_closer(ranks: RankPool) -> None:
+    spec = jobs.spec("mlp", dtype="float64")
+    (result,) = verify_strategies(
+        spec, draw("mlp", (2, 2), 1, seed=3, dtype="float64"), pool=ranks, options=NUMERICS
+    )
+    assert result["numerics_ok"]
+    assert result["gradient_difference"] < 1e-12
+
+
+def test_captured_graph_equals_the_module(ranks: RankPool) -> None:
+    found = verify_module(jobs.spec("gpt2_ignored"), ranks)
+    assert found is not None
+    assert found["gradient_difference"] < 1e-5
+    assert verify_module(jobs.spec("gpt2_dropout"), ranks) is None
+
+
+def test_result_is_plain_and_measured(ranks: RankPool) -> None:
+    calls = []
+    (result,) = verify_strategies(
+        jobs.spec("mlp"),
+        draw("mlp", (1, 2), 1),
+        pool=ranks,
+        options=CheckOptions(timed_steps=2),
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert json.loads(json.dumps(result)) == result
+    assert calls == [(1, 1)]
+    memory = result["memory_tracked"]
+    assert result["memory_tracked_bytes"] >= memory["parameters"] + memory["gradients"] + memory["optimizer"]
+    assert memory["parameters"] == memory["gradients"]
+    assert result["time_measured_s"] > 0
+    assert result["replicas_agree"] is True
+    assert result["error"] is None
+
+
+def test_wrong_results_are_noticed() -> None:
+    right = dict.fromkeys(
+        ("loss_difference", "gradient_difference", "parameter_difference", "buffer_difference"), 0.0
+    )
+    assert within_tolerance(right)
+    for key in right:
+        assert not within_tolerance(right | {key: 0.05})
+        assert not within_tolerance(right | {key: float("nan")})

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 FEW_LINES, LINES = 8, 32
 CORNERS = 2048
-SCHEDULE = (16, 128, 1024)
+COARSE_POINTS = 256
+TIGHT = 0.01
 WORTH_NARROWING = 20_000
 MESSAGE_BYTES = 1 << 30
 
@@ -102,6 +103,8 @@ def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | No
         classes = hopeful(program, search, hull, settings.with_rivals(sources))
         if not all(mask.any() for mask in classes.values()):  # the rivals beat everything here
             return Found(tuple(sources), merge(sources), hull, True)
+        if settings.epsilon > 0 and gaps(settings.with_rivals(sources), hull)[1] <= settings.epsilon:
+            return Found(tuple(sources), merge(sources), hull, False)
         problem = restrict(problem, classes)
         log.debug("%d entries before narrowing", program.entries)
         again = greedy_order(problem, 0.1)
@@ -123,8 +126,14 @@ def _passes(
     engine = Engine(program, settings.threads)
     known = settings.with_rivals(sources)
     most = settings.max_points
-    for points in [*(p for p in SCHEDULE if most is None or p < most), most or 0]:
-        if settings.epsilon > 0 and worst_gap(known, hull) <= settings.epsilon:
+    coarse = COARSE_POINTS if most is None or most > COARSE_POINTS else most
+    log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
+    if settings.epsilon == 0 and most is None and gaps(known, hull)[0] <= TIGHT:
+        sizes = [0]  # known strategies are tight enough to prune by
+    else:
+        sizes = [coarse, most or 0] if coarse != most else [coarse]
+    for points in sizes:
+        if settings.epsilon > 0 and gaps(known, hull)[1] <= settings.epsilon:
             break
         corners = corners_of(hull, known.memory, known.time, CORNERS)
         try:
@@ -147,9 +156,10 @@ def _passes(
     return Found(tuple(sources), merge(sources), hull, False)
 
 
-def worst_gap(known: Frontier, hull: Hull) -> float:
-    """How much faster, at most, another strategy could be within any memory budget (relative)."""
+def gaps(known: Frontier, hull: Hull) -> tuple[float, float]:
+    """(mean, worst) over budgets: how much faster, at most, another strategy could be (relative)."""
     budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
     lower = hull.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.where(known.time <= lower, 0.0, known.time / lower - 1.0).max(initial=0.0))
+        found = np.where(known.time <= lower, 0.0, known.time / lower - 1.0)
+    return float(found.mean()), float(found.max(initial=0.0))

@@ -103,14 +103,9 @@ def plain_tracking(graph, linear: bool, limit_s: float) -> Points:
                     row.append(union([product(with_node[k], right[k][j]) for k in range(len(with_node))]))
                 rows.append(row)
             add(a, b, rows)
-    alone = [n for v, n in enumerate(nodes) if len(n) == 1 and v in order.removed]
     total = (np.zeros(1), np.zeros(1))
-    for v in order.removed:
-        if not alone:
-            break
-    finals = [nodes[v][0] for v in _roots(problem, order.removed)]
-    for f in finals:
-        total = product(total, f)
+    for v in _roots(problem, order.removed):
+        total = product(total, nodes[v][0])
     return total
 
 

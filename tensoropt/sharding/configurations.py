@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from tensoropt.sharding.atoms import AtomGraph
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, canonical
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
 from tensoropt.sharding.local import Placed
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
 
@@ -111,14 +111,9 @@ class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
 
 
 def batch_placements(graph: GroupGraph) -> dict[str, int]:
-    """Placement of each input on the micro-batch axis: its first dim, where that is the batch.
-
-    The batch size is the first dim of the first input; inputs with another first dim are whole.
-    """
-    tensors = graph.atoms.graph.tensors
-    inputs = [tensors[name] for name in graph.atoms.graph.inputs]
-    batch = next((t.shape[0] for t in inputs if t.shape), 0)
-    return {t.name: 0 if t.shape and t.shape[0] == batch and batch > 1 else REPLICATE for t in inputs}
+    """Placement of each input on the micro-batch axis: its first dim where that is the batch, else whole."""
+    batch = batch_inputs(graph.atoms.graph)
+    return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
 
 def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tensoropt.graph import Operator, Tensor
+from tensoropt.graph import Operator, OperatorGraph, Tensor
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.index_space import NONE, IndexSpace, operand_placement
 from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_name
@@ -137,7 +137,9 @@ class _Grouping:
         return [n for n in dict.fromkeys(op.inputs()) if self.graph.tensors[n].kind == "activation"]
 
     def _external(self, op: Operator, draft: _Draft | None) -> set[str]:
-        return {n for n in self._activations(op) if self.draft_of.get(self.graph.producer[n].name) is not draft}
+        return {
+            n for n in self._activations(op) if self.draft_of.get(self.graph.producer[n].name) is not draft
+        }
 
     def _join(self, op: Operator) -> bool:
         space = self.atoms.spaces[op.name]
@@ -179,7 +181,9 @@ class _Grouping:
         if draft.operators[0].name not in self.independent:
             return False
         made = {n for op in draft.operators for n in op.outputs}
-        fed = {loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops}
+        fed = {
+            loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops
+        }
         written = {loop for operand in space.writes for loop in operand.loops}
         return any(space.dims[loop].splittable for loop in written - fed)
 
@@ -347,10 +351,17 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
     return tuple(kept)
 
 
+def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
+    """Inputs whose first dim is as long as that of the first input: the batch."""
+    inputs = [graph.tensors[name] for name in graph.inputs]
+    batch = next((t.shape[0] for t in inputs if t.shape), 0)
+    return tuple(t.name for t in inputs if t.shape and t.shape[0] == batch and batch > 1)
+
+
 def _input_independent(atoms: AtomGraph) -> frozenset[str]:
-    """Operators that read parameters and constants only (position embeddings, weight arithmetic)."""
+    """Operators that read nothing of the batch (position embeddings, weight arithmetic)."""
     graph = atoms.graph
-    dependent = {n for n, t in graph.tensors.items() if t.kind == "input"}
+    dependent = set(batch_inputs(graph))
     found = set()
     for op in graph.operators:
         if dependent.intersection(op.inputs()):

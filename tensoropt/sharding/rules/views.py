@@ -248,7 +248,6 @@ def repeat(b: Builder) -> None:
     "aten.constant_pad_nd.default",
     "aten.roll.default",
     "aten.flip.default",
-    "aten.diff.default",
 )
 def moved_within_dims(b: Builder) -> None:
     """Dims whose elements move or grow stay whole; the others pass through."""
@@ -263,3 +262,15 @@ def moved_within_dims(b: Builder) -> None:
     value = b.arg(3, "value")
     b.linear = "pad" not in b.op.target or not value
     b.cheap = True
+
+
+@rule("aten.diff.default")
+def diff(b: Builder) -> None:
+    """Neighbours along one dim, with what is put before and after it."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(2, "dim", -1) % len(shape)
+    labels: list[Label] = [None if i == dim else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
+    for value in (b.arg(0), b.arg(3, "prepend"), b.arg(4, "append")):
+        b.read(value, labels)
+    b.write(labels)
+    b.linear = b.cheap = True

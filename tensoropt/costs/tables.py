@@ -218,6 +218,7 @@ class TableBuilder:
         self.training = graph.atoms.graph.training
         self._edge_cache: dict[object, tuple[float, float]] = {}
         self._variable_cache: dict[int, Variable] = {}
+        self._table_cache: dict[object, np.ndarray] = {}
 
     def build(self) -> CostTables:
         self.configurations = {
@@ -429,6 +430,7 @@ class TableBuilder:
 
     def _table(
         self,
+        name: str,
         a: str,
         b: str,
         left: Sequence[tuple[Layout, bool]],
@@ -437,7 +439,14 @@ class TableBuilder:
     ) -> EdgeTable:
         rows = {key: i for i, key in enumerate(dict.fromkeys(left))}
         cols = {key: i for i, key in enumerate(dict.fromkeys(right))}
-        table = np.array([[cost(r, c) for c in cols] for r in rows], dtype=np.float64)
+        # Layers repeat: the same placements of a tensor like this one cost the same everywhere.
+        tensor = self.tensors[name]
+        kind = [end.partition(":")[0] if ":" in end else "group" for end in (a, b)]
+        like = (self.graph.atoms.atoms[name], tensor.element_bytes, tensor.requires_grad, *kind)
+        key = (like, tuple(rows), tuple(cols))
+        if key not in self._table_cache:
+            self._table_cache[key] = np.array([[cost(r, c) for c in cols] for r in rows], dtype=np.float64)
+        table = self._table_cache[key]
         return EdgeTable(
             a,
             b,
@@ -455,7 +464,7 @@ class TableBuilder:
             return (self._bytes(name, read[0]) if kept else 0.0), self._move(name, write[0], read[0])
 
         return self._table(
-            producer.name, reader.name, self._writes(producer, name), self._reads(reader, name), cost
+            name, producer.name, reader.name, self._writes(producer, name), self._reads(reader, name), cost
         )
 
     def _hub_producer(self, name: str) -> EdgeTable:
@@ -470,7 +479,7 @@ class TableBuilder:
 
         producer = self._producer(name)
         homes = list(zip(hub.layouts, hub.kept, strict=True))
-        return self._table(producer.name, hub.name, self._writes(producer, name), homes, cost)
+        return self._table(name, producer.name, hub.name, self._writes(producer, name), homes, cost)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
         """A reader that needs the home itself in backward needs a kept home."""
@@ -484,7 +493,7 @@ class TableBuilder:
             return 0.0, self._move(name, home[0], read[0])
 
         homes = list(zip(hub.layouts, hub.kept, strict=True))
-        return self._table(hub.name, reader.name, homes, self._reads(reader, name), cost)
+        return self._table(name, hub.name, reader.name, homes, self._reads(reader, name), cost)
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
         shared = self._variables[f"parameter:{name}"]
@@ -499,7 +508,7 @@ class TableBuilder:
             return 0.0, self._use_s(name, stored[0], use[0], use[1]) * self.mesh[0]
 
         homes = [(layout, 0) for layout in shared.layouts]
-        return self._table(shared.name, reader.name, homes, uses, cost)
+        return self._table(name, shared.name, reader.name, homes, uses, cost)
 
 
 def _shares_storage(source: Layout, target: Layout) -> bool:

@@ -107,3 +107,8 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         values = {name: value.clone() for name, value in model_values(captured).items()}
         _loaded[spec] = LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
     return _loaded[spec]
+
+
+def forget_models() -> None:
+    """Let go of the model :func:`load_model` keeps."""
+    _loaded.clear()

@@ -24,7 +24,7 @@ from tensoropt.cluster import rank_cores
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import ModelSpec, load_model
+from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 
@@ -109,8 +109,9 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
     settings = () if plan.model.batch is None else (("batch", plan.model.batch),)
     loaded = load_model(ModelSpec(plan.model_source, plan.seed, settings=settings))
     engine = Engine(plan.strategy(loaded.graph), loaded.values, seed=plan.seed)
-    loaded.values.clear()  # the shards are copies; the whole parameters need not stay
-    loaded.captured.model.to("meta")
+    inputs = loaded.inputs
+    forget_models()  # the shards are copies; the whole parameters need not stay
+    del loaded
     leaves = [leaf for leaf in engine.shards.leaves.values() if leaf.requires_grad]
     optimizer = make_optimizer(plan.optimizer, leaves, lr)
     losses, times = [], []
@@ -119,7 +120,7 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
             dist.barrier()
         start = time.perf_counter()
         engine.shards.clear()
-        loss = engine(*loaded.inputs)[0]
+        loss = engine(*inputs)[0]
         loss.backward()
         optimizer.step()
         seconds = _slowest(time.perf_counter() - start, engine)
@@ -128,17 +129,18 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
         if engine.runtime.rank == 0 and not quiet:
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", flush=True)
     kept = times[WARM_UP_STEPS:] or times
-    result = {
+    median = statistics.median(kept)
+    result: dict[str, Any] = {
         "steps": steps,
         "losses": losses,
         "times_s": times,
-        "time_s": statistics.median(kept),
+        "time_s": median,
         "time_predicted_s": plan.predicted.time_s,
         "memory_predicted_bytes": plan.predicted.memory_bytes,
     }
     if engine.runtime.rank == 0 and not quiet:
         print(
-            f"median {result['time_s'] * 1e3:.1f} ms per step, predicted {plan.predicted.time_s * 1e3:.1f} ms",
+            f"median {median * 1e3:.1f} ms per step, predicted {plan.predicted.time_s * 1e3:.1f} ms",
             flush=True,
         )
     return result

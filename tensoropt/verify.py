@@ -27,6 +27,7 @@ from tensoropt.execute.rank_checks import CheckOptions, unsplit_strategy
 from tensoropt.execute.recorder import compare_collectives
 from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
 from tensoropt.plan import Plan
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.simulate import simulate
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
@@ -146,6 +147,40 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
     where = load_cluster("local:1")
     drawn = [(unsplit_strategy(loaded), where.meshes(1)[0])]
     return _predict_and_run(spec, loaded, drawn, where, Settings(optimizer=optimizer), None, progress)
+
+
+def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
+    """The unsplit model as a plan for one device, to be run as others are.
+
+    Args:
+        like: a plan of the same model.
+        found: what :func:`verify_unsplit` found.
+    """
+    data = strategy_to_dict(unsplit_strategy(load_model(model_spec(like))))
+    return like.model_copy(
+        update={
+            "planner": "unsplit",
+            "cluster": load_cluster("local:1").to_dict(),
+            "mesh": MeshInfo(shape=(), names=()),
+            "micro_batches": 1,
+            "operators": {
+                name: OperatorPlan(axes={}, micro=labels[0], members=like.operators[name].members)
+                for name, labels in data["groups"].items()
+            },
+            "hubs": {name: tuple(layout) for name, layout in data["hubs"].items()},
+            "parameters": {
+                name: ParameterPlan(key=like.parameters[name].key, stored=tuple(layout))
+                for name, layout in data["stored"].items()
+            },
+            "predicted": Predicted(
+                memory_bytes=found["memory_predicted_bytes"],
+                time_s=found["time_predicted_s"],
+                compute_s=found["time_predicted_s"],
+                communication_s=0.0,
+                additive_memory_bytes=found["memory_predicted_bytes"],
+            ),
+        }
+    )
 
 
 def _predict_and_run(

@@ -48,21 +48,22 @@ def split_words(exploration: Exploration, index: int) -> str:
     space = exploration.spaces[point.space]
     if not space.mesh.shape:
         return "one device"
+    known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
     counts: Counter[str] = Counter()
     for which, group in zip(point.choice, space.groups.values(), strict=False):
         labels = group["configurations"][which]
-        kinds = {_kind(label, group["micro"]) for label in labels} - {"whole"}
+        kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
         counts["+".join(sorted(kinds)) or "whole"] += 1
     total = sum(counts.values())
     parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
     return ", ".join(parts)
 
 
-def _kind(label: str, batch: str) -> str:
+def _kind(label: str, batch: str, known: bool) -> str:
     """``data`` for a split along the batch, ``model`` for any other, ``split`` where that is not known."""
     if label in UNSPLIT:
         return "whole"
-    if batch in UNSPLIT:
+    if not known:
         return "split"
     return "data" if label == batch else "model"
 
@@ -172,8 +173,8 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
     return [
         f"point {index} of {len(exploration.points)}: {format_bytes(p.memory_bytes)} per device, "
         f"{format_seconds(p.time_s)} per step",
-        f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); split: "
-        f" {split_words(exploration, index)}",
+        f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
+        f"{split_words(exploration, index)}",
         "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
         f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
         f"({source_words(dict(p.sources))})",

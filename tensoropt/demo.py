@@ -1,0 +1,180 @@
+"""The whole loop on one model: explore, choose by a budget, run both ends, compare with the prediction."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensoropt import api, verify
+from tensoropt.cluster import load_cluster
+from tensoropt.console import Progress, columns
+from tensoropt.errors import MeasurementError, TensorOptError
+from tensoropt.plan import Exploration, Plan, load_model
+from tensoropt.plan.picture import frontier_svg
+from tensoropt.plan.table import frontier_text, point_lines, run_line, summary_lines
+from tensoropt.units import format_bytes, format_seconds
+
+RUN_TIMEOUT_S = 300.0
+Say = Callable[[str], None]
+
+
+def run_demo(
+    source: str, cluster: str, folder: Path, *, steps: int, progress: Progress, say: Say
+) -> tuple[dict[str, Any], str, int]:
+    """Explore, choose, run and compare; the frontier, the plans and their runs are left in ``folder``.
+
+    Args:
+        source: of the model.
+        cluster: ``local`` or ``local:N``; the plans are run here.
+        steps: of training under torchrun.
+        say: prints what is known already, while the rest goes on.
+
+    Returns:
+        (data, text, exit code): 1 if a run does not agree with the unsplit model.
+    """
+    where = load_cluster(cluster)
+    if not api.is_local(where):
+        raise TensorOptError(
+            f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: use local:N"
+        )
+    loaded = load_model(source)
+    found = api.explore(
+        loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress
+    )
+    found.save(folder)
+    frontier_svg(found, folder / "frontier.svg", title=f"{source} on {where.device_count} CPU ranks")
+    say("\n".join([frontier_text(found), "", *summary_lines(found)]))
+    budget = (found.points[0].memory_bytes + found.points[-1].memory_bytes) / 2
+    chosen = found.index(memory_bytes=budget)
+    plans = {
+        "leanest": found.plan(0),
+        "fastest": found.plan(len(found.points) - 1),
+        "chosen": found.plan(chosen),
+    }
+    for name, plan in plans.items():
+        plan.save(folder / f"plan-{name}.json")
+    say(
+        "\n".join(
+            [
+                f"\na budget of {format_bytes(budget)} per device, half way between both ends, gives",
+                *point_lines(found, chosen),
+                f"\nrunning the leanest and the fastest plan for {steps} steps beside the unsplit model",
+            ]
+        )
+    )
+    del plans["chosen"]
+    data = compare(plans, folder, steps, progress)
+    data |= {"out": str(folder), "points": len(found.points), "budget_bytes": budget, "chosen": chosen}
+    text = "\n".join([result_text(data["runs"]), "", *file_lines(found, folder)])
+    return data, text, 0 if data["ok"] else 1
+
+
+def compare(plans: Mapping[str, Plan], folder: Path, steps: int, progress: Progress) -> dict[str, Any]:
+    """``ok`` and ``runs``: per plan, and for the unsplit model, what was predicted and what happened."""
+    first = next(iter(plans.values()))
+    unsplit = verify.verify_unsplit(verify.model_spec(first), first.optimizer, progress=progress)
+    split = verify.verify_plans(list(plans.values()), progress=progress)
+    runs = dict(zip(("unsplit", *plans), (*unsplit["plans"], *split["plans"]), strict=True))
+    jobs = {"unsplit": verify.unsplit_plan(first, runs["unsplit"]), **plans}
+    for done, (name, plan) in enumerate(jobs.items()):
+        progress("torchrun", done, len(jobs), name)
+        path = folder / f"plan-{name}.json"
+        plan.save(path)
+        runs[name]["torchrun"] = torchrun(plan, path, folder / f"run-{name}.json", steps)
+    progress("torchrun", len(jobs), len(jobs), "")
+    return {"ok": unsplit["ok"] and split["ok"], "module": split["module"], "runs": runs}
+
+
+def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]:
+    """Train some steps by a plan file, as a person would from the shell.
+
+    Raises:
+        MeasurementError: the job failed; ends with what it said last.
+    """
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.devices),
+        "-m", "tensoropt.execute", str(path), "--steps", str(steps), "--json", str(result),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        job = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise MeasurementError(
+            f"{path.name} did not finish {steps} steps within {RUN_TIMEOUT_S:.0f} s"
+        ) from None
+    if job.returncode:
+        tail = " ".join(job.stderr.strip().splitlines()[-3:])
+        raise MeasurementError(f"running {path.name} under torchrun failed: {tail}")
+    return dict(json.loads(result.read_text(encoding="utf-8")))
+
+
+def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Predicted beside measured."""
+    rows = [
+        ["", "memory pred.", "tracked", "off by", "time pred.", "measured", "off by", "torchrun", "last loss",
+         "loss diff.", "gradient diff.", "collectives", "verdict"]
+    ]  # fmt: skip
+    for name, run in runs.items():
+        predicted, issued = (
+            sum(c["count"] for c in run[f"collectives_{k}"]) for k in ("predicted", "issued")
+        )
+        rows.append(
+            [
+                name,
+                format_bytes(run["memory_predicted_bytes"]),
+                format_bytes(run["memory_tracked_bytes"]),
+                off_by(run["memory_predicted_bytes"], run["memory_tracked_bytes"]),
+                format_seconds(run["time_predicted_s"]),
+                format_seconds(run["time_measured_s"]),
+                off_by(run["time_predicted_s"], run["time_measured_s"]),
+                format_seconds(run["torchrun"]["time_s"]),
+                f"{run['torchrun']['losses'][-1]:.6f}",
+                f"{run['loss_difference']:.1e}",
+                f"{run['gradient_difference']:.1e}",
+                f"{predicted} {'!=' if run['collectives_unlike'] else '='} {issued}",
+                "ok" if run["ok"] else "FAILED",
+            ]
+        )
+    lean, fast = runs["leanest"], runs["fastest"]
+    share = {
+        k: lean[f"memory_{k}_bytes"] / fast[f"memory_{k}_bytes"]
+        for k in ("predicted", "tracked")
+        if fast[f"memory_{k}_bytes"]
+    }
+    lines = [
+        columns(rows, left=(0,)),
+        "loss diff., gradient diff.: the largest differences from the unsplit model, relative",
+        "torchrun, last loss: median step and loss after the steps when run by torchrun",
+        "the leanest plan needs "
+        + " and ".join(f"{100 * value:.0f} % as {k}" for k, value in share.items())
+        + " of the fastest one's memory",
+    ]
+    for name, run in runs.items():
+        lines += [f"{name}: {line}" for line in complaints(run)]
+    return "\n".join(lines)
+
+
+def complaints(run: Mapping[str, Any]) -> list[str]:
+    """What went wrong in a run, one line each."""
+    return [*([run["error"]] if run["error"] else []), *run["collectives_unlike"]]
+
+
+def off_by(predicted: float, measured: float) -> str:
+    """How far a prediction is from what was measured, with its sign."""
+    return f"{100 * (predicted / measured - 1):+.1f} %" if measured else ""
+
+
+def file_lines(found: Exploration, folder: Path) -> list[str]:
+    """What is left behind, and what to do with it."""
+    return [
+        f"saved in {folder}: frontier.csv ({len(found.points)} points), frontier.svg, plan-chosen.json, "
+        "plan-leanest.json, plan-fastest.json",
+        f"run one yourself: {run_line(found.devices, str(folder / 'plan-chosen.json'))}",
+    ]

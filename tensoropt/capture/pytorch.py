@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import operator as python_operator
+import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -95,6 +98,10 @@ class Returned:
         if isinstance(self.key, str):
             return self.container(**{self.key: loss})
         return (loss,)
+
+
+class _Cell:
+    returned: Returned | None = None
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
@@ -190,7 +197,7 @@ def capture(
     kwargs = dict(kwargs or {})
     args, kwargs = _separate_inputs(args, kwargs)
     subject: torch.nn.Module = WithLoss(model, loss) if mode == "train" else model
-    was_training = subject.training
+    modes = {module: module.training for module in model.modules()}
     subject.train(mode == "train")
     try:
         with _quiet(), _no_cache(model):
@@ -199,11 +206,12 @@ def capture(
         raise
     except Exception as error:
         raise CaptureError(
-            f"torch.export refuses {type(model).__name__}: {_first_lines(error)}. "
+            f"torch.export refuses {type(model).__name__}{_refused_line(error)}: {_first_lines(error)}. "
             "Usual remedies: no Python branches on tensor values, no .item(), fixed shapes."
         ) from error
     finally:
-        subject.train(was_training)
+        for module, training in modes.items():
+            module.training = training
     prefix = "model." if mode == "train" else ""
     graph = _Converter(exported, prefix, mode, subject).convert()
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
@@ -229,6 +237,18 @@ def _separate_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
 def _first_lines(error: Exception, count: int = 3) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:count]) or type(error).__name__
+
+
+def _refused_line(error: BaseException) -> str:
+    """`` at FILE:LINE (source)`` of the innermost line that is the model's own, or nothing."""
+    ours = str(Path(__file__).parent)
+    seen: BaseException | None = error
+    while seen is not None:
+        for frame in reversed(traceback.extract_tb(seen.__traceback__)):
+            if f"{os.sep}torch{os.sep}" not in frame.filename and not frame.filename.startswith((ours, "<")):
+                return f" at {frame.filename}:{frame.lineno} ({frame.line})"
+        seen = seen.__cause__ or seen.__context__
+    return ""
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,8 +1,8 @@
 """The Pareto algebra of (memory, time) points: reduce, product and union.
 
 Source: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training with Auto-Parallelism",
-section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory and no
-more time and differs; of equal points the first is kept.
+section 4.1 and Algorithm 1 (the names are the paper's). A point beats another if it needs no more memory
+and no more time and differs; of equal points the first is kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ IndexArray = NDArray[np.int32]
 class Frontier:
     """Points that no other one beats.
 
-    ``memory`` (n,) strictly ascending and ``time`` (n,) strictly descending, float64, finite. ``origin`` (n, 2)
-    int32 tells where a point comes from: after :func:`reduce` (0, row of the input), after :func:`product` (index
-    in the left factor, index in the right factor), after :func:`union` (which frontier, index in it).
+    ``memory`` (n,) strictly ascending and ``time`` (n,) strictly descending, float64, finite. ``origin``
+    (n, 2) int32 tells where a point comes from: after :func:`reduce` (0, row of the input), after
+    :func:`product` (index in the left factor, index in the right factor), after :func:`union` (which
+    frontier, index in it).
     """
 
     memory: FloatArray
@@ -45,10 +46,11 @@ class Frontier:
 
 
 def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None) -> Frontier:
-    """Keep the points that no other one beats (Algorithm 1): sort by memory, keep strict improvements of time.
+    """Keep the points that no other one beats (Algorithm 1): sort by memory, keep strict improvements of
+    time.
 
-    ``memory`` and ``time`` are (n,) in any order; points with an infinite entry are dropped. Raises ``ValueError``
-    on NaN.
+    ``memory`` and ``time`` are (n,) in any order; points with an infinite entry are dropped. Raises
+    ``ValueError`` on NaN.
     """
     m, t = np.asarray(memory, dtype=np.float64), np.asarray(time, dtype=np.float64)
     if m.ndim != 1 or m.shape != t.shape:

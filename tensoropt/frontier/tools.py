@@ -1,7 +1,7 @@
 """What people ask of finished frontiers: merge, knee, hypervolume, distance.
 
-Every function takes anything with ``memory`` and ``time`` arrays: a :class:`~tensoropt.frontier.Frontier`, the
-result of a search, or a planner's points.
+Every function takes anything with ``memory`` and ``time`` arrays: a :class:`~tensoropt.frontier.Frontier`,
+the result of a search, or a planner's points.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Points(Protocol):
 def merge(frontiers: Sequence[Points]) -> Frontier:
     """The frontier over several ones (meshes, micro-batch counts, planners), origins kept.
 
-    ``origin[p] = (which, index)``: point ``p`` is point ``index`` of ``frontiers[which]``. Of equal points the one
-    of the earliest frontier is kept. The inputs need not be reduced.
+    ``origin[p] = (which, index)``: point ``p`` is point ``index`` of ``frontiers[which]``. Of equal points
+    the one of the earliest frontier is kept. The inputs need not be reduced.
     """
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
@@ -43,10 +43,11 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
 
 
 def knee(points: Points) -> int:
-    """Index of the knee: the point farthest below the chord between the two ends, in logarithms of both costs.
+    """Index of the knee: the point farthest below the chord between the two ends, in logarithms of both
+    costs.
 
-    Logarithms, because a person trades percentages (factors), not bytes for seconds. The first of equals; 0 for
-    fewer than three points. Raises ``ValueError`` for no points.
+    Logarithms, because a person trades percentages (factors), not bytes for seconds. The first of equals;
+    0 for fewer than three points. Raises ``ValueError`` for no points.
     """
     memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
     if len(memory) == 0:
@@ -79,9 +80,9 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 def distance(points: Points, reference: Points) -> float:
     """How far ``points`` stay behind ``reference``: the multiplicative epsilon indicator minus one.
 
-    0.01 means that for every point of ``reference`` there is one in ``points`` at most 1 % worse in both costs
-    (Zitzler et al. 2003; moocore). Zero costs are compared with each other only: a zero that is not reached gives
-    ``inf``. Raises ``ValueError`` for empty frontiers.
+    0.01 means that for every point of ``reference`` there is one in ``points`` at most 1 % worse in both
+    costs (Zitzler et al. 2003; moocore). Zero costs are compared with each other only: a zero that is not
+    reached gives ``inf``. Raises ``ValueError`` for empty frontiers.
     """
     import moocore
 

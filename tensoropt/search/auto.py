@@ -103,8 +103,9 @@ def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | No
         classes = hopeful(program, search, hull, settings.with_rivals(sources))
         if not all(mask.any() for mask in classes.values()):  # the rivals beat everything here
             return Found(tuple(sources), merge(sources), hull, True)
-        if settings.epsilon > 0 and gaps(settings.with_rivals(sources), hull)[1] <= settings.epsilon:
-            return Found(tuple(sources), merge(sources), hull, False)
+        mean, worst = gaps(settings.with_rivals(sources), hull)
+        if worst <= settings.epsilon and mean <= settings.epsilon / 10:
+            return Found(tuple(sources), merge(sources), hull, worst == 0.0)
         problem = restrict(problem, classes)
         log.debug("%d entries before narrowing", program.entries)
         again = greedy_order(problem, 0.1)
@@ -133,7 +134,7 @@ def _passes(
     else:
         sizes = [coarse, most or 0] if coarse != most else [coarse]
     for points in sizes:
-        if settings.epsilon > 0 and gaps(known, hull)[1] <= settings.epsilon:
+        if gaps(known, hull)[1] <= settings.epsilon:
             break
         corners = corners_of(hull, known.memory, known.time, CORNERS)
         try:
@@ -153,11 +154,16 @@ def _passes(
             return Found((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
         known = settings.with_rivals(sources)
-    return Found(tuple(sources), merge(sources), hull, False)
+    return Found(tuple(sources), merge(sources), hull, gaps(known, hull)[1] == 0.0)
 
 
 def gaps(known: Frontier, hull: Hull) -> tuple[float, float]:
-    """(mean, worst) over budgets: how much faster, at most, another strategy could be (relative)."""
+    """(mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
+
+    A worst gap of 0 proves that nothing is missing: whatever fits a budget is no faster than what is known.
+    """
+    if hull.weight_m[0] * known.memory[0] > hull.value[0]:
+        return np.inf, np.inf  # something leaner may exist
     budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
     lower = hull.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,9 @@ IntArray = NDArray[np.int64]
 class CostTable:
     """Small frontiers in one flat table: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
 
-    ``shape``: (K,) for an operator, (P, Q) for an edge, entries in row-major order. ``memory``, ``time`` (points,)
-    finite, ``option`` (points,) int32: the caller's option index of each point. Every entry is reduced: memory
-    strictly ascending, time strictly descending. An entry without points is impossible.
+    ``shape``: (K,) for an operator, (P, Q) for an edge, entries in row-major order. ``memory``, ``time``
+    (points,) finite, ``option`` (points,) int32: the caller's option index of each point. Every entry is
+    reduced: memory strictly ascending, time strictly descending. An entry without points is impossible.
     """
 
     shape: tuple[int, ...]
@@ -38,7 +38,8 @@ class CostTable:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Edge:
-    """Costs between two operators; the cost of configurations (i, j) is entry (rows[i], cols[j]) of ``table``.
+    """Costs between two operators; the cost of configurations (i, j) is entry (rows[i], cols[j]) of
+    ``table``.
 
     ``ordinal``: this is the n-th edge added from ``source`` to ``target``, counted from 0.
     """
@@ -54,14 +55,15 @@ class Edge:
 class CostGraph:
     """Operators, their configurations, and what each choice costs in memory (bytes) and time (seconds).
 
-    See DESIGN section 7 for the contract. Tables of equal content are kept once, so identical layers cost nothing.
+    See DESIGN section 7 for the contract. Tables of equal content are kept once, so identical layers cost
+    nothing.
     """
 
     def __init__(self) -> None:
-        self.names: list[Hashable] = []
+        self.names: list[str] = []
         self.nodes: list[CostTable] = []
         self.edges: list[Edge] = []
-        self._index: dict[Hashable, int] = {}
+        self._index: dict[str, int] = {}
         self._ordinals: dict[tuple[int, int], int] = {}
         self._tables: dict[bytes, CostTable] = {}
         self._maps: dict[bytes, IntArray] = {}
@@ -71,13 +73,17 @@ class CostGraph:
 
     def __repr__(self) -> str:
         configurations = sum(t.entries for t in self.nodes)
-        return f"CostGraph({len(self.names)} operators, {configurations} configurations, {len(self.edges)} edges)"
+        return (
+            f"CostGraph({len(self.names)} operators, {configurations} configurations, "
+            f"{len(self.edges)} edges)"
+        )
 
-    def add_operator(self, name: Hashable, costs: Any) -> None:
+    def add_operator(self, name: str, costs: Any) -> None:
         """Add an operator; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
 
-        A float array (K, options, 2) is the same; (K, 2) means one option each. Raises ``ValueError`` naming the
-        operator for a repeated name, no configurations, none that is possible, or negative, NaN or ragged costs.
+        A float array (K, options, 2) is the same; (K, 2) means one option each. Raises ``ValueError``
+        naming the operator for a repeated name, no configurations, none that is possible, or negative, NaN
+        or ragged costs.
         """
         what = f"operator {name!r}"
         if name in self._index:
@@ -96,17 +102,18 @@ class CostGraph:
 
     def add_edge(
         self,
-        source: Hashable,
-        target: Hashable,
+        source: str,
+        target: str,
         costs: Any,
         rows: ArrayLike | None = None,
         cols: ArrayLike | None = None,
     ) -> None:
-        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` (Ka, Kb, 2) or (Ka, Kb, options, 2).
+        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` (Ka, Kb, 2) or (Ka, Kb,
+        options, 2).
 
         With ``rows`` (Ka,) and ``cols`` (Kb,) the edge is factored: configurations (i, j) cost
-        ``costs[rows[i]][cols[j]]``. Parallel edges are kept apart. Raises ``ValueError`` naming the edge for unknown
-        ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
+        ``costs[rows[i]][cols[j]]``. Parallel edges are kept apart. Raises ``ValueError`` naming the edge
+        for unknown ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
         """
         what = f"edge {source!r} -> {target!r}"
         for end in (source, target):
@@ -117,8 +124,8 @@ class CostGraph:
         a, b = self._index[source], self._index[target]
         table = self._shared(_table(costs, 2, what))
         maps = []
-        for side, end, size, given in (("rows", a, table.shape[0], rows), ("cols", b, table.shape[1], cols)):
-            maps.append(self._shared_map(_class_map(given, self.nodes[end].entries, size, f"{what}: {side}")))
+        for side, v, size, given in (("rows", a, table.shape[0], rows), ("cols", b, table.shape[1], cols)):
+            maps.append(self._shared_map(_class_map(given, self.nodes[v].entries, size, f"{what}: {side}")))
         reached = np.zeros(table.shape, dtype=bool)
         reached[np.ix_(np.unique(maps[0]), np.unique(maps[1]))] = True
         if not (np.diff(table.offsets).reshape(table.shape)[reached] > 0).any():
@@ -153,7 +160,8 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
         )
     if len(values) and (values.min() < 0 or values.max() >= size):
         raise ValueError(
-            f"{what} has values from {values.min()} to {values.max()}, but the table has {size} entries along this "
+            f"{what} has values from {values.min()} to {values.max()}, but the table has {size} "
+            f"entries along this "
             f"side; use 0 to {size - 1}"
         )
     return values.astype(np.int64)

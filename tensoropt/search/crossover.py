@@ -7,6 +7,7 @@ staircase tight before any frontier has been computed. They are real strategies 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,9 @@ Pick = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mixes:
-    """Crossovers: point ``p`` takes operators below ``cut[p]`` from pick ``head[p]``, others from ``tail[p]``."""
+    """Crossovers: point ``p`` takes operators below ``cut[p]`` from pick ``head[p]``, others from
+    ``tail[p]``.
+    """
 
     memory: FloatArray
     time: FloatArray
@@ -28,7 +31,7 @@ class Mixes:
     cut: IntArray
 
 
-def mix_neighbours(problem: Problem, picks: list[IntArray]) -> Mixes:
+def mix_neighbours(problem: Problem, picks: Sequence[IntArray]) -> Mixes:
     """All prefix mixes of neighbouring picks, both ways.
 
     ``picks[i]`` (operators + edges, 2): class and point of every operator, entry and point of every edge,
@@ -49,8 +52,7 @@ def mix_neighbours(problem: Problem, picks: list[IntArray]) -> Mixes:
         cuts.append(inner)
     none = np.zeros(0)
     joined = [np.concatenate([none, *x]) for x in (memory, time, head, tail, cuts)]
-    m, t, h, b, c = joined
-    return Mixes(m, t, h.astype(np.int64), b.astype(np.int64), c.astype(np.int64))
+    return Mixes(joined[0], joined[1], *(x.astype(np.int64) for x in joined[2:]))
 
 
 class _Tables:

@@ -64,7 +64,7 @@ class HullSearch:
         self.weight_t: list[float] = []
         self.values: list[float] = []
         self.points: dict[tuple[float, float], IntArray] = {}
-        self.done: set[tuple[float, float]] = set()
+        self.done: set[tuple[float, ...]] = set()
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
         """One pass for some weights; returns the strategies' costs, in the order of the weights."""
@@ -106,7 +106,7 @@ class HullSearch:
                 [(a[1] - b[1]) / span_t / span_m for a, b in chords],
                 [(b[0] - a[0]) / span_m / span_t for a, b in chords],
             )
-            self.done.update((*a, *b) for a, b in chords)  # type: ignore[arg-type]
+            self.done.update((*a, *b) for a, b in chords)
         return self._result()
 
     def _vertices(self) -> list[tuple[float, float]]:
@@ -124,11 +124,7 @@ class HullSearch:
 
     def _open_chords(self, wanted: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
         hull = self._vertices()
-        chords = [
-            (a, b)
-            for a, b in pairwise(hull)
-            if (*a, *b) not in self.done  # type: ignore[comparison-overlap]
-        ]
+        chords = [(a, b) for a, b in pairwise(hull) if (*a, *b) not in self.done]
         # a chord matters by the share of memory times the share of time that it spans
         chords.sort(
             key=lambda c: -((c[1][0] / max(c[0][0], 1e-300) - 1) * (c[0][1] / max(c[1][1], 1e-300) - 1))

@@ -23,15 +23,18 @@ from tensoropt.search.auto import (
 )
 from tensoropt.search.engine import Engine
 from tensoropt.search.fixing import Split, candidates, condition, split
-from tensoropt.search.hull import HullSearch
+from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order, paper_order
 from tensoropt.search.problem import Problem, restrict
+from tensoropt.search.program import Program
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import PassSource, Source
 
 log = logging.getLogger(__name__)
 
 Solver = Callable[[Problem, Order], Found | None]
+Relaxation = tuple[Program, HullSearch, Hull]
+
 ASSIGNMENTS = 12
 LARGEST_PROGRAM = 16_000_000
 LARGEST_WORK = 4_000_000_000
@@ -95,7 +98,7 @@ def _affordable_order(problem: Problem) -> Order:
         order = greedy_order(problem, 0.1, max(order.largest // 2, 1))
 
 
-def _hull(relaxed: Split):
+def _hull(relaxed: Split) -> Relaxation | None:
     program = build_program(relaxed.problem, relaxed.order)
     search = HullSearch(program, flatten(program))
     hull = search.run(lines_that_fit(program, LINES))
@@ -113,7 +116,9 @@ def _unpruned(problem: Problem, order: Order, settings: Settings) -> Found | Non
     return Found((source,), merge([source]), hull, not result.thinned)
 
 
-def _with_fixed(problem: Problem, order: Order, solver: Solver, search=None) -> Found | None:
+def _with_fixed(
+    problem: Problem, order: Order, solver: Solver, search: Relaxation | None = None
+) -> Found | None:
     """Try assignments of the fixed operators; bound all strategies by the relaxation."""
     relaxed = split(problem, order)
     search = search or _hull(relaxed)

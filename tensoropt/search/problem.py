@@ -133,8 +133,15 @@ def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
             sizes = np.diff(leaf.offsets)
             of_point = np.repeat(mask, sizes)
             offsets = np.concatenate([[0], np.cumsum(sizes[mask])]).astype(np.int64)
-            arrays = (leaf.memory, leaf.time, leaf.configuration, leaf.option)
-            leaves.append(Leaf(offsets, *(a[of_point] for a in arrays)))
+            leaves.append(
+                Leaf(
+                    offsets,
+                    leaf.memory[of_point],
+                    leaf.time[of_point],
+                    leaf.configuration[of_point],
+                    leaf.option[of_point],
+                )
+            )
             known[key] = len(leaves) - 1
         node_leaf[v], domains[v] = known[key], int(mask.sum())
 
@@ -170,7 +177,8 @@ def impossible(problem: Problem) -> str:
                     changed = True
                 if not alive[v].any():
                     return (
-                        f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of the configurations "
+                        f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of "
+                        f"the configurations "
                         f"that the other edges leave to {names[v]!r}"
                     )
     return "every combination of configurations meets an inf entry"

@@ -86,7 +86,9 @@ class Program:
 
 @dataclass(eq=False, slots=True)
 class Factor:
-    """A table over operators: ``maps[d]`` (classes of operator ``scope[d]``,) says which class of the table."""
+    """A table over operators: ``maps[d]`` (classes of operator ``scope[d]``,) says which class of the
+    table.
+    """
 
     scope: Scope
     shape: tuple[int, ...]

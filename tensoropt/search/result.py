@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tensoropt.search.costgraph import FloatArray
 
-Choice = tuple[dict[Hashable, int], dict[Hashable, int]]
+OptionKey = Any  # a name, or (source, target, n-th edge between them)
+Choice = tuple[dict[str, int], dict[OptionKey, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrontier:
     """The cost frontier of a graph; fixed API of DESIGN section 7.
 
-    ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only when it is
-    proven that no strategy beats or is missing from these points (of the additive model, costs snapped to a dyadic
-    grid of about 1e-13 of their total). ``notes``: what was heuristic, in words, empty when nothing was.
+    ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
+    when it is proven that no strategy beats or is missing from these points (of the additive model, costs
+    snapped to a dyadic grid of about 1e-13 of their total). ``notes``: what was heuristic, in words, empty
+    when nothing was.
     """
 
     memory: FloatArray
@@ -42,7 +45,9 @@ class TrackedFrontier:
 
     @property
     def gap(self) -> FloatArray:
-        """(n,) per point: how much faster, at most, a strategy of no more memory could be (time / bound - 1)."""
+        """(n,) per point: how much faster, at most, a strategy of no more memory could be (time / bound
+        - 1).
+        """
         bounds = self.bounds(self.memory)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0)
@@ -56,12 +61,14 @@ class TrackedFrontier:
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))
 
-    def strategy(self, index: int) -> dict[Hashable, int]:
+    def strategy(self, index: int) -> dict[str, int]:
         """Configuration of every operator at point ``index``; only this point is rebuilt."""
         return dict(self._choice(index)[0])
 
-    def options(self, index: int) -> dict[Hashable, int]:
-        """Option of every operator, and of every edge under the key (source, target, n-th edge between them)."""
+    def options(self, index: int) -> dict[OptionKey, int]:
+        """Option of every operator, and of every edge under the key (source, target, n-th edge between
+        them).
+        """
         return dict(self._choice(index)[1])
 
     def _choice(self, index: int) -> Choice:

@@ -22,8 +22,8 @@ class Flat:
     """A program as flat arrays for kernels.
 
     ``meta`` (steps, 8): first entry of out, left and right table, count of o and k, and where the index
-    arrays of o and of k start. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 6): base of the table,
-    step or -1, left, right, unused, first leaf entry or -1.
+    arrays of o and of k start. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 6): base of
+    the table, step or -1, left, right, unused, first leaf entry or -1.
     """
 
     meta: IntArray

@@ -6,7 +6,7 @@ whose bounds lie above the frontier costs its scalar problems only. Put promisin
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from tensoropt.frontier import merge
 from tensoropt.frontier.algebra import FloatArray, IndexArray
 from tensoropt.search.costgraph import CostGraph
-from tensoropt.search.result import TrackedFrontier
+from tensoropt.search.result import OptionKey, TrackedFrontier
 from tensoropt.search.track import check_settings, track
 
 
@@ -59,12 +59,12 @@ class UnionFrontier:
         """Which graph point ``index`` comes from."""
         return int(self.origin[index, 0])
 
-    def strategy(self, index: int) -> dict[Hashable, int]:
+    def strategy(self, index: int) -> dict[str, int]:
         """Configuration of every operator of that graph at point ``index``."""
         which, point = self.origin[index].tolist()
         return self.parts[which].strategy(point)
 
-    def options(self, index: int) -> dict[Hashable, int]:
+    def options(self, index: int) -> dict[OptionKey, int]:
         """Option of every operator and edge of that graph at point ``index``."""
         which, point = self.origin[index].tolist()
         return self.parts[which].options(point)

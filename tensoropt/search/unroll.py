@@ -8,8 +8,6 @@ A *pick* (operators + edges, 2) says which entry and which of its points every o
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import numpy as np
 
 from tensoropt.frontier.kernels import find_pair
@@ -17,7 +15,7 @@ from tensoropt.search.costgraph import IntArray
 from tensoropt.search.engine import Pass
 from tensoropt.search.problem import Problem
 from tensoropt.search.program import Program
-from tensoropt.search.result import Choice
+from tensoropt.search.result import Choice, OptionKey
 
 
 def unroll(program: Program, result: Pass, index: int) -> IntArray:
@@ -50,8 +48,8 @@ def unroll(program: Program, result: Pass, index: int) -> IntArray:
 def choice_of(problem: Problem, pick: IntArray) -> Choice:
     """Configurations and options in the caller's numbers and names."""
     graph = problem.graph
-    strategy: dict[Hashable, int] = {}
-    options: dict[Hashable, int] = {}
+    strategy: dict[str, int] = {}
+    options: dict[OptionKey, int] = {}
     n = len(problem.domains)
     for v, (name, (entry, point)) in enumerate(zip(graph.names, pick.tolist(), strict=False)):
         leaf = problem.leaves[problem.node_leaf[v]]

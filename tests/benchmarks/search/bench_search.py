@@ -157,7 +157,8 @@ def _union(giant) -> dict:
     found = track_union(graphs(), epsilon=0.005)
     total = time.perf_counter() - start
     row = {
-        "name": f"union over 8 meshes x 4 micro-batch counts ({len(jobs)} graphs), 1024 devices, gap <= 0.5 %",
+        "name": f"union over 8 meshes x 4 micro-batch counts ({len(jobs)} graphs), 1024 devices, "
+        "gap <= 0.5 %",
         "seconds": total - building,
         "building_tables_s": building,
         "points": len(found),

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.api import MAX_AXES, CostSource, Problem, Settings, is_local, micro_batch_counts, real_shape
+from tensoropt.api import MAX_AXES
 from tensoropt.cluster import Cluster, Mesh, available_cores, load_cluster
 from tensoropt.costs.collectives import predicted_collectives
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.pool import RankPool
+from tensoropt.costs.source import CostSource, is_local, real_shape
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.errors import PlanError, TensorOptError
@@ -28,6 +29,7 @@ from tensoropt.execute.recorder import compare_collectives
 from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
 from tensoropt.plan import Plan
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
+from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
 from tensoropt.plan.simulate import simulate
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict

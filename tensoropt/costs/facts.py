@@ -13,10 +13,25 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
 from tensoropt.sharding.kernels import SingleDevice
+
+
+def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(q, k, v)
+
+
+def _attention_backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(grad, q, k, v)
+
+
+_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
+"""Counts that PyTorch's counter lacks: it knows the attention kernels of GPUs only. They get shapes."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +46,8 @@ class Facts:
         forward_flops, backward_flops: multiply-adds counted as two.
         traffic_bytes: operands read and results written, forward, views left out.
         forward_peak_bytes, backward_peak_bytes: the most that is alive of what was made inside, above
-            what is kept (forward), above kept tensors and incoming gradients (backward).
+            ``kept_bytes``. Backward counts the incoming gradients, which go as they are used up, and not
+            the gradients of parameters once they are added to their buckets.
     """
 
     kept_bytes: int
@@ -65,7 +81,8 @@ class _Alive(TorchDispatchMode):
 
     def ignore(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        self._seen[storage._cdata] = weakref.ref(storage, lambda _, key=storage._cdata: self._seen.pop(key, None))
+        key = storage._cdata
+        self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -102,15 +119,28 @@ def find_facts(work: Workload, training: bool = True) -> Facts:
         return _Probe(work, tensors, training).run()
 
 
+class _Given(torch.autograd.Function):
+    """Joins results under one root whose backward makes their gradients, and lets go of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(r.shape, r.dtype) for r in results]
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return tuple(torch.ones(shape, dtype=dtype) for shape, dtype in ctx.like)
+
+
 class _Probe:
     def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
         self.work = work
         self.tensors = tensors
         self.training = training
         self.given = {tensors[n].untyped_storage()._cdata: (n, role) for n, _, role in work.inputs}
-        self.saved: dict[int, int] = {}
+        self.saved: dict[int, torch.UntypedStorage] = {}
         self.touched: dict[str, int] = {}
-        self._alive: list[Any] = []
+        self.alive = _Alive()
 
     def _pack(self, value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
@@ -118,46 +148,52 @@ class _Probe:
             name, _ = self.given[storage._cdata]
             self.touched[name] = self.touched.get(name, 0) + 1
         else:
-            self.saved[storage._cdata] = storage.nbytes()
-            self._alive.append(storage)
+            self.saved[storage._cdata] = storage
         return value
 
     def run(self) -> Facts:
-        work, forward = self.work, _Alive()
+        work, alive = self.work, self.alive
         for tensor in self.tensors.values():
-            forward.ignore(tensor)
-        flops = FlopCounterMode(display=False)
+            alive.ignore(tensor)
+        flops = FlopCounterMode(display=False, custom_mapping=_FLOPS)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda v: v)
-        with torch.set_grad_enabled(self.training), flops, forward, hooks:
+        with torch.set_grad_enabled(self.training), flops, alive, hooks:
             run(work, self.tensors, SingleDevice())
-        forward_flops = float(flops.get_total_flops())
-        kept = sum(self.saved.values())
+        kept = sum(storage.nbytes() for storage in self.saved.values())
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
+        forward_peak, traffic = alive.peak, alive.traffic
+        self.saved.clear()
         backward_flops, backward_peak = self._backward() if self.training else (0.0, 0)
         return Facts(
             kept_bytes=kept,
             reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
             writes_kept=writes_kept,
             parameters_kept={n: c for n, c in self.touched.items() if roles[n] == "parameter"},
-            forward_flops=forward_flops,
+            forward_flops=float(flops.get_total_flops()),
             backward_flops=backward_flops,
-            traffic_bytes=forward.traffic,
-            forward_peak_bytes=max(0, forward.peak - kept),
-            backward_peak_bytes=backward_peak,
+            traffic_bytes=traffic,
+            forward_peak_bytes=max(0, forward_peak - kept),
+            backward_peak_bytes=max(0, backward_peak - kept),
         )
 
     def _backward(self) -> tuple[float, int]:
+        """(FLOP, most bytes alive) of a backward in which gradients of parameters go to their buckets."""
         results, leaves = differentiable(self.work, self.tensors)
         if not results or not leaves:
             return 0.0, 0
-        gradients = [torch.ones_like(r) for r in results]
-        tracker, flops = _Alive(), FlopCounterMode(display=False)
-        for tensor in (*self.tensors.values(), *gradients):
-            tracker.ignore(tensor)
-        for storage in self._alive:
-            tracker._seen[storage._cdata] = weakref.ref(storage)
-        with flops, tracker:
-            torch.autograd.grad(results, leaves, gradients, allow_unused=True)
-        return float(flops.get_total_flops()), tracker.peak
+        for name, spec, role in self.work.inputs:
+            if role == "parameter" and spec.requires_grad:
+                bucket = torch.zeros_like(self.tensors[name])
+                self.alive.ignore(bucket)
+                self.tensors[name].grad = bucket
+        root = _Given.apply(*results)
+        del results
+        for name in self.work.writes:
+            self.tensors.pop(name, None)
+        self.alive.peak = self.alive.now
+        flops, start = FlopCounterMode(display=False, custom_mapping=_FLOPS), torch.ones(())
+        with flops, self.alive:
+            root.backward(start, inputs=leaves)
+        return float(flops.get_total_flops()), self.alive.peak

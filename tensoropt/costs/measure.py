@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.costs.pool import RankPool
+from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
 from tensoropt.errors import MeasurementError
@@ -46,7 +46,7 @@ def time_workload(rank: int, world_size: int, work: Workload, training: bool) ->
                     repeats = int(count)
             forward.append(elapsed[0])
             backward.append(elapsed[1])
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:  # whatever it is, the other workloads go on
         return {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
     return {
         "forward_s": statistics.median(forward),
@@ -111,13 +111,23 @@ def measure(
         chunk = missing[start : start + batch]
         if progress is not None:
             progress(start, len(missing), chunk[0].describe())
-        per_rank = pool.run(time_workloads, chunk, training)
-        fresh = {work.key: _slowest([ranks[i] for ranks in per_rank]) for i, work in enumerate(chunk)}
+        fresh = _time_together(pool, chunk, training)
         store.put_many({f"{prefix}/{key}": record for key, record in fresh.items()})
         records.update(fresh)
     if progress is not None and missing:
         progress(len(missing), len(missing), "done")
     return records
+
+
+def _time_together(pool: RankPool, works: Sequence[Workload], training: bool) -> dict[str, dict[str, Any]]:
+    """Records of some workloads; if a rank dies or hangs, each is tried alone and the culprit marked."""
+    try:
+        per_rank = pool.run(time_workloads, works, training)
+    except RankError as error:
+        if len(works) == 1:
+            return {works[0].key: {"error": str(error).splitlines()[0]}}
+        return {k: r for work in works for k, r in _time_together(pool, [work], training).items()}
+    return {work.key: _slowest([ranks[i] for ranks in per_rank]) for i, work in enumerate(works)}
 
 
 def _slowest(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, map_refs
+from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
 from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.kernels import ShardContext
 from tensoropt.sharding.local import LocalCall, localise
 from tensoropt.sharding.placement import local_shape
 
-VERSION = 1
+VERSION = 2
 """Part of every key; raised when the way of measuring changes."""
 
 
@@ -71,6 +71,19 @@ class Workload:
         inputs = [(n, s.shape, s.dtype, s.requires_grad, role) for n, s, role in self.inputs]
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
         return hashlib.sha256(payload.encode()).hexdigest()[:32]
+
+    @cached_property
+    def done(self) -> tuple[tuple[str, ...], ...]:
+        """Per call the tensors made inside that nobody needs after it."""
+        lasting = {n for n, _, _ in self.inputs} | set(self.writes)
+        last: dict[str, int] = {}
+        for position, (call, outputs) in enumerate(self.calls):
+            read = iter_refs((call.args, tuple(call.kwargs.values())))
+            last.update(dict.fromkeys((*read, *outputs), position))
+        return tuple(
+            tuple(n for n, p in last.items() if p == position and n not in lasting)
+            for position in range(len(self.calls))
+        )
 
     def describe(self) -> str:
         """The anchor's call and its input shapes, for progress lines and messages."""
@@ -145,8 +158,11 @@ def random_tensor(spec: TensorSpec) -> torch.Tensor:
 
 
 def run(work: Workload, tensors: dict[str, torch.Tensor], context: ShardContext) -> None:
-    """Run the calls in order, adding their results to ``tensors``."""
-    for call, outputs in work.calls:
+    """Run the calls in order, adding what they write to ``tensors``.
+
+    As in the executor, what is made inside is let go of after its last use.
+    """
+    for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)
         result = call.bind(context)(*args, **kwargs)
         if isinstance(result, torch.Tensor):
@@ -160,6 +176,9 @@ def run(work: Workload, tensors: dict[str, torch.Tensor], context: ShardContext)
             for size in shape:
                 count *= size
             tensors[name] = tensors[name].flatten()[:count].clone().view(shape)
+        del args, kwargs, result
+        for name in work.done[position]:
+            tensors.pop(name, None)
 
 
 def differentiable(work: Workload, tensors: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

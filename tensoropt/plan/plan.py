@@ -50,7 +50,7 @@ class OperatorPlan(_Strict):
 
 
 class ParameterPlan(_Strict):
-    """Stored placement of a parameter: per mesh axis ``S(n)``, ``R`` or ``R/P``; ``micro`` as for operators."""
+    """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``."""
 
     key: str
     stored: tuple[str, ...]
@@ -87,7 +87,7 @@ class Predicted(_Strict):
 class Plan(_Strict):
     """One plan file; see the field types for shapes and units."""
 
-    schema_: Literal["tensoropt.plan/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["tensoropt.plan/1"] = Field("tensoropt.plan/1", alias="schema")
     planner: str
     model: ModelInfo
     cluster: dict[str, Any]
@@ -162,7 +162,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise PlanError(f"cannot read the plan {path}: {error.strerror or error}; give a plan.json") from error
+        raise PlanError(
+            f"cannot read the plan {path}: {error.strerror or error}; give a plan.json"
+        ) from error
     except UnicodeDecodeError as error:
         raise PlanError(f"{path} is not a plan: it is not UTF-8 text") from error
     try:

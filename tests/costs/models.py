@@ -13,8 +13,10 @@ from torch import nn
 
 from tensoropt.api import Problem, prepare
 from tensoropt.capture import capture
+from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.facts import Facts, find_facts
-from tensoropt.costs.tables import CostTables, TableBuilder, make_templates
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.costs.workload import Workload
 from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atoms import refine_graph
@@ -126,6 +128,5 @@ def tables_of(
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
-    return TableBuilder(
-        prepared.graph, mesh, prepared.micro, templates, ToyCompute(), ToyCommunication(), optimizer, copy
-    ).build()
+    prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, copy)
+    return TableBuilder(prepared.graph, prepared.micro, templates, prices).build()

@@ -1,0 +1,133 @@
+"""Prices: seconds and bytes of edges and parameters on one mesh.
+
+Everything is per step of one rank: what happens in every micro-batch counts as often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol
+
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.parameters import stored_bytes
+from tensoropt.costs.workload import Workload
+from tensoropt.sharding.buckets import BUCKET_BYTES
+from tensoropt.sharding.configurations import Mesh
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.placement import PARTIAL_GRAD, Layout, local_shape
+from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
+
+
+class ComputeCosts(Protocol):
+    """Seconds of workloads and of the optimizer."""
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) of one micro-batch."""
+        ...
+
+    @property
+    def optimizer_s_per_element(self) -> float: ...
+
+
+class CommunicationCosts(Protocol):
+    """Seconds of collectives; axes are the mesh's own (without the micro-batch axis)."""
+
+    def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
+
+
+class Prices:
+    """Prices of one mesh.
+
+    Args:
+        compute, communication: where seconds come from.
+        optimizer: ``sgd``, ``momentum`` or ``adam``.
+        copy_bytes_per_s: bandwidth of local copies around collectives.
+    """
+
+    def __init__(
+        self,
+        graph: GroupGraph,
+        mesh: Mesh,
+        compute: ComputeCosts,
+        communication: CommunicationCosts,
+        optimizer: str,
+        copy_bytes_per_s: float = float("inf"),
+    ):
+        self.graph = graph
+        self.mesh = mesh
+        self.compute = compute
+        self.communication = communication
+        self.optimizer = optimizer
+        self.copy_bytes_per_s = copy_bytes_per_s
+        self.tensors = graph.atoms.graph.tensors
+        self.training = graph.atoms.graph.training
+        self._known: dict[object, tuple[float, float]] = {}
+
+    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
+        real = tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
+        return self.communication.time_s(kind, real, num_bytes) if real else 0.0
+
+    def steps_s(self, steps: Sequence[Step], element_bytes: int) -> float:
+        """Seconds of a resharding: its collectives and the copies around them."""
+        total = 0.0
+        for step in steps:
+            payload = step.payload(self.mesh) * element_bytes
+            if step.kind in COLLECTIVES:
+                total += self.collective_s(step.kind, step.axes, payload)
+            total += payload / self.copy_bytes_per_s
+        return total
+
+    def edge_s(self, name: str, source: Layout, target: Layout) -> tuple[float, float]:
+        """(forward, backward) seconds of an edge, one micro-batch."""
+        if source == target:
+            return 0.0, 0.0
+        tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
+        key = (atoms, tensor.element_bytes, tensor.requires_grad, source, target)
+        if key not in self._known:
+            forward, backward = edge_steps(atoms, self.mesh, source, target)
+            size = tensor.element_bytes
+            self._known[key] = (
+                self.steps_s(forward, size),
+                self.steps_s(backward, size) if tensor.requires_grad else 0.0,
+            )
+        return self._known[key]
+
+    def local_bytes(self, name: str, layout: Layout) -> int:
+        shape = local_shape(self.graph.atoms.atoms[name], layout, self.mesh)
+        return prod(shape) * self.tensors[name].element_bytes
+
+    def parameter(
+        self, name: str, stored: Layout, use: Layout | None, kept: int
+    ) -> tuple[float, float, float]:
+        """(memory, compute, communication) of a parameter stored so and used so."""
+        tensor = self.tensors[name]
+        elements = prod(local_shape(self.graph.atoms.atoms[name], stored, self.mesh))
+        memory = (
+            stored_bytes(tensor, elements, self.optimizer)
+            if self.training
+            else elements * tensor.element_bytes
+        )
+        compute = elements * self.compute.optimizer_s_per_element if tensor.requires_grad else 0.0
+        communication = 0.0
+        axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
+        if axes and tensor.requires_grad:
+            share = elements * tensor.element_bytes / BUCKET_BYTES
+            communication += share * self.collective_s("all_reduce", axes, BUCKET_BYTES)
+        if use is not None:
+            communication += self.use_s(name, stored, use, kept) * self.mesh[0]
+        return memory, compute, communication
+
+    def use_s(self, name: str, stored: Layout, use: Layout, kept: int) -> float:
+        """Seconds of bringing a stored parameter to its use and its gradient back, per micro-batch."""
+        forward, backward = self.edge_s(name, stored, use)
+        tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
+        regathers = 0
+        if stored != use and self.training:
+            steps = edge_steps(atoms, self.mesh, stored, use)[0]
+            regathers = kept if any(s.kind == "all_gather" for s in steps) else 0
+        return forward * (1 + regathers) + (backward if tensor.requires_grad else 0.0)
+
+    def move_s(self, name: str, source: Layout, target: Layout) -> float:
+        """Seconds of an edge, forward and backward, all micro-batches."""
+        return sum(self.edge_s(name, source, target)) * self.mesh[0]

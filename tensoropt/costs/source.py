@@ -1,0 +1,164 @@
+"""Where costs come from on a cluster, and the tables made from them.
+
+CPU ranks of this machine are measured; hardware that is not here is priced from its data sheet. Everything
+that the search can choose is measured before anything is priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.builder import TableBuilder
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, measurement_prefix
+from tensoropt.costs.facts import Facts, find_facts
+from tensoropt.costs.links import measure_links
+from tensoropt.costs.measure import measure, measure_optimizer
+from tensoropt.costs.pool import RankPool
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.tables import CostTables, Template, make_templates
+from tensoropt.costs.workload import Workload
+from tensoropt.sharding.groups import AxisStrategy, GroupGraph
+
+Progress = Callable[[str, int, int, str], None]
+"""Called with (stage, done, total, what)."""
+
+
+def silent(stage: str, done: int, total: int, what: str) -> None:
+    """A progress that shows nothing."""
+
+
+class CostSettings(Protocol):
+    """What costs depend on beside model and cluster."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+
+@dataclass
+class CostSource:
+    """Where costs come from on this cluster: ranks to measure on, or data sheets; facts by workload.
+
+    Args:
+        pool: ranks of this cluster when it is this machine, else None.
+    """
+
+    cluster: Cluster
+    store: ProfileStore
+    settings: CostSettings
+    dtype: str
+    pool: RankPool | None = None
+    progress: Progress = silent
+    facts: dict[str, Facts] = field(default_factory=dict)
+    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def training(self) -> bool:
+        return self.settings.mode == "train"
+
+    @property
+    def prefix(self) -> str:
+        return measurement_prefix(self.cluster.device_count, 1, self.training)
+
+    def facts_of(self, work: Workload) -> Facts:
+        """Facts of a workload: known in this process, in the store, or found now."""
+        if work.key not in self.facts:
+            key = f"torch-{torch.__version__}/{'train' if self.training else 'inference'}/{work.key}"
+            record = self.store.get(key, kind="saved")
+            facts = Facts.from_record(record) if record else find_facts(work, self.training)
+            if record is None:
+                self.store.put(key, facts.to_record(), kind="saved")
+            self.facts[work.key] = facts
+        return self.facts[work.key]
+
+    def measure(self, works: Mapping[str, Workload]) -> None:
+        """Time on the ranks what is not known yet."""
+        if self.pool is not None:
+            self.measured.update(
+                measure(
+                    works.values(),
+                    self.pool,
+                    self.store,
+                    self.prefix,
+                    training=self.training,
+                    progress=lambda done, total, what: self.progress("measure", done, total, what),
+                )
+            )
+
+    def compute(self) -> MeasuredCompute | RooflineCompute:
+        if self.pool is None:
+            return RooflineCompute(self.cluster.device, self.dtype, self.settings.optimizer)
+        per_element = (
+            measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
+            if self.training
+            else 0.0
+        )
+        return MeasuredCompute(self.measured, per_element)
+
+    def communication(self, mesh: Mesh) -> CommunicationModel:
+        fits = None
+        if self.pool is not None and mesh.size > 1:
+            fits = measure_links(
+                self.cluster,
+                mesh,
+                self.pool,
+                self.store,
+                pairs=False,
+                functional=False,
+                progress=lambda done, total, what: self.progress("links", done, total, what),
+            )
+        return CommunicationModel(self.cluster, mesh, fits)
+
+
+def is_local(cluster: Cluster) -> bool:
+    """Whether the cluster's devices are CPU ranks, which exist here and can be measured."""
+    return cluster.device_type == "cpu"
+
+
+def real_shape(mesh: Mesh) -> tuple[int, ...]:
+    """Axis sizes; a single device has no axes."""
+    return tuple(size for size in mesh.shape if size > 1)
+
+
+def build_tables(
+    graph: GroupGraph,
+    micro: Mapping[str, AxisStrategy],
+    costs: CostSource,
+    meshes: Sequence[Mesh],
+    counts: Sequence[int],
+) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
+    """Cost tables of every mesh and micro-batch count; everything is measured before anything is priced."""
+    shapes = [(mesh, (count, *real_shape(mesh))) for mesh in meshes for count in counts]
+    templates: list[dict[str, Template]] = []
+    works: dict[str, Workload] = {}
+    for index, (_, shape) in enumerate(shapes):
+        costs.progress("configurations", index, len(shapes), "x".join(map(str, shape[1:])) or "1")
+        made = make_templates(graph, shape, micro, costs.facts_of)
+        works.update({work.key: work for t in made.values() for work in t.works})
+        templates.append(made)
+    costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
+    costs.measure(works)
+    compute = costs.compute()
+    models = {mesh.label: costs.communication(mesh) for mesh in meshes}
+    result = []
+    for (mesh, shape), made in zip(shapes, templates, strict=True):
+        prices = Prices(
+            graph,
+            shape,
+            compute,
+            models[mesh.label],
+            costs.settings.optimizer,
+            costs.cluster.device.memory_bandwidth / 2,
+        )
+        tables = TableBuilder(graph, micro, made, prices).build()
+        result.append((mesh, tables, models[mesh.label]))
+    return result

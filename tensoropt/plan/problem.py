@@ -1,0 +1,99 @@
+"""The question: a model made ready for costs, and what may be chosen about its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.capture import Capture, Mode
+from tensoropt.errors import TensorOptError
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.configurations import (
+    MicroBatchRefused,
+    batch_placements,
+    micro_batch_strategies,
+)
+from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
+
+AUTO_MICRO_BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be chosen about an exploration; the defaults are the command line's."""
+
+    mode: Mode = "train"
+    optimizer: str = "adam"
+    micro_batches: str | Sequence[int] = "auto"
+    memory_bytes: float | None = None
+    epsilon: float = 1e-3
+    max_points: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "momentum", "adam"):
+            raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use sgd, momentum or adam")
+        if self.mode not in ("train", "inference"):
+            raise TensorOptError(f"unknown mode '{self.mode}'; use train or inference")
+        if not 0 <= self.epsilon < 1:
+            raise TensorOptError(f"epsilon {self.epsilon} is not between 0 and 1; 0.001 means 0.1 %")
+        if self.max_points is not None and self.max_points < 2:
+            raise TensorOptError(f"max_points {self.max_points} leaves no frontier; use at least 2")
+        if not isinstance(self.micro_batches, str) and any(m < 1 for m in self.micro_batches):
+            raise TensorOptError(f"micro-batch counts {list(self.micro_batches)} must be at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
+        return {**vars(self), "micro_batches": micro}
+
+
+@dataclass
+class Problem:
+    """A model made ready for costs: captured, factored into atoms, grouped.
+
+    Attributes:
+        micro: per group its strategy on the micro-batch axis (all unsplit when refused).
+        refusal: why the model cannot run in micro-batches, or "".
+    """
+
+    captured: Capture
+    graph: GroupGraph
+    micro: Mapping[str, AxisStrategy]
+    refusal: str = ""
+
+
+def prepare(captured: Capture) -> Problem:
+    """Atoms, groups and micro-batch strategies of a captured model."""
+    graph = group_operators(refine_graph(captured.graph))
+    try:
+        return Problem(captured, graph, micro_batch_strategies(graph))
+    except MicroBatchRefused as refusal:
+        whole = {g.name: next(s for s in g.strategies if s.label == "none") for g in graph.groups}
+        return Problem(captured, graph, whole, str(refusal))
+
+
+def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
+    """The micro-batch counts to search.
+
+    Raises:
+        TensorOptError: a count asked for is refused by the model or does not divide its batch.
+    """
+    inputs = [problem.captured.graph.tensors[n] for n in problem.captured.graph.inputs]
+    places = batch_placements(problem.graph)
+    batch = next((t.shape[0] for t in inputs if places[t.name] == 0), 1)
+    if settings.micro_batches == "auto":
+        if problem.refusal or settings.mode == "inference":
+            return (1,)
+        return tuple(m for m in AUTO_MICRO_BATCHES if batch % m == 0)
+    if isinstance(settings.micro_batches, str):
+        raise TensorOptError(
+            f"micro-batches '{settings.micro_batches}' is neither 'auto' nor a list such as 1,2,4"
+        )
+    for count in settings.micro_batches:
+        if count > 1 and problem.refusal:
+            raise TensorOptError(
+                f"{count} micro-batches are refused: {problem.refusal}; use --micro-batches 1"
+            )
+        if batch % count:
+            raise TensorOptError(f"{count} micro-batches do not divide the batch of {batch}; use a divisor")
+    return tuple(dict.fromkeys(settings.micro_batches))

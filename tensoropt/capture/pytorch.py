@@ -60,28 +60,31 @@ _SKIPPED_PREFIXES = ("aten._assert", "aten.sym_", "aten._functional_assert", "at
 class WithLoss(torch.nn.Module):
     """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
 
-    ``returned`` says after a call what the model itself returned: its type and where the loss was.
-    (``torch.export`` puts the attributes of a module back after tracing, so it is kept in a list.)
+    ``returned`` says after a call what the model itself returned: its type and where the loss was. It is
+    kept in a cell, because ``torch.export`` puts attributes, lists included, back as they were.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):
         super().__init__()
         self.model = model
         self.loss = loss
-        self._returned: list[Returned] = []
+        self._cell = _Cell()
 
     @property
     def returned(self) -> Returned | None:
-        return self._returned[-1] if self._returned else None
+        return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         output = self.model(*args, **kwargs)
         if self.loss is not None:
-            self._returned.append(Returned(None, None))
+            self._cell.returned = Returned(None, None)
             return self.loss(output)
-        returned, value = find_loss(output)
-        self._returned.append(returned)
+        self._cell.returned, value = find_loss(output)
         return value
+
+
+class _Cell:
+    returned: Returned | None = None
 
 
 @dataclass(frozen=True)

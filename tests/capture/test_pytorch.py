@@ -1,0 +1,322 @@
+"""PyTorch models become operator graphs: what is kept, folded, renamed, refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tensoropt.capture import capture
+from tensoropt.errors import CaptureError
+
+
+class Lambda(nn.Module):
+    """``function(module, *args)`` with parameters ``w``, ``v`` of the given shapes."""
+
+    def __init__(self, function, **parameters):
+        super().__init__()
+        for name, shape in parameters.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.function = function
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
+def targets(graph) -> list[str]:
+    return [op.target.removeprefix("aten.").removesuffix(".default") for op in graph.operators]
+
+
+def kinds(graph, kind: str) -> list:
+    return [t for t in graph.tensors.values() if t.kind == kind]
+
+
+X = torch.randn(4, 8)
+
+
+# -- losses and outputs -------------------------------------------------------------------------
+
+
+def test_a_scalar_output_is_the_loss():
+    captured = capture(Lambda(lambda m, x: (x * m.w).sum(), w=8), (X,))
+    assert targets(captured.graph) == ["mul.Tensor", "sum"]
+    assert captured.graph.tensors[captured.graph.outputs[0]].shape == ()
+    assert captured.returned.rebuild("loss") == "loss"
+
+
+@pytest.mark.parametrize(
+    ("returned", "rebuilt"),
+    [
+        (lambda loss, y: (loss, y), ("loss",)),
+        (lambda loss, y: (y, loss), ("loss",)),
+        (lambda loss, y: {"logits": y, "loss": loss}, {"loss": "loss"}),
+    ],
+)
+def test_only_the_loss_is_kept_in_training(returned, rebuilt):
+    """Logits that nothing reads would stay alive until the end of the step."""
+
+    def forward(m, x):
+        y = x * m.w
+        return returned(y.sum(), y.exp())
+
+    captured = capture(Lambda(forward, w=8), (X,))
+    assert targets(captured.graph) == ["mul.Tensor", "sum"]
+    assert captured.returned.rebuild("loss") == rebuilt
+
+
+def test_inference_keeps_all_outputs():
+    captured = capture(Lambda(lambda m, x: (x * m.w, {"b": x.exp()}), w=8), (X,), mode="inference")
+    assert len(captured.graph.outputs) == 2
+    assert not captured.graph.training
+    assert not any(t.requires_grad for t in captured.graph.tensors.values())
+    assert captured.returned is None
+
+
+def test_no_loss_is_an_error_that_names_the_remedy():
+    with pytest.raises(CaptureError, match="training needs a loss: return one from forward, or pass loss="):
+        capture(nn.Linear(8, 4), (X,))
+
+
+def test_a_loss_without_gradient_is_no_loss():
+    with pytest.raises(CaptureError, match="without a scalar that depends on its parameters"):
+        capture(Lambda(lambda m, x: x.sum(), w=8), (X,))
+
+
+def test_loss_function():
+    captured = capture(nn.Linear(8, 4), (X,), loss=lambda y: y.square().mean())
+    assert targets(captured.graph) == ["linear", "square", "mean"]
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_control_flow_that_depends_on_values_is_refused_with_the_reason():
+    def forward(m, x):
+        return (x * m.w).sum() if x.sum() > 0 else m.w.sum()
+
+    with pytest.raises(CaptureError, match=r"torch.export refuses Lambda.*: .*data-dependent") as error:
+        capture(Lambda(forward, w=8), (X,))
+    assert "no Python branches on tensor values" in str(error.value)
+
+
+def test_the_mode_of_the_model_is_given_back():
+    model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(), nn.Dropout())
+    model[1].eval()
+    graph = capture(model, (X,), loss=torch.sum).graph
+    assert [m.training for m in model.modules()] == [True, True, False, True]
+    assert "dropout" in targets(graph)
+    assert "dropout" not in targets(capture(model, (X,), mode="inference").graph)
+
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+def test_a_tensor_passed_twice_stays_two_inputs():
+    """Labels and token ids are often the same tensor; export would merge them."""
+    ids = torch.randint(0, 6, (4,))
+    model = Lambda(lambda m, x, y: F.cross_entropy(F.embedding(x, m.w), y), w=(6, 6))
+    graph = capture(model, (ids, ids)).graph
+    assert len(graph.inputs) == 2
+    assert [graph.tensors[name].key for name in graph.inputs] == ["0", "1"]
+
+
+def test_an_input_nothing_reads_is_kept_in_its_place():
+    graph = capture(Lambda(lambda m, x, unused, y: (x * m.w + y).sum(), w=8), (X, X + 1, X + 2)).graph
+    assert [graph.tensors[name].key for name in graph.inputs] == ["0", "1", "2"]
+
+
+def test_keyword_inputs_and_plain_values():
+    model = Lambda(lambda m, x, scale, flag: (x * m.w * scale).sum() if flag else x.sum(), w=8)
+    graph = capture(model, (), {"x": X, "scale": 2.0, "flag": True}).graph
+    assert len(graph.inputs) == 1
+
+
+# -- parameters and buffers -----------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 8), nn.Linear(8, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return F.cross_entropy(self.head(self.embed(ids)).flatten(0, 1), ids.flatten())
+
+
+def test_tied_weights_are_one_parameter_with_an_alias():
+    graph = capture(Tied(), (torch.randint(0, 6, (2, 3)),)).graph
+    (weight,) = graph.parameters
+    assert {weight.key, *graph.aliases} == {"embed.weight", "head.weight"}
+    assert set(graph.aliases.values()) == {weight.key}
+    assert len(graph.consumers[weight.name]) == 2
+
+
+def test_frozen_and_unused_parameters():
+    def forward(m, x):
+        return (x * m.w * m.v).sum()
+
+    model = Lambda(forward, w=8, v=8, unused=3)
+    model.v.requires_grad_(False)
+    graph = capture(model, (X,)).graph
+    assert {t.key: t.requires_grad for t in graph.parameters} == {"w": True, "v": False}
+    assert any("1 parameters are not used by the loss: unused" in note for note in graph.notes)
+
+
+def test_gradients_flow_only_where_parameters_are():
+    graph = capture(Lambda(lambda m, x: (x.exp() * m.w.detach() + m.w).sum(), w=8), (X,)).graph
+    flow = {op.target.split(".")[1]: graph.tensors[op.outputs[0]].requires_grad for op in graph.operators}
+    assert flow["exp"] is False
+    assert flow["mul"] is False
+    assert flow["add"] is True
+
+
+def test_batch_norm_updates_its_buffers():
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    graph = capture(model, (X,), loss=lambda y: y.square().sum()).graph
+    keys = {graph.tensors[name].key for name in graph.mutations}
+    assert keys == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    for before, after in graph.mutations.items():
+        assert graph.tensors[before].kind == "buffer"
+        assert graph.tensors[after].shape == graph.tensors[before].shape
+
+
+def test_batch_norm_in_inference_changes_nothing():
+    graph = capture(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), (X,), mode="inference").graph
+    assert not graph.mutations
+    assert len(kinds(graph, "buffer")) == 2
+
+
+# -- what is folded and renamed -------------------------------------------------------------------
+
+
+def test_a_causal_mask_is_one_constant_at_its_smallest_shape():
+    def forward(m, x):
+        positions = torch.arange(8)
+        mask = (positions[:, None] >= positions[None, :])[None, None].expand(4, 2, 8, 8)
+        return torch.where(mask, x * m.w, -1.0).sum()
+
+    graph = capture(Lambda(forward, w=8), (torch.randn(4, 2, 8, 8),)).graph
+    (mask,) = kinds(graph, "constant")
+    assert mask.shape == (4, 2, 8, 8)
+    assert graph.constants[mask.name].shape == (1, 1, 8, 8)
+    assert targets(graph) == ["mul.Tensor", "where.ScalarOther", "sum"]
+
+
+def test_equal_constants_are_one():
+    def forward(m, x):
+        return (x * torch.arange(8) * m.w * torch.arange(0, 8)).sum()
+
+    graph = capture(Lambda(forward, w=8), (X,)).graph
+    assert len(kinds(graph, "constant")) == 1
+    assert len(graph.constants) == 1
+
+
+def test_random_numbers_are_not_folded():
+    graph = capture(Lambda(lambda m, x: (x * m.w * torch.rand(8)).sum(), w=8), (X,)).graph
+    assert "rand" in targets(graph)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: (x.clone().contiguous() * m.w).sum(),
+        lambda m, x: (x.type_as(m.w) * m.w).sum(),
+        lambda m, x: (x.view(4, 8).expand(4, 8)[:, :] * m.w).sum(),
+        lambda m, x: (F.dropout(x, 0.0) * m.w).sum(),
+        lambda m, x: (torch.cat([x, x[:, 8:]], 1) * m.w).sum(),
+        lambda m, x: (x.float() * m.w).sum(),
+    ],
+    ids=["clone", "type_as", "same-shape", "dropout-of-nothing", "cat-with-nothing", "same-dtype"],
+)
+def test_what_changes_nothing_is_no_operator(function):
+    assert targets(capture(Lambda(function, w=8), (X,)).graph) == ["mul.Tensor", "sum"]
+
+
+def test_filling_reads_nothing_but_a_shape():
+    """Shifted labels of encoder-decoders are written in place into ``new_zeros``."""
+
+    def forward(m, ids):
+        shifted = ids.new_zeros(ids.shape)
+        shifted[:, 1:] = ids[:, :-1].clone()
+        shifted[:, 0] = 2
+        return F.embedding(shifted, m.w).sum()
+
+    ids = torch.randint(0, 6, (4, 8))
+    graph = capture(Lambda(forward, w=(6, 8)), (ids,)).graph
+    assert targets(graph) == ["slice.Tensor", "slice_scatter", "select_scatter", "embedding", "sum"]
+    assert all(graph.constants[t.name].numel() == 1 for t in kinds(graph, "constant"))
+
+
+def test_an_index_that_counts_over_whole_dims_is_a_view():
+    """How masks are looked up by code written for ``vmap``."""
+
+    def forward(m, x):
+        return (x[torch.arange(4)[:, None, None], torch.arange(8)[None, None, :]] * m.w).sum()
+
+    graph = capture(Lambda(forward, w=8), (X,)).graph
+    assert targets(graph) == ["view", "mul.Tensor", "sum"]
+    assert graph.operators[0].args[1] == [4, 1, 8]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        lambda: (torch.arange(8)[:, None], torch.arange(4)[None, :]),
+        lambda: (torch.arange(4).flip(0)[:, None], torch.arange(8)[None, :]),
+        lambda: (torch.arange(4)[None, :], torch.arange(4)[:, None]),
+    ],
+    ids=["half-a-dim", "backwards", "transposed"],
+)
+def test_other_indices_stay_indices(index):
+    x = torch.randn(8, 4) if index()[0].numel() == 8 else X
+    graph = capture(Lambda(lambda m, x: (x[index()] * m.w).sum(), w=1), (x,)).graph
+    counts = [len(i.flatten()) for i in index()]
+    expected = "view" if counts == list(x.shape) and index()[0].flatten()[0] == 0 else "index.Tensor"
+    assert targets(graph)[0] == expected
+
+
+def test_a_view_of_indices_gives_what_the_index_gave():
+    x = torch.arange(32.0).view(4, 8)
+    assert torch.equal(x[torch.arange(4)[:, None, None], torch.arange(8)[None, None, :]], x.view(4, 1, 8))
+
+
+# -- the meta device ------------------------------------------------------------------------------
+
+
+def test_models_on_the_meta_device_are_captured():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1 << 14, 1 << 16), nn.ReLU(), nn.LayerNorm(1 << 16))
+        x = torch.empty(8, 1 << 14)
+    graph = capture(model, (x,), loss=torch.sum).graph
+    assert sum(t.bytes for t in graph.parameters) > 1 << 32
+    assert targets(graph) == ["linear", "relu", "layer_norm", "sum"]
+
+
+def test_constants_made_in_forward_have_values_on_the_meta_device():
+    with torch.device("meta"):
+        model = Lambda(lambda m, x: (x * torch.arange(8, device=x.device) * m.w).sum(), w=8)
+        x = torch.empty(4, 8)
+    graph = capture(model, (x,)).graph
+    (constant,) = graph.constants.values()
+    assert not constant.is_meta
+
+
+# -- where operators come from --------------------------------------------------------------------
+
+
+def test_operators_know_their_module_and_line():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 4))
+
+        def forward(self, x):
+            return self.inner(x)
+
+    graph = capture(Block(), (X,), loss=torch.sum).graph
+    (linear,) = [op for op in graph.operators if "linear" in op.target]
+    assert linear.module == "inner.0"
+    assert linear.source.startswith("File")
+    assert {t.key for t in graph.parameters} == {"inner.0.weight", "inner.0.bias"}

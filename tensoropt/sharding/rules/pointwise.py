@@ -15,7 +15,7 @@ _NONLINEAR = """
     hardtanh.default isinf.default isnan.default leaky_relu.default log.default log1p.default log2.default
     log_sigmoid.default logical_not.default logit.default mish.default nan_to_num.default reciprocal.default
     relu.default relu6.default round.default rsqrt.default selu.default sigmoid.default sign.default
-    silu.default sin.default softplus.default softsign.default sqrt.default square.default tan.default
+    silu.default sin.default softplus.default sqrt.default square.default tan.default
     tanh.default threshold.default trunc.default zeros_like.default ones_like.default full_like.default
     pow.Tensor_Scalar pow.Scalar pow.Tensor_Tensor mul.Tensor div.Tensor div.Tensor_mode
     mul.Scalar div.Scalar add.Scalar sub.Scalar real.default imag.default

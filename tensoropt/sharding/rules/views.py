@@ -274,3 +274,12 @@ def diff(b: Builder) -> None:
         b.read(value, labels)
     b.write(labels)
     b.linear = b.cheap = True
+
+
+@rule("aten.view_as_real.default")
+def view_as_real(b: Builder) -> None:
+    """A complex number becomes a pair, innermost."""
+    loops = b.loops(b.tensor(b.arg(0)).shape)
+    b.read(b.arg(0), loops)
+    b.write([*loops, None])
+    b.linear = b.cheap = True

@@ -108,6 +108,20 @@ def test_dropout_keeps_a_mask_of_one_byte():
     assert facts.writes_kept == ()
 
 
+def test_attention_is_counted():
+    """Two products of queries x keys x features per head forward; backward makes the scores again and has four
+    products more."""
+    inputs = {n: ((2, 4, 32, 16), "read") for n in "qkv"}
+    call = ("aten.scaled_dot_product_attention.default", (Ref("q"), Ref("k"), Ref("v")), ("y",))
+    facts = find_facts(chain(inputs, call, writes="y"))
+    product = 2 * 2 * 4 * 32 * 32 * 16
+    assert facts.forward_flops == 2 * product
+    assert facts.backward_flops == 5 * product
+    assert set(facts.reads_kept) == {"q", "k", "v"}
+    assert facts.writes_kept == ("y",)
+    assert facts.kept_bytes == (2 * 4 * 32 * 16 + 2 * 4 * 32) * 4  # the result and its log-sum-exp
+
+
 def test_views_keep_and_move_nothing():
     facts = find_facts(pointwise("aten.reshape.default", [4, 32]))
     assert facts.kept_bytes == facts.traffic_bytes == facts.forward_peak_bytes == 0
@@ -124,9 +138,26 @@ def test_inference_keeps_nothing():
 
 
 def test_backward_peak_of_a_linear():
-    """The gradients of weight, bias and input live together at its end."""
+    """At its end the incoming gradient and those of input, weight and bias are there together."""
     facts = find_facts(linear(32, 24, 16))
-    assert facts.backward_peak_bytes == 4 * (32 * 24 + 16 * 24 + 16)
+    assert facts.backward_peak_bytes == 4 * (32 * 16 + 32 * 24 + 16 * 24 + 16)
+
+
+def test_backward_lets_go_of_what_it_used():
+    """Through tanh, a chain of two: the incoming gradient and tanh's result are gone when the linear runs."""
+    work = linear(32, 24, 16, ("aten.tanh.default", (Ref("y"),), ("z",)), writes="z")
+    facts = find_facts(work)
+    hidden = 32 * 16 * 4
+    assert facts.kept_bytes == hidden
+    at_tanh = hidden + hidden + hidden  # tanh's result, its gradient, the gradient of its input
+    at_linear = hidden + 4 * (32 * 24 + 16 * 24 + 16)
+    assert facts.backward_peak_bytes == max(at_tanh, at_linear) - facts.kept_bytes
+
+
+def test_forward_lets_go_of_what_nobody_needs():
+    calls = [("aten.neg.default", (Ref(a),), (b,)) for a, b in ["xa", "ab", "bc", "cd"]]
+    facts = find_facts(chain({"x": ((8, 16), "read")}, *calls, writes="d"))
+    assert (facts.kept_bytes, facts.forward_peak_bytes) == (0, 2 * 8 * 16 * 4)
 
 
 def test_nothing_is_really_allocated():

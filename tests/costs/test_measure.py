@@ -1,0 +1,160 @@
+"""Measuring on two ranks: failures are records, records are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tensoropt.costs.measure import (
+    MAX_REPEATS,
+    MIN_REPEATS,
+    _slowest,
+    make_optimizer,
+    measure,
+    measure_optimizer,
+)
+from tensoropt.costs.pool import RankPool
+from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.workload import TensorSpec, Workload
+from tensoropt.errors import MeasurementError
+from tensoropt.graph import Ref
+from tensoropt.sharding.local import LocalCall
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RankPool(2, timeout_s=60) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "profile.sqlite") as profile:
+        yield profile
+
+
+def linear(rows: int, k: int, n: int, weight: tuple[int, int] | None = None) -> Workload:
+    inputs = (
+        ("x", TensorSpec((rows, k), "float32", True), "read"),
+        ("w", TensorSpec(weight or (n, k), "float32", True), "parameter"),
+    )
+    call = LocalCall("aten.linear.default", (Ref("x"), Ref("w")), {})
+    return Workload(inputs, ((call, ("y",)),), None, ("y",), {})
+
+
+def calling(function: str, *args, high: int = 4) -> Workload:
+    inputs = (
+        ("w", TensorSpec((4, 8), "float32", True), "parameter"),
+        ("i", TensorSpec((64,), "int64", False, high), "free"),
+    )
+    return Workload(inputs, ((LocalCall(function, args, {}), ("y",)),), None, ("y",), {})
+
+
+BROKEN = {
+    "shapes that do not fit": linear(4, 8, 8, weight=(8, 9)),
+    "indices out of range": calling("aten.embedding.default", Ref("w"), Ref("i"), high=1000),
+    "a kernel that is not there": calling("kernels.missing", Ref("w")),
+}
+
+
+def test_measures_forward_and_backward(pool, store):
+    small, large = linear(16, 64, 64), linear(1024, 512, 512)
+    seen = []
+    records = measure(
+        [small, large, small], pool, store, "here", training=True, progress=lambda *a: seen.append(a)
+    )
+    assert set(records) == {small.key, large.key}
+    for record in records.values():
+        assert 0 < record["forward_s"] < 1
+        assert 0 < record["backward_s"] < 1
+        assert MIN_REPEATS <= record["repeats"] <= MAX_REPEATS
+        assert record["spread"] >= 0
+    assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
+    assert seen[0][:2] == (0, 2)
+    assert seen[-1][:2] == (2, 2)
+
+
+def test_inference_has_no_backward(pool, store):
+    work = linear(16, 64, 64)
+    (record,) = measure([work], pool, store, "here", training=False).values()
+    assert record["forward_s"] > 0
+    assert record["backward_s"] == 0.0
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_workload_that_raises_is_a_record(pool, store, broken):
+    before, after = linear(8, 16, 16), linear(8, 16, 32)
+    records = measure([before, broken, after], pool, store, "here", training=True)
+    assert records[broken.key]["error"]
+    assert "forward_s" not in records[broken.key]
+    assert records[before.key]["forward_s"] > 0
+    assert records[after.key]["forward_s"] > 0
+
+
+class Refusing:
+    """A pool that must not be asked."""
+
+    def run(self, *_: object) -> None:
+        raise AssertionError("measured again")
+
+
+def test_what_is_known_is_not_measured_again(pool, store):
+    works = [linear(16, 64, 64), BROKEN["shapes that do not fit"]]
+    first = measure(works, pool, store, "here", training=True)
+    assert measure(works, Refusing(), store, "here", training=True) == first
+    with pytest.raises(AssertionError, match="measured again"):
+        measure(works, Refusing(), store, "elsewhere", training=True)
+
+
+def test_an_interruption_keeps_what_was_measured(pool, store):
+    works = [linear(8, 16, n) for n in range(1, 6)]
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(works, pool, store, "here", training=True, progress=stop, batch=2)
+    known = store.get_many([f"here/{w.key}" for w in works])
+    assert set(known) == {f"here/{w.key}" for w in works[:2]}
+    seen = []
+    measure(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
+    assert seen[0][1] == 3
+
+
+def test_a_batch_that_breaks_the_ranks_is_tried_one_by_one(pool, store):
+    """A rank that dies or hangs takes its batch with it; the culprit is marked, the rest is measured."""
+    from tensoropt.costs.pool import RankError
+
+    works = [linear(8, 16, n) for n in (1, 2, 3)]
+
+    class Breaking:
+        def run(self, function, chunk, training):
+            if any(w.key == works[1].key for w in chunk):
+                raise RankError("rank 1 did not answer", rank=1, kind="hung")
+            return pool.run(function, chunk, training)
+
+    records = measure(works, Breaking(), store, "here", training=True)
+    assert records[works[1].key] == {"error": "rank 1 did not answer"}
+    assert records[works[0].key]["forward_s"] > 0
+    assert records[works[2].key]["forward_s"] > 0
+
+
+def test_the_slowest_rank_counts():
+    fast, slow = {"forward_s": 1.0, "backward_s": 2.0}, {"forward_s": 2.0, "backward_s": 1.5}
+    assert _slowest([fast, slow]) is slow
+    assert _slowest([fast, {"error": "no"}, slow]) == {"error": "no"}
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_optimizers_take_time_per_element(pool, store, name):
+    slope = measure_optimizer(pool, store, "here", name)
+    assert 0 < slope < 1e-6
+    assert measure_optimizer(Refusing(), store, "here", name) == slope
+
+
+def test_unknown_optimizer():
+    with pytest.raises(MeasurementError, match="use sgd, momentum or adam"):
+        make_optimizer("lion", [torch.zeros(1, requires_grad=True)])

@@ -1,0 +1,82 @@
+"""Storage options of parameters, by hand and by rule."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tensoropt.costs.parameters import sharded_home, storage_options, stored_bytes
+from tensoropt.graph import Tensor
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.sharding.resharding import forward_placements, resharding_steps
+
+R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
+WEIGHT = Tensor("w", (8, 6), "float32", "parameter", True)
+BIAS = Tensor("b", (8,), "float32", "parameter", True)
+FROZEN = Tensor("f", (8, 6), "float32", "parameter", False)
+
+
+def options(tensor, sizes, use, mesh):
+    return [home for (home,) in storage_options((tensor,), (sizes,), (use,), mesh)]
+
+
+def test_data_parallel_parameter_is_whole_or_sharded():
+    assert options(WEIGHT, (8, 6), (R, RP), (1, 2)) == [(R, RP), (R, 0)]
+
+
+def test_each_axis_and_both():
+    assert options(WEIGHT, (8, 6), (R, RP, RP), (1, 2, 2)) == [(R, RP, RP), (R, 0, 0), (R, 0, RP), (R, RP, 0)]
+
+
+def test_an_axis_that_splits_the_use_is_no_choice():
+    """ZeRO goes inside the shard where one gather brings it back."""
+    assert options(WEIGHT, (8, 6), (R, 0), (1, 2)) == [(R, 0)]
+    assert options(WEIGHT, (8, 6), (R, 0, RP), (1, 2, 2)) == [(R, 0, RP), (R, 0, 0)]
+    # [R, S(0)] -> the outer axis cannot shard the same atom and be gathered alone: it takes the next one.
+    assert options(WEIGHT, (8, 6), (R, RP, 0), (1, 2, 2)) == [(R, RP, 0), (R, 1, 0)]
+
+
+def test_what_does_not_divide_stays_whole():
+    odd = Tensor("o", (7, 6), "float32", "parameter", True)
+    assert options(odd, (7, 6), (R, RP), (1, 2)) == [(R, RP), (R, 1)]
+    assert options(Tensor("t", (7, 5), "float32", "parameter", True), (7, 5), (R, RP), (1, 2)) == [(R, RP)]
+    assert options(Tensor("s", (), "float32", "parameter", True), (), (R, RP), (1, 2)) == [(R, RP)]
+
+
+def test_an_added_bias_is_stored_whole():
+    assert options(BIAS, (8,), (R, PR), (1, 2)) == [(R, R), (R, 0)]
+
+
+def test_without_a_gradient_there_is_no_partial_one():
+    assert options(FROZEN, (8, 6), (R, RP), (1, 2)) == [(R, R), (R, 0)]
+
+
+def test_parameters_of_a_group_choose_together():
+    found = storage_options((WEIGHT, BIAS), ((8, 6), (8,)), ((R, RP), (R, RP)), (1, 2))
+    assert found == (((R, RP), (R, RP)), ((R, 0), (R, 0)))
+
+
+@pytest.mark.parametrize("mesh", [(1, 2), (2, 2), (1, 2, 2), (1, 2, 4), (1, 2, 2, 2)], ids=str)
+def test_every_option_comes_back_by_one_gather(mesh):
+    for sizes in [(8, 6), (4, 2, 6), (12,), (3, 16)]:
+        for use in itertools.product((R, RP, 0), repeat=len(mesh) - 1):
+            whole = (R, *use)
+            found = options(Tensor("w", sizes, "float32", "parameter", True), sizes, whole, mesh)
+            assert found[0] == whole
+            assert len(found) == len(set(found))
+            for home in found[1:]:
+                assert all(h == w for h, w in zip(home, whole, strict=True) if w not in (R, RP))
+                steps = resharding_steps(sizes, mesh, forward_placements(home), forward_placements(whole))
+                assert [s.kind for s in steps] == ["all_gather"]
+            axes = tuple(a for a in range(1, len(mesh)) if whole[a] != 0)
+            if axes:
+                home = sharded_home(sizes, mesh, whole, axes)
+                assert home is None or home in found
+
+
+def test_bytes_between_steps():
+    """Parameter, gradient, and what the optimizer keeps; a frozen parameter has neither."""
+    assert [stored_bytes(WEIGHT, 10, o) for o in ("sgd", "momentum", "adam")] == [80, 120, 160]
+    assert stored_bytes(FROZEN, 10, "adam") == 40
+    assert stored_bytes(Tensor("h", (8,), "bfloat16", "parameter", True), 10, "adam") == 80

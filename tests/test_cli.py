@@ -1,0 +1,326 @@
+"""The command line: every verb, and every kind of input that cannot be used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt import __version__
+from tensoropt.cli import main
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 32)
+        self.b = nn.Linear(32, 8)
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.b(torch.relu(self.a(x))), y)
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 8)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.a(x).sum()
+        return self.a(x).mean()
+
+def net():
+    return Net(), (torch.randn(8, 16), torch.randint(0, 8, (8,)))
+
+def wider():
+    model = Net()
+    model.a, model.b = nn.Linear(16, 64), nn.Linear(64, 8)
+    return model, (torch.randn(8, 16), torch.randint(0, 8, (8,)))
+
+def branching():
+    return Branching(), (torch.randn(8, 16),)
+
+def nothing():
+    return None
+
+def broken():
+    raise ValueError("out of ideas")
+"""
+CLUSTER = "devices: [{kind: H100-80GB, count: 2}]\nlinks: {intra_node: NVLink4}\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model and a cluster file, in which the command is run."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "net.py").write_text(MODEL)
+    (folder / "two.yaml").write_text(CLUSTER)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def explored(place: Path) -> Path:
+    arguments = ["explore", "net.py:net", "--cluster", "two.yaml", "--out", "out", "--micro-batches", "1,2"]
+    assert main(arguments) == 0
+    return place / "out"
+
+
+@pytest.fixture
+def run(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+# -- verbs ----------------------------------------------------------------------------------------
+
+
+def test_help_and_version_are_quick_and_light() -> None:
+    for flag in ("--help", "--version"):
+        code = (
+            "import sys, time; t = time.perf_counter()\n"
+            "from tensoropt.cli import main\n"
+            f"try: main(['{flag}'])\n"
+            "except SystemExit: pass\n"
+            "assert time.perf_counter() - t < 0.5, time.perf_counter() - t\n"
+            "assert not {'torch', 'numpy', 'numba'} & set(sys.modules)"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+
+
+def test_python_m_is_the_same_command() -> None:
+    command = [sys.executable, "-m", "tensoropt", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"tensoropt {__version__}\n"
+
+
+def test_explore_leaves_a_frontier_and_prints_it(run: Any, explored: Path) -> None:
+    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "again", "--epsilon", "0")
+    assert code == 0
+    assert "memory/" in out
+    assert "every operator has a rule" in out
+    assert "exploring with model net.py:net" in err
+    assert "optimizer adam" in err
+    assert "\r" not in err
+    with open("again/frontier.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]
+    assert memory == sorted(set(memory))
+    assert time_s == sorted(set(time_s), reverse=True)
+    assert {r["exact"] for r in rows} == {"true"}
+
+
+def test_explore_answers_machines(run: Any, explored: Path) -> None:
+    arguments = (*NET, "--cluster", "two.yaml", "--out", "json", "--micro-batches", "1,2")
+    code, out, _ = run(*arguments, "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert data["points"][0]["memory_bytes"] < data["points"][-1]["memory_bytes"]
+    assert data["model"]["source"] == "net.py:net"
+    # The same command twice gives the same plans.
+    assert (explored / "frontier.csv").read_bytes() == Path("json/frontier.csv").read_bytes()
+
+
+def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
+    points = json.loads((explored / "exploration.json").read_text())["points"]
+    code, out, _ = run("choose", "out", "--memory", "1GiB", "--out", "fast.json", "--json")
+    assert (code, json.loads(out)["point"]) == (0, len(points) - 1)
+    assert json.loads(Path("fast.json").read_text()) == json.loads(out)["plan"]
+    code, out, _ = run("choose", "out", "--time", "10s", "--json")
+    assert (code, json.loads(out)["point"], json.loads(out)["out"]) == (0, 0, None)
+    code, out, _ = run("choose", "out", "--knee")
+    assert code == 0
+    assert "per device" in out
+
+
+def test_export_writes_both_files(run: Any, explored: Path) -> None:
+    code, out, _ = run("export", "out", "--csv", "f.csv", "--strategies", "s.csv")
+    assert code == 0
+    assert "f.csv" in out
+    assert Path("f.csv").read_bytes() == (explored / "frontier.csv").read_bytes()
+    assert Path("s.csv").read_text().startswith("point,operator,axis_0")
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [("models", "zoo:gpt2-demo"), ("clusters", "dgx-v100"), ("planners", "frontier")]
+)
+def test_lists(run: Any, what: str, name: str) -> None:
+    code, out, _ = run("list", what)
+    assert code == 0
+    assert name in out
+    code, out, _ = run("list", what, "--json")
+    assert name in [entry["name"] for entry in json.loads(out)[what]]
+
+
+@pytest.mark.distributed
+def test_verify_a_plan(run: Any, explored: Path) -> None:
+    assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
+    code, out, _ = run("verify", "knee.json", "--json")
+    data = json.loads(out)
+    assert (code, data["ok"]) == (0, True)
+    fixed = {
+        "loss_difference", "gradient_difference", "collectives_predicted", "collectives_issued",
+        "memory_predicted_bytes", "memory_tracked_bytes", "time_predicted_s", "time_measured_s",
+    }  # fmt: skip
+    assert fixed <= set(data["plans"][0])
+    assert data["plans"][0]["collectives_predicted"] == data["plans"][0]["collectives_issued"]
+
+
+@pytest.mark.distributed
+def test_verify_random_strategies(run: Any) -> None:
+    code, out, _ = run("verify", "net.py:net", "--cluster", "local:2", "--random", "3", "--seed", "5")
+    assert code == 0, out
+    assert "3 of 3 plans ok" in out
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+NET = ("explore", "net.py:net")
+EXPLORE = ("--cluster", "two.yaml", "--out", "bad")
+BAD = {
+    "no such file": (("explore", "none.py:net", *EXPLORE), "none.py"),
+    "no such function": (("explore", "net.py:missing", *EXPLORE), "has no function 'missing'"),
+    "no such module": (("explore", "no_such_module:net", *EXPLORE), "no_such_module"),
+    "not a model": (("explore", "net.py:nothing", *EXPLORE), "must return (model, args)"),
+    "raises": (("explore", "net.py:broken", *EXPLORE), "out of ideas"),
+    "no such zoo model": (("explore", "zoo:gpt5", *EXPLORE), "zoo"),
+    "no source": (("explore", "gpt2", *EXPLORE), "names no model"),
+    "export refuses": (("explore", "net.py:branching", *EXPLORE), "net.py:20 (if x.sum() > 0:)"),
+    "onnx that is none": (("explore", "fake.onnx", *EXPLORE), "fake.onnx"),
+    "unknown cluster": ((*NET, "--cluster", "dgx-v10", "--out", "bad"), "dgx-v100"),
+    "unknown device": ((*NET, "--cluster", "device.yaml", "--out", "bad"), "H1000"),
+    "negative bandwidth": ((*NET, "--cluster", "link.yaml", "--out", "bad"), "-25"),
+    "budget nothing fits": ((*NET, *EXPLORE, "--memory", "1KiB"), "the smallest plan needs"),
+    "not a size": ((*NET, *EXPLORE, "--memory", "much"), "'much' is not a size"),
+    "micro-batches": ((*NET, *EXPLORE, "--micro-batches", "3"), "do not divide the batch of 8"),
+    "micro-batch words": ((*NET, *EXPLORE, "--micro-batches", "some"), "neither auto nor"),
+    "epsilon": ((*NET, *EXPLORE, "--epsilon", "2"), "epsilon 2"),
+    "batch of a file": ((*NET, *EXPLORE, "--batch", "4"), "--batch"),
+    "out is a file": ((*NET, "--cluster", "two.yaml", "--out", "net.py"), "cannot write into"),
+    "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
+    "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),
+    "choose nothing there": (("choose", "nowhere", "--knee"), "holds no exploration"),
+    "plan into nowhere": (("choose", "out", "--knee", "--out", "net.py/plan.json"), "cannot write"),
+    "csv into nowhere": (("export", "out", "--csv", "net.py/f.csv"), "cannot write"),
+    "plan that is none": (("verify", "two.yaml"), "not a plan"),
+    "no plan": (("verify", "none.json"), "cannot read the plan"),
+    "model without --random": (("verify", "net.py:net"), "--random"),
+    "random without cluster": (("verify", "net.py:net", "--random", "2"), "--cluster"),
+    "no random": (("verify", "net.py:net", "--random", "0", "--cluster", "local:2"), "at least 1"),
+    "too many ranks": (("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64"), "512 are too"),
+    "links of GPUs elsewhere": (("measure-links", "--cluster", "dgx-a100"), "local:N"),
+    "demo elsewhere": (("demo", "--cluster", "dgx-a100", "--out", "bad"), "local:N"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case: str) -> None:
+    (place / "fake.onnx").write_bytes(b"this is no model")
+    (place / "device.yaml").write_text(CLUSTER.replace("H100-80GB", "H1000"))
+    (place / "link.yaml").write_text(CLUSTER.replace("NVLink4", "{latency: 5us, bandwidth: -25GB/s}"))
+    before = snapshot(explored)
+    arguments, named = BAD[case]
+    code, out, err = run(*arguments)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
+    assert out == ""
+    assert last.startswith("tensoropt: error: ")
+    assert named in last
+    assert "unexpected" not in last
+    assert "Traceback" not in err
+    assert snapshot(explored) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (), ("fly",), ("explore",), ("choose", "out"), ("choose", "out", "--knee", "--time", "1"), ("list", "cats"),
+        (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
+    ],
+)  # fmt: skip
+def test_unknown_words_are_refused_by_the_parser(run: Any, arguments: tuple[str, ...]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "usage: tensoropt" in err
+
+
+def test_errors_as_json_and_with_a_traceback(run: Any) -> None:
+    code, out, err = run("choose", "nowhere", "--knee", "--json")
+    assert code == 2
+    assert "holds no exploration" in json.loads(out)["error"]
+    assert "Traceback" not in err
+    code, _, err = run("choose", "nowhere", "--knee", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_a_plan_for_another_model(run: Any, explored: Path) -> None:
+    assert run("choose", "out", "--knee", "--out", "other.json")[0] == 0
+    plan = json.loads(Path("other.json").read_text())
+    plan["model"]["source"] = "net.py:wider"
+    Path("other.json").write_text(json.dumps(plan))
+    code, _, err = run("verify", "other.json")
+    assert code == 2
+    assert "explore this model again" in err.splitlines()[-1]
+
+
+def test_interrupted(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tensoropt.api.track_frontier", interrupt)
+    before = snapshot(explored)
+    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "tensoropt: error: interrupted; nothing saved was changed"
+    assert snapshot(explored) == before
+
+
+def test_a_full_disk(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = snapshot(explored)
+    code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    assert code == 2
+    assert "No space left on device; nothing was changed" in err.splitlines()[-1]
+    assert snapshot(explored) == before
+
+
+def test_a_fault_of_ours_is_one_sentence_too(
+    run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("a\nb")
+
+    monkeypatch.setattr("tensoropt.api.track_frontier", fault)
+    code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert last == "tensoropt: error: unexpected RuntimeError: a b; run again with --debug for the traceback"

@@ -24,13 +24,15 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
     cluster = load_cluster(options.cluster)
     folder = writable_folder(options.out)
     from tensoropt import api
+    from tensoropt.costs.source import is_local
+    from tensoropt.plan.problem import Settings
     from tensoropt.plan.table import frontier_text, points_data, summary_lines
 
-    settings = api.Settings(
+    settings = Settings(
         options.mode, options.optimizer, counts, memory_bytes, options.epsilon, options.max_points
     )
     progress.note(defaults_line(options, cluster, settings))
-    loaded = build_model(options, on_meta=not api.is_local(cluster))
+    loaded = build_model(options, on_meta=not is_local(cluster))
     found = api.explore(
         loaded.model,
         loaded.args,
@@ -296,9 +298,10 @@ def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt import api
     from tensoropt.costs.links import measure_links as measure
     from tensoropt.costs.pool import RankPool
+    from tensoropt.costs.source import is_local
     from tensoropt.costs.store import ProfileStore
 
-    if not api.is_local(cluster):
+    if not is_local(cluster):
         raise TensorOptError(
             f"{cluster.name} is not this machine's CPU ranks, so its links cannot be timed here; use local:N"
         )

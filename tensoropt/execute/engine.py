@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.execute.counts import TargetCounts
 from tensoropt.execute.gradients import Pending
 from tensoropt.execute.lower import Lowered, lower
 from tensoropt.execute.parameters import ParameterShards
@@ -101,7 +102,7 @@ class Engine:
         for name in self.shards.gradients:
             hook = functools.partial(self._arrived, name)
             self.shards.leaves[name].register_post_accumulate_grad_hook(hook)
-        self._counter = self._count_graph() if strategy.micro_batches > 1 else None
+        self._counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
         self._evaluator: torch.fx.GraphModule | None = None
 
     def _edges(self) -> list[torch.fx.Node]:
@@ -155,7 +156,8 @@ class Engine:
     def _micro_batches(
         self, inputs: Sequence[torch.Tensor], training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        self._count(inputs)
+        if self._counts is not None:
+            self.runtime.counts = self._counts.count(inputs, self.buffers)
         step = Pending()
         if training:
             self.shards.book.occupy(step)
@@ -205,63 +207,3 @@ class Engine:
         if float(grad) != 1.0:
             self.shards.book.scale(grad)
         self.shards.book.finish()
-
-    # -- counts -----------------------------------------------------------------------------------
-
-    def _count_graph(self) -> torch.fx.GraphModule | None:
-        """The part of the lowered graph that makes the targets of mean losses, or None."""
-        module = self.lowered.module
-        wanted = [
-            node
-            for node in module.graph.nodes
-            if getattr(node.target, "__name__", "") in ("cross_entropy", "nll_loss")
-            and "operator" in node.meta
-        ]
-        if not wanted:
-            return None
-        graph = torch.fx.Graph()
-        copies: dict[torch.fx.Node, torch.fx.Node] = {}
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                copies[node] = graph.placeholder(node.name)
-
-        def copy(node: torch.fx.Node) -> torch.fx.Node:
-            if node not in copies:
-                for source in node.all_input_nodes:
-                    copy(source)
-                copies[node] = graph.node_copy(node, lambda n: copies[n])
-            return copies[node]
-
-        graph.output(tuple(copy(node.args[1]) for node in wanted))  # type: ignore[arg-type]
-        self._counted = [node.meta["operator"] for node in wanted]
-        return torch.fx.GraphModule(module, graph)
-
-    def _count(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Take the counts of mean losses over all micro-batches before the first one runs."""
-        if self._counter is None:
-            return
-        counts: dict[str, torch.Tensor] = {}
-        arguments = (*inputs, *self.shards.leaves.values(), *self.buffers.values())
-        by_name = self.strategy.graph.atoms.graph.by_name
-        for index in range(self.strategy.micro_batches):
-            self.runtime.micro_batch = index
-            with torch.no_grad():
-                targets = self._counter(*arguments)
-            for name, target in zip(self._counted, targets, strict=True):
-                count = (target != ignore_index(by_name[name])).sum()
-                counts[name] = counts.get(name, torch.zeros_like(count)) + count
-        for name, count in counts.items():
-            counts[name] = self.runtime.all_reduce(count, self._row_axes(name))
-        self.runtime.counts = counts
-
-    def _row_axes(self, name: str) -> tuple[int, ...]:
-        group = self.strategy.graph.group_of[name]
-        placed = self.strategy.configurations[group.name].placed(
-            name, self.strategy.graph.atoms, self.strategy.mesh, None
-        )
-        return placed.split(list(placed.space.reads[1].loops))
-
-
-def ignore_index(op: Any) -> int:
-    """The target value a cross entropy or negative log likelihood leaves out."""
-    return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)

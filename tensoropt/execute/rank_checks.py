@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from tensoropt.capture.pytorch import find_loss
 from tensoropt.costs.measure import make_optimizer
+from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.parameters import shard_of
 from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker, summarise
 from tensoropt.sharding.placement import REPLICATE
 from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.sharding.strategy import Strategy
 
 OPTIMIZER_STEPS = 2
 """Steps after which parameters are compared: the second one starts from moved weights and used state."""
@@ -45,20 +45,6 @@ class CheckOptions:
     numerics: bool = True
     memory: bool = True
     timed_steps: int = 5
-
-
-def unsplit_strategy(loaded: LoadedModel) -> Strategy:
-    """Everything whole, on no mesh at all."""
-    graph = loaded.graph
-    return strategy_from_dict(
-        {
-            "mesh": [1],
-            "groups": {g.name: ["none"] for g in graph.groups},
-            "hubs": {name: ["R"] for name in graph.hubs},
-            "stored": {t.name: ["R"] for t in graph.atoms.graph.parameters},
-        },
-        graph,
-    )
 
 
 def test_optimizers(largest_gradient: float) -> dict[str, Any]:
@@ -92,7 +78,7 @@ def reference(loaded: LoadedModel, seed: int) -> Reference:
     """Run the unsplit model once; kept with the loaded model."""
     key = ("reference", seed)
     if key not in loaded.memory:
-        engine = Engine(unsplit_strategy(loaded), loaded.values, seed=seed)
+        engine = Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
         loss, gradients = _loss_and_gradients(engine, loaded)
         largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
         after, buffers = _train(engine, loaded, largest)

@@ -264,8 +264,8 @@ def _elementwise_loss(placed: Placed, call: LocalCall) -> LocalCall:
 
 
 def _count_collective(placed: Placed, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
-    mesh_axes = tuple(a for a in axes if a != MICRO_AXIS)
-    return (InnerCollective("all_reduce", mesh_axes, 8, per_step=True),) if mesh_axes else ()
+    """Counting targets; with micro-batches the whole batch is counted beforehand, by every rank itself."""
+    return (InnerCollective("all_reduce", axes, 8),) if axes and MICRO_AXIS not in axes else ()
 
 
 @localiser("aten.cross_entropy_loss.default")

@@ -48,7 +48,9 @@ class Twins:
 
     def loss(self, model: nn.Module) -> torch.Tensor:
         output = model(*self.args, **self.kwargs)
-        return output if isinstance(output, torch.Tensor) else output.loss
+        if isinstance(output, torch.Tensor):
+            return output
+        return output["loss"]
 
     def difference(self, what: str) -> float:
         """Largest relative difference of ``grad``, or of the ``value``."""
@@ -153,14 +155,9 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     equal = all(torch.equal(whole(ours[n]), plain[n]) for n in plain)
     torch.manual_seed(1)  # the same on every rank
     changed = {n: torch.randn_like(v) if v.is_floating_point() else v for n, v in plain.items()}
-    for tied in ("lm_head.weight", "cls.predictions.decoder.weight"):
-        source = {"lm_head.weight": "transformer.wte.weight"}.get(
-            tied, "bert.embeddings.word_embeddings.weight"
-        )
-        if tied in changed and twins.plain_parameters[tied] is twins.plain_parameters.get(source):
-            changed[tied] = changed[source]
-    if "cls.predictions.bias" in changed and "cls.predictions.decoder.bias" in changed:
-        changed["cls.predictions.decoder.bias"] = changed["cls.predictions.bias"]
+    owners: dict[int, str] = {}
+    for n, parameter in twins.plain_parameters.items():  # what is tied stays equal
+        changed[n] = changed[owners.setdefault(id(parameter), n)]
     twins.model.load_state_dict(changed)
     twins.plain.load_state_dict(changed)
     loaded = all(torch.equal(whole(v), changed[n]) for n, v in twins.model.state_dict().items())
@@ -169,6 +166,10 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     other.model.load_state_dict(twins.model.state_dict())
     moved = all(torch.equal(whole(v), changed[n]) for n, v in other.model.state_dict().items())
     return {
+        "unflattened": any(
+            tuple(p.shape) != tuple(twins.plain_parameters[n].shape)
+            for n, p in twins.model.named_parameters()
+        ),
         "names": list(ours) == list(plain),
         "shapes": shapes,
         "equal": equal,

@@ -142,3 +142,48 @@ def bert_small() -> Recipe:
 
 def llama_small() -> Recipe:
     return llama(layers=1)
+
+
+class Block(nn.Module):
+    """Pre-norm attention with a fused projection, then a gated feed-forward layer."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, length, width)), self.dropout)
+        return x + F.dropout(self.down(F.silu(self.up(self.norm2(x)))), self.dropout)
+
+
+class Transformer(nn.Module):
+    def __init__(self, dropout: float, layers: int = 2, vocabulary: int = 64, width: int = 16) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(12, width) * 0.1)
+        self.blocks = nn.ModuleList(Block(width, 4, dropout) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.tokens(x) + self.positions
+        for block in self.blocks:
+            h = block(h)
+        logits = self.head(h)
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def transformer(dropout: float = 0.0) -> Recipe:
+    x = torch.randint(0, 64, (8, 12))
+    return Transformer(dropout), (x,), {"labels": _labels(64, 8, 12, ignored=True)}
+
+
+def transformer_dropout() -> Recipe:
+    return transformer(0.1)

@@ -23,8 +23,9 @@ from tensoropt.costs.source import CostSource, is_local, real_shape
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
-from tensoropt.execute.rank_checks import CheckOptions, unsplit_strategy
+from tensoropt.execute.rank_checks import CheckOptions
 from tensoropt.execute.recorder import compare_collectives
 from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
 from tensoropt.plan import Plan
@@ -147,7 +148,7 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
     """The unsplit model on one rank, predicted and run like a plan: what the others are compared with."""
     loaded = load_model(spec)
     where = load_cluster("local:1")
-    drawn = [(unsplit_strategy(loaded), where.meshes(1)[0])]
+    drawn = [(unsplit_strategy(loaded.graph), where.meshes(1)[0])]
     return _predict_and_run(spec, loaded, drawn, where, Settings(optimizer=optimizer), None, progress)
 
 
@@ -158,7 +159,7 @@ def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
         like: a plan of the same model.
         found: what :func:`verify_unsplit` found.
     """
-    data = strategy_to_dict(unsplit_strategy(load_model(model_spec(like))))
+    data = strategy_to_dict(unsplit_strategy(load_model(model_spec(like)).graph))
     return like.model_copy(
         update={
             "planner": "unsplit",

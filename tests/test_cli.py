@@ -259,7 +259,8 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
 @pytest.mark.parametrize(
     "arguments",
     [
-        (), ("fly",), ("explore",), ("choose", "out"), ("choose", "out", "--knee", "--time", "1"), ("list", "cats"),
+        (), ("fly",), ("explore",), ("choose", "out"), ("list", "cats"),
+        ("choose", "out", "--knee", "--time", "1"),
         (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
     ],
 )  # fmt: skip

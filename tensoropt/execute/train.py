@@ -79,20 +79,34 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
             f"{'rank' if world == 1 else 'ranks'}; start it with torchrun --nproc-per-node {plan.devices} "
             "-m tensoropt.execute"
         )
+    with _as_measured(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+        if world == 1:
+            yield
+            return
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _as_measured(local_rank: int, local_ranks: int) -> Iterator[None]:
+    """One thread, on a core of its own where there are enough; as before afterwards."""
+    threads = torch.get_num_threads()
+    pins = hasattr(os, "sched_setaffinity")
+    before = os.sched_getaffinity(0) if pins else set()
+    cores = rank_cores(local_ranks, 1) if pins else None
     torch.set_num_threads(1)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cores = rank_cores(here, 1) if hasattr(os, "sched_setaffinity") else None
     if cores is not None:
-        os.sched_setaffinity(0, set(cores[local]))
-    if world == 1:
-        yield
-        return
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        os.sched_setaffinity(0, set(cores[local_rank]))
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
+        torch.set_num_threads(threads)
+        if cores is not None:
+            os.sched_setaffinity(0, before)
 
 
 def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> dict[str, Any]:

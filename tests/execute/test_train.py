@@ -1,0 +1,139 @@
+"""``torchrun -m tensoropt.execute plan.json``: it runs, refuses in one line, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tensoropt.execute.models import ModelSpec, load_model
+from tensoropt.execute.train import main
+from tensoropt.plan import Plan
+from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "tests.execute.models:mlp"
+
+
+def write_plan(path: Path, mesh: tuple[int, ...] = (2, 2), **changes: object) -> Path:
+    graph = load_model(ModelSpec(SOURCE)).graph
+    strategy = random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), random.Random(0))
+    data = strategy_to_dict(strategy)
+    names = [f"a{i}" for i in range(len(mesh) - 1)]
+    plan = {
+        "schema": "tensoropt.plan/1",
+        "planner": "random",
+        "model": {"source": SOURCE, "fingerprint": graph.atoms.graph.fingerprint},
+        "cluster": {},
+        "mesh": {"shape": mesh[1:], "names": names},
+        "micro_batches": mesh[0],
+        "optimizer": "adam",
+        "operators": {
+            name: {"micro": labels[0], "axes": dict(zip(names, labels[1:], strict=True))}
+            for name, labels in data["groups"].items()
+        },
+        "hubs": data["hubs"],
+        "parameters": {name: {"key": name, "stored": stored} for name, stored in data["stored"].items()},
+        "predicted": {
+            "memory_bytes": 1,
+            "time_s": 1,
+            "compute_s": 1,
+            "communication_s": 0,
+            "additive_memory_bytes": 1,
+        },
+    }
+    Plan.model_validate(plan | changes).save(path)
+    return path
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*command, "-m", "tensoropt.execute", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.distributed
+def test_runs_under_torchrun(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path / "plan.json")
+    process = torchrun(str(plan), "--steps", "4", "--json", str(tmp_path / "result.json"))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert "step    4  loss" in output
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(result["losses"]) == len(result["times_s"]) == 4
+    assert result["losses"][-1] < result["losses"][0]
+    assert result["time_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
+    process = torchrun(str(write_plan(tmp_path / "plan.json")), "--steps", "1000000", "--timeout", "20")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step    3"):
+            break
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) == 2
+    ranks[1].send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert time.monotonic() - start < 45
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the plan"),
+        ("{", "is not a plan"),
+        ('{"schema": "tensoropt.plan/1"}', "is not a plan"),
+    ],
+)
+def test_bad_plans_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    assert main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_wrong_number_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(write_plan(tmp_path / "plan.json"))]) == 2
+    assert "the plan is for 2 devices, but this job has 1 rank; start it with" in capsys.readouterr().err
+
+
+def test_plan_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_plan(
+        tmp_path / "plan.json", (1,), model={"source": "tests.execute.models:vgg", "fingerprint": "0"}
+    )
+    assert main([str(path)]) == 2
+    assert "it is for another model" in capsys.readouterr().err
+
+
+def test_one_device_needs_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cores = os.sched_getaffinity(0)
+    assert main([str(write_plan(tmp_path / "plan.json", (2, 1))), "--steps", "2"]) == 0
+    assert os.sched_getaffinity(0) == cores
+    assert "median" in capsys.readouterr().out
+    assert main([str(tmp_path / "plan.json"), "--steps", "0"]) == 2

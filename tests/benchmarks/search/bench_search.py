@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.search.bench_search [section ...]
 
-Sections: published, large, zoo, ablation, scalar. Every section runs in this process on the same cost tables,
+Sections: published, large, union, zoo, ablation, scalar. Every section runs in this process on the same cost tables,
 after a warm-up. Results are added to tests/benchmarks/results/search/DATE-search.{json,md,html}.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -21,11 +22,8 @@ import numpy as np
 
 import tensoropt.search.auto as auto
 from tensoropt.search import track_frontier, track_union
-from tensoropt.search.engine import Engine, Messages, TableTooLargeError
-from tensoropt.search.hull import HullSearch
-from tensoropt.search.limits import corners_of
-from tensoropt.search.problem import build_problem
-from tensoropt.search.scalar import flatten
+from tensoropt.search.program import Builder
+from tensoropt.search.sources import VertexSource
 from tests.benchmarks.search.baselines import OutOfTimeError, lambda_bisection, plain_tracking
 from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
 
@@ -34,6 +32,9 @@ PLAIN_LIMIT_S = float(os.environ.get("TENSOROPT_BENCH_LIMIT_S", "60"))
 PLAIN_MESH = (Axis(4, 2e10), Axis(4))
 FINE_MESH = (Axis(4, 2e10), Axis(2), Axis(2))
 EIGHT = (Axis(2, 2e10), Axis(4))
+
+
+GIANT = {"batch": 1024, "sequence": 4096, "width": 16384, "heads": 128, "vocabulary": 128256}
 
 
 def machine() -> dict:
@@ -113,7 +114,7 @@ def published() -> list[dict]:
 def large() -> list[dict]:
     """Whole frontiers of large transformers."""
     rows = []
-    giant = {"batch": 1024, "sequence": 4096, "width": 16384, "heads": 128, "vocabulary": 128256}
+    giant = GIANT
     thousand = (Axis(8, 4e11), Axis(16, 5e10, 2e-5), Axis(8, 2.5e10, 3e-5))
     cases = [
         ("GPT, 12 layers, mesh 2x4", transformer(12, EIGHT), {}),
@@ -134,32 +135,33 @@ def large() -> list[dict]:
     ]
     for name, graph, settings in cases:
         rows.append(_large(name, graph, settings))
-    rows.append(_union(giant))
     return rows
 
 
-def _union(giant) -> dict:
+def union() -> list[dict]:
     """Every mesh of 8 linked GPUs x a x b nodes with a * b = 128, times four micro-batch counts."""
     jobs = [(a, 128 // a, micro) for a in (16, 8, 32, 64, 128, 4, 2, 1) for micro in (1, 2, 4, 8)]
-    building = 0.0
+    building = building_cpu = 0.0
 
     def graphs():
-        nonlocal building
+        nonlocal building, building_cpu
         for a, b, micro in jobs:
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             links = (Axis(8, 4e11), Axis(a, 5e10, 2e-5), Axis(b, 2.5e10, 3e-5))
             mesh = tuple(axis for axis in links if axis.size > 1)
-            graph = transformer(126, mesh, **{**giant, "batch": 1024 // micro})
+            graph = transformer(126, mesh, **{**GIANT, "batch": 1024 // micro})
             building += time.perf_counter() - start
+            building_cpu += time.process_time() - cpu
             yield graph
 
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     found = track_union(graphs(), epsilon=0.005)
-    total = time.perf_counter() - start
+    total, total_cpu = time.perf_counter() - start, time.process_time() - cpu
     row = {
         "name": f"union over 8 meshes x 4 micro-batch counts ({len(jobs)} graphs), 1024 devices, "
         "gap <= 0.5 %",
         "seconds": total - building,
+        "cpu_seconds": total_cpu - building_cpu,
         "building_tables_s": building,
         "points": len(found),
         "exact": found.exact,
@@ -168,7 +170,7 @@ def _union(giant) -> dict:
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     print(row, flush=True)
-    return row
+    return [row]
 
 
 def _large(name, graph, settings) -> dict:
@@ -201,34 +203,62 @@ def zoo() -> list[dict]:
     return rows
 
 
-def ablation() -> list[dict]:
-    """What each lever buys: exact frontier of a GPT of 12 and 24 layers, one lever off at a time."""
-    rows = []
-    for layers in (4, 12):
-        graph = transformer(layers, PLAIN_MESH)
-        seconds, found = timed(graph)
-        rows.append({"layers": layers, "lever_off": "none", "seconds": seconds, "points": len(found)})
-        kept = auto.TIGHT, None, auto.WORTH_NARROWING
+@contextlib.contextmanager
+def without(lever: str):
+    """Switch one lever of the method off."""
+    kept = auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step
+
+    def vertices_only(problem, hull):
+        return [VertexSource(problem, hull)]
+
+    def never_shared(self, step):
+        self._known.clear()
+        return kept[3](self, step)
+
+    if lever == "direct exact pass":
         auto.TIGHT = -1.0
-        rows.append(
-            {"layers": layers, "lever_off": "none, with a coarse pass first", "seconds": timed(graph)[0]}
-        )
-        auto.TIGHT = kept[0]
+    elif lever == "narrowing":
         auto.WORTH_NARROWING = 10**12
-        rows.append({"layers": layers, "lever_off": "narrowing", "seconds": timed(graph)[0]})
-        auto.WORTH_NARROWING = kept[2]
-        rows.append({"layers": layers, "lever_off": "threads (one)", "seconds": timed(graph, threads=1)[0]})
+    elif lever == "crossovers":
+        auto.seeds = vertices_only
+    elif lever == "shared steps (identical layers)":
+        Builder._step = never_shared
+    try:
+        yield
+    finally:
+        auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step = kept
+
+
+LEVERS = ("none", "direct exact pass", "crossovers", "narrowing", "shared steps (identical layers)")
+
+
+def ablation() -> list[dict]:
+    """What each lever buys: exact frontiers of GPTs, one lever off at a time."""
+    rows = []
+    for layers, mesh, name in ((4, PLAIN_MESH, "4x4"), (24, PLAIN_MESH, "4x4"), (12, FINE_MESH, "4x2x2")):
+        graph = transformer(layers, mesh)
+        for lever in LEVERS:
+            with without(lever):
+                seconds, found = timed(graph)
+            rows.append(
+                {"layers": layers, "mesh": name, "off": lever, "seconds": seconds, "points": len(found)}
+            )
+            print(rows[-1], flush=True)
+        seconds, found = timed(graph, threads=1)
+        rows.append({"layers": layers, "mesh": name, "off": "second thread", "seconds": seconds})
         if layers == 4:
             for method in ("ldp", "elimination"):
+                seconds, other = timed(graph, 1, method=method)
+                same = np.array_equal(other.memory, found.memory) and np.array_equal(other.time, found.time)
+                off = f"pruning (our kernels, the paper's {method})"
+                rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds, "same": same})
                 start = time.perf_counter()
-                try:
-                    same = len(track_frontier(graph, method=method)) == len(found)
-                    row = {"seconds": time.perf_counter() - start, "same": same}
-                except TableTooLargeError as error:
-                    row = {"seconds": str(error)}
-                rows.append({"layers": layers, "lever_off": f"pruning (kernels, paper's {method})", **row})
-        for row in rows[-6:]:
-            print(row, flush=True)
+                plain_tracking(graph, method == "ldp", PLAIN_LIMIT_S)
+                seconds = time.perf_counter() - start
+                off = f"pruning and kernels (numpy, the paper's {method})"
+                rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds})
+            for row in rows[-4:]:
+                print(row, flush=True)
     return rows
 
 
@@ -246,19 +276,6 @@ def scalar() -> list[dict]:
         rows.append(row)
         print(row, flush=True)
     return rows
-
-
-def pass_only(graph) -> float:
-    """Seconds of the last exact pass alone, given the final frontier as known (the floor of our method)."""
-    problem = build_problem(graph)
-    program = auto.build_program(problem, auto.greedy_order(problem, 0.1))
-    search = HullSearch(program, flatten(program))
-    hull = search.run(auto.LINES)
-    found = track_frontier(graph)
-    messages = Messages(*search.messages(), corners_of(hull, found.memory, found.time, auto.CORNERS))
-    start = time.perf_counter()
-    Engine(program, None).run(messages, 0)
-    return time.perf_counter() - start
 
 
 def markdown(results: dict) -> str:
@@ -301,7 +318,7 @@ def plots(results: dict) -> str:
 
 
 def main() -> None:
-    sections = {f.__name__: f for f in (published, large, zoo, ablation, scalar)}
+    sections = {f.__name__: f for f in (published, large, union, zoo, ablation, scalar)}
     wanted = sys.argv[1:] or list(sections)
     FOLDER.mkdir(parents=True, exist_ok=True)
     stem = FOLDER / f"{datetime.date.today()}-search"
@@ -311,9 +328,9 @@ def main() -> None:
     track_frontier(rnn(2, PLAIN_MESH))  # compile or load the kernels
     for name in wanted:
         results[name] = sections[name]()
-    path.write_text(json.dumps(results, indent=1))
-    stem.with_suffix(".md").write_text(markdown(results))
-    stem.with_suffix(".html").write_text(plots(results))
+        path.write_text(json.dumps(results, indent=1))
+        stem.with_suffix(".md").write_text(markdown(results))
+        stem.with_suffix(".html").write_text(plots(results))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class Settings:
             raise TensorOptError(f"epsilon {self.epsilon} is not between 0 and 1; 0.001 means 0.1 %")
         if self.max_points is not None and self.max_points < 2:
             raise TensorOptError(f"max_points {self.max_points} leaves no frontier; use at least 2")
+        if not self.micro_batches:
+            raise TensorOptError("no micro-batch count to search; use at least one, or 'auto'")
         if not isinstance(self.micro_batches, str) and any(m < 1 for m in self.micro_batches):
             raise TensorOptError(f"micro-batch counts {list(self.micro_batches)} must be at least 1")
 

@@ -355,3 +355,47 @@ def recorded(rank: int, world: int) -> list[Any]:
         view = kept[10:]
         del view
     return [rows, tracker.now_bytes, tracker.peak_bytes]
+
+
+def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[float]:
+    """Loss in evaluation before and after a training step: no dropout, running statistics."""
+    twins = Twins(name, mesh, 0)
+    found = []
+    for training in (False, True):
+        if training:  # moves the running statistics of ours; the plain model gets them
+            twins.loss(twins.model)
+            twins.plain.load_state_dict({n: whole(v) for n, v in twins.model.state_dict().items()})
+        twins.model.eval()
+        twins.plain.eval()
+        with torch.no_grad():
+            ours, plain = twins.losses()
+        found.append(abs(float(ours - plain)) / abs(float(plain)))
+        twins.model.train()
+    return found
+
+
+def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
+    """A plan file is enough; multi-tensor optimizers work; other calls are refused by name."""
+    import tensoropt
+    from tensoropt.errors import PlanError
+
+    (model, args, kwargs), (plain, _, _) = spec("mlp").build(), spec("mlp").build()
+    tensoropt.parallelize(model, path)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2, foreach=True) for m in (model, plain)]
+    for m, optimizer in zip((model, plain), optimizers, strict=True):
+        for _ in range(2):
+            optimizer.zero_grad()
+            m(*args, **kwargs).backward()
+            optimizer.step()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    found: dict[str, Any] = {"difference": max(float((whole(p) - q).abs().max()) for p, q in pairs)}
+    x, y = args
+    same = [float(m) for m in (model(x, y), model(x, y=y), model(y=y, x=x))]
+    found["calls"] = same[0] == same[1] == same[2]
+    found["refusals"] = []
+    for call in (lambda: model(x[:3], y[:3]), lambda: model(x), lambda: tensoropt.parallelize(model, path)):
+        try:
+            call()
+        except PlanError as error:
+            found["refusals"].append(str(error))
+    return found

@@ -8,6 +8,7 @@ import pytest
 
 from tensoropt.costs.pool import RankPool
 from tests.execute import jobs
+from tests.execute.test_train import write_plan
 
 pytestmark = pytest.mark.distributed
 ROUNDING = 2e-4
@@ -39,3 +40,19 @@ def test_checkpoint_moves_between_plans(ranks: RankPool, tmp_path: Path) -> None
         assert found["value"] < ROUNDING
         assert found["continued"] < ROUNDING
     assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
+
+
+@pytest.mark.parametrize(("name", "micro"), [("vgg_norm", 1), ("vgg_dropout", 2)])
+def test_evaluation(ranks: RankPool, name: str, micro: int) -> None:
+    for found in ranks.run(jobs.evaluated, name, (micro, 2)):
+        assert max(found) < 1e-5
+
+
+def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:
+    for found in ranks.run(jobs.from_file, str(write_plan(tmp_path / "plan.json"))):
+        assert found["difference"] < 1e-4
+        assert found["calls"]
+        batch, missing, again = found["refusals"]
+        assert "(16, 24) torch.float32, but this call has (3, 24)" in batch
+        assert "missing a required argument: 'y'" in missing
+        assert "parallelized already" in again

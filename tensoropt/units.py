@@ -47,21 +47,26 @@ def parse_seconds(text: str) -> float:
     return _parse(text, _TIME_UNITS, "a time", "0.5s")
 
 
+def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
+    """Three significant figures in the largest unit of which there is at least one."""
+    for unit, factor in units:
+        if abs(value) >= factor:
+            amount = value / factor
+            return f"{amount:.3g} {unit}" if abs(amount) < 999.5 else f"{amount:.0f} {unit}"
+    return smallest
+
+
 def format_bytes(value: float) -> str:
     """Binary units with three significant figures, e.g. ``11.3 GiB``."""
     if not math.isfinite(value):
         return "∞"
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}" if value / factor < 1000 else f"{value / factor:.0f} {unit}"
-    return f"{value:.0f} B"
+    units = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+    return _readable(value, units, f"{value:.0f} B")
 
 
 def format_seconds(value: float) -> str:
     """A readable time with three significant figures, e.g. ``12.4 ms``."""
     if not math.isfinite(value):
         return "∞"
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}" if value / factor < 1000 else f"{value / factor:.0f} {unit}"
-    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+    smallest = f"{value / 1e-9:.3g} ns" if value else "0 s"
+    return _readable(value, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)), smallest)

@@ -7,7 +7,6 @@ collectives issued are those predicted, one by one. Memory and time are shown, n
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,11 +16,11 @@ from typing import Any
 from tensoropt.api import MAX_AXES
 from tensoropt.cluster import Cluster, Mesh, available_cores, load_cluster
 from tensoropt.costs.collectives import predicted_collectives
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.pool import RankPool
+from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource, is_local, real_shape
 from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.workload import Workload, workload
+from tensoropt.costs.workload import workload
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
@@ -222,15 +221,16 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
     ]
     costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
-    compute = costs.compute()
+    compute, upkeep = costs.compute(), costs.upkeep()
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
         facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
         found = predicted_collectives(strategy, facts)
-        time_s = compute_s(strategy, of_strategy, facts, compute)
-        time_s += sum(models[mesh.label].time_s(c.kind, c.axes, c.bytes) * n for c, n in found.items())
+        optimizer = costs.settings.optimizer
+        prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, upkeep)
+        time_s = sum(prices.strategy_s(strategy, of_strategy, facts))
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
-        peak = simulate(strategy, facts, costs.settings.optimizer).peak
+        peak = simulate(strategy, facts, optimizer).peak
         predictions.append(Prediction(rows, float(peak.total), time_s))
     return predictions
 
@@ -251,19 +251,6 @@ def _problem(loaded: LoadedModel) -> Problem:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:
         return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
-
-
-def compute_s(
-    strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts], compute: Any
-) -> float:
-    """Seconds of computing in one step: every group's forward and backward, and the optimizer."""
-    groups = sum(sum(compute.seconds(work, facts[name])) for name, work in works.items())
-    elements = sum(
-        math.prod(strategy.local_shape(name, layout))
-        for name, layout in strategy.stored.items()
-        if strategy.tensor(name).requires_grad
-    )
-    return groups * strategy.micro_batches + elements * compute.optimizer_s_per_element
 
 
 def _run(

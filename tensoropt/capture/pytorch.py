@@ -84,6 +84,8 @@ class WithLoss(torch.nn.Module):
 
 
 class _Cell:
+    """Holds what a call returned, outside the module's own attributes (export forbids to set those)."""
+
     returned: Returned | None = None
 
 
@@ -101,10 +103,6 @@ class Returned:
         if isinstance(self.key, str):
             return self.container(**{self.key: loss})
         return (loss,)
-
-
-class _Cell:
-    returned: Returned | None = None
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:

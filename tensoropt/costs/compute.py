@@ -84,7 +84,8 @@ class RooflineCompute:
         return max(arithmetic, memory) + launches * LAUNCH_S
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        calls = sum(1 for call, _ in work.calls if "view" not in call.function and "reshape" not in call.function)
+        moving = ("view", "reshape", "transpose", "permute", "expand", "split", "slice", "select")
+        calls = sum(1 for call, _ in work.calls if call.function.split(".")[1].rstrip("_") not in moving)
         forward = self._seconds(facts.forward_flops, facts.traffic_bytes, calls)
         backward = self._seconds(facts.backward_flops, 2.0 * facts.traffic_bytes, 2 * calls)
         return forward, backward

@@ -79,7 +79,9 @@ def _once(work: Workload, given: Mapping[str, torch.Tensor], training: bool) -> 
     return middle - start, time.perf_counter() - begin
 
 
-def time_workloads(rank: int, world_size: int, works: Sequence[Workload], training: bool) -> list[dict[str, Any]]:
+def time_workloads(
+    rank: int, world_size: int, works: Sequence[Workload], training: bool
+) -> list[dict[str, Any]]:
     """:func:`time_workload` for several, in one trip to the pool."""
     return [time_workload(rank, world_size, work, training) for work in works]
 

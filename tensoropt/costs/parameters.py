@@ -39,7 +39,10 @@ def sharded_home(
 
 
 def storage_options(
-    tensors: tuple[Tensor, ...], atoms: tuple[tuple[int, ...], ...], uses: tuple[Layout, ...], mesh: tuple[int, ...]
+    tensors: tuple[Tensor, ...],
+    atoms: tuple[tuple[int, ...], ...],
+    uses: tuple[Layout, ...],
+    mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
     """Stored layouts of a group's parameters, one tuple per option; the first stores them as used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))

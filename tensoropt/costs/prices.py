@@ -5,18 +5,21 @@ Everything is per step of one rank: what happens in every micro-batch counts as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
+from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import PARTIAL_GRAD, Layout, local_shape
 from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
+from tensoropt.sharding.strategy import Strategy
 
 
 class ComputeCosts(Protocol):
@@ -36,13 +39,16 @@ class CommunicationCosts(Protocol):
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
 
 
+_FREE = Upkeep()
+
+
 class Prices:
     """Prices of one mesh.
 
     Args:
         compute, communication: where seconds come from.
         optimizer: ``sgd``, ``momentum`` or ``adam``.
-        copy_bytes_per_s: bandwidth of local copies around collectives.
+        upkeep: copies around collectives, gradient accumulation, issuing an edge.
     """
 
     def __init__(
@@ -52,14 +58,14 @@ class Prices:
         compute: ComputeCosts,
         communication: CommunicationCosts,
         optimizer: str,
-        copy_bytes_per_s: float = float("inf"),
+        upkeep: Upkeep = _FREE,
     ):
         self.graph = graph
         self.mesh = mesh
         self.compute = compute
         self.communication = communication
         self.optimizer = optimizer
-        self.copy_bytes_per_s = copy_bytes_per_s
+        self.upkeep = upkeep
         self.tensors = graph.atoms.graph.tensors
         self.training = graph.atoms.graph.training
         self._known: dict[object, tuple[float, float]] = {}
@@ -69,13 +75,13 @@ class Prices:
         return self.communication.time_s(kind, real, num_bytes) if real else 0.0
 
     def steps_s(self, steps: Sequence[Step], element_bytes: int) -> float:
-        """Seconds of a resharding: its collectives and the copies around them."""
-        total = 0.0
+        """Seconds of a resharding: its collectives, the copies around them, and issuing it."""
+        total = self.upkeep.call_s if steps else 0.0
         for step in steps:
             payload = step.payload(self.mesh) * element_bytes
             if step.kind in COLLECTIVES:
                 total += self.collective_s(step.kind, step.axes, payload)
-            total += payload / self.copy_bytes_per_s
+            total += payload * self.upkeep.copy_s_per_byte
         return total
 
     def edge_s(self, name: str, source: Layout, target: Layout) -> tuple[float, float]:
@@ -108,7 +114,10 @@ class Prices:
             if self.training
             else elements * tensor.element_bytes
         )
-        compute = elements * self.compute.optimizer_s_per_element if tensor.requires_grad else 0.0
+        compute = 0.0
+        if tensor.requires_grad:
+            accumulate = elements * tensor.element_bytes * self.upkeep.add_s_per_byte
+            compute = elements * self.compute.optimizer_s_per_element + accumulate * self.mesh[0]
         communication = 0.0
         axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
         if axes and tensor.requires_grad:
@@ -131,3 +140,34 @@ class Prices:
     def move_s(self, name: str, source: Layout, target: Layout) -> float:
         """Seconds of an edge, forward and backward, all micro-batches."""
         return sum(self.edge_s(name, source, target)) * self.mesh[0]
+
+    def strategy_s(
+        self, strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts]
+    ) -> tuple[float, float]:
+        """(compute, communication) seconds of one step of a strategy that need not be in any table.
+
+        Args:
+            works, facts: per group name the workload and facts of its configuration.
+        """
+        micro, compute, communication = self.mesh[0], 0.0, 0.0
+        for group in strategy.graph.groups:
+            compute += sum(self.compute.seconds(works[group.name], facts[group.name])) * micro
+            for op in group.operators:
+                placed = strategy.configurations[group.name].placed(
+                    op.name, strategy.graph.atoms, self.mesh, None
+                )
+                for c in localise(placed).collectives:
+                    if self.training or not c.backward:
+                        times = 1 if c.per_step else micro
+                        communication += self.collective_s(c.kind, c.axes, c.bytes) * times
+        for name, stored in strategy.stored.items():
+            _, kept_up, reduced = self.parameter(name, stored, None, 0)
+            compute, communication = compute + kept_up, communication + reduced
+        for edge in strategy.edges():
+            if edge.kind == "parameter":
+                short = strategy.graph.group_of[edge.reader].short_names[edge.tensor]
+                kept = facts[edge.reader].parameters_kept.get(short, 0)
+                communication += self.use_s(edge.tensor, edge.source, edge.target, kept) * micro
+            else:
+                communication += self.move_s(edge.tensor, edge.source, edge.target)
+        return compute, communication

@@ -23,6 +23,7 @@ from tensoropt.costs.pool import RankPool
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables, Template, make_templates
+from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, measure_upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 
@@ -104,6 +105,11 @@ class CostSource:
         )
         return MeasuredCompute(self.measured, per_element)
 
+    def upkeep(self) -> Upkeep:
+        if self.pool is None:
+            return data_sheet_upkeep(self.cluster.device)
+        return measure_upkeep(self.pool, self.store, self.prefix)
+
     def communication(self, mesh: Mesh) -> CommunicationModel:
         fits = None
         if self.pool is not None and mesh.size > 1:
@@ -147,7 +153,7 @@ def build_tables(
         templates.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
     costs.measure(works)
-    compute = costs.compute()
+    compute, upkeep = costs.compute(), costs.upkeep()
     models = {mesh.label: costs.communication(mesh) for mesh in meshes}
     result = []
     for (mesh, shape), made in zip(shapes, templates, strict=True):
@@ -157,7 +163,7 @@ def build_tables(
             compute,
             models[mesh.label],
             costs.settings.optimizer,
-            costs.cluster.device.memory_bandwidth / 2,
+            upkeep,
         )
         tables = TableBuilder(graph, micro, made, prices).build()
         result.append((mesh, tables, models[mesh.label]))

@@ -121,8 +121,8 @@ def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Wor
         kwargs = {k: map_refs(v, short) for k, v in call.kwargs.items()}
         outputs = tuple(names[n] for n in op.outputs)
         calls.append((replace(call, args=args, kwargs=kwargs, name=""), outputs))
-    roles = {n: "read" for n in group.reads} | {n: "free" for n in group.free}
-    roles |= {n: "parameter" for n in (*group.parameters, *group.shared)}
+    roles = dict.fromkeys(group.reads, "read") | dict.fromkeys(group.free, "free")
+    roles |= dict.fromkeys((*group.parameters, *group.shared), "parameter")
     specs: dict[str, TensorSpec] = {}
     for name in names:
         if name in roles:
@@ -181,7 +181,9 @@ def run(work: Workload, tensors: dict[str, torch.Tensor], context: ShardContext)
             tensors.pop(name, None)
 
 
-def differentiable(work: Workload, tensors: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def differentiable(
+    work: Workload, tensors: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(results, leaves) between which backward runs."""
     leaves = [tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
     results = [tensors[n] for n in work.writes if tensors[n].requires_grad]

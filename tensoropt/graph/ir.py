@@ -166,10 +166,10 @@ class OperatorGraph:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that decides what is computed: structure, shapes and dtypes."""
-        tensors = [
-            (t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key) for t in self.tensors.values()
+        tensors = [(t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key) for t in self.tensors.values()]
+        operators = [
+            (o.name, o.target, repr(o.args), repr(dict(o.kwargs)), o.outputs) for o in self.operators
         ]
-        operators = [(o.name, o.target, repr(o.args), repr(dict(o.kwargs)), o.outputs) for o in self.operators]
         payload = json.dumps([tensors, operators, self.inputs, self.outputs, self.training])
         return hashlib.sha256(payload.encode()).hexdigest()
 

@@ -4,4 +4,13 @@ from tensoropt.plan.exploration import Exploration, Point, Space, load_explorati
 from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.plan.source import LoadedModel, load_model
 
-__all__ = ["Exploration", "LoadedModel", "Plan", "Point", "Space", "load_exploration", "load_model", "load_plan"]
+__all__ = [
+    "Exploration",
+    "LoadedModel",
+    "Plan",
+    "Point",
+    "Space",
+    "load_exploration",
+    "load_model",
+    "load_plan",
+]

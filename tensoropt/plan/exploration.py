@@ -162,7 +162,9 @@ class Exploration:
             which = point.choice[position[name]]
             labels = group["configurations"][which]
             operators[name] = OperatorPlan(
-                axes=dict(zip(names, labels, strict=True)), micro=group["micro"], members=tuple(group["members"])
+                axes=dict(zip(names, labels, strict=True)),
+                micro=group["micro"],
+                members=tuple(group["members"]),
             )
             homes = group["options"][which][point.options[position[name]]]
             for parameter, stored in zip(group["parameters"], homes, strict=True):
@@ -171,7 +173,8 @@ class Exploration:
             stored = layouts[point.choice[position[f"parameter:{name}"]]]
             parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
         hubs = {
-            name: tuple(layouts[point.choice[position[f"hub:{name}"]]]) for name, layouts in space.hubs.items()
+            name: tuple(layouts[point.choice[position[f"hub:{name}"]]])
+            for name, layouts in space.hubs.items()
         }
         return Plan(
             planner=point.planner,
@@ -271,7 +274,9 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
     folder = Path(directory)
     file = folder / "exploration.json"
     if not file.is_file():
-        raise TensorOptError(f"{folder} holds no exploration (no exploration.json); run `tensoropt explore` with --out")
+        raise TensorOptError(
+            f"{folder} holds no exploration (no exploration.json); run `tensoropt explore` with --out"
+        )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data.get("schema") != SCHEMA:
@@ -286,12 +291,16 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
                 for i, choice, options in rows:
                     points[i] = _point_from_dict(data["points"][i], choice, options)
         if any(p is None for p in points):
-            raise TensorOptError(f"{folder}: points.npz and exploration.json are of different runs; explore again")
+            raise TensorOptError(
+                f"{folder}: points.npz and exploration.json are of different runs; explore again"
+            )
         model = ModelInfo(**data["model"])
     except TensorOptError:
         raise
     except Exception as error:
-        raise TensorOptError(f"{folder} is damaged ({type(error).__name__}: {error}); explore again") from error
+        raise TensorOptError(
+            f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
+        ) from error
     return Exploration(
         tuple(p for p in points if p is not None),
         spaces,

@@ -16,8 +16,10 @@ FIXED_COLUMNS = (
     "point", "memory_bytes", "time_s", "devices", "mesh", "micro_batches", "compute_s", "communication_s",
     "exact", "gap", "planner",
 )  # fmt: skip
-FURTHER_COLUMNS = ("additive_memory_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "kept_bytes",
-                   "transient_bytes", "measured_share", "fitted_share", "data_sheet_share")  # fmt: skip
+FURTHER_COLUMNS = (
+    "additive_memory_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "kept_bytes",
+    "transient_bytes", "measured_share", "fitted_share", "data_sheet_share",
+)  # fmt: skip
 
 
 def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -81,7 +81,9 @@ def _module(place: str, source: str) -> Any:
     except ModelSourceError:
         raise
     except Exception as error:
-        raise ModelSourceError(f"{source}: importing {place} failed with {type(error).__name__}: {error}") from error
+        raise ModelSourceError(
+            f"{source}: importing {place} failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
@@ -97,7 +99,7 @@ def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
     if not shape or not isinstance(result[1], (tuple, list)):
         kind = type(result).__name__ if not isinstance(result, tuple) else f"a tuple of {len(result)}"
         raise ModelSourceError(
-            f"{source} returned {kind}; it must return (model, args) or (model, args, kwargs) with args a tuple"
+            f"{source} returned {kind}; it must return (model, args) or (model, args, kwargs), args a tuple"
         )
     kwargs = dict(result[2]) if len(result) == 3 else {}
     return LoadedModel(result[0], tuple(result[1]), kwargs, source)

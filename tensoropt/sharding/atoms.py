@@ -131,8 +131,9 @@ class _Refinement:
         for loop, dim in enumerate(space.dims):
             if loop in self.broken[name] or dim.size <= 1:
                 continue
-            place, inner = (self._positions(space, loop) or [(None, 1)])[0]
-            sizes = (dim.size,) if place is None else _factors(dim.size, self._inside(place, inner, dim.size))
+            positions = self._positions(space, loop)
+            inside = self._inside(*positions[0], dim.size) if positions else set()
+            sizes = _factors(dim.size, inside)
             parts[loop] = []
             for i, size in enumerate(sizes):
                 label = dim.name if len(sizes) == 1 else f"{dim.name}.{i}"

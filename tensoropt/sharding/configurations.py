@@ -51,7 +51,9 @@ class Configuration:
         before = tuple(-3 if s.resolve else code for s, code in zip(self.strategies, after, strict=True))
         return name, before, after
 
-    def placed(self, op_name: str, atoms: AtomGraph, mesh: Mesh, coordinate: tuple[int, ...] | None) -> Placed:
+    def placed(
+        self, op_name: str, atoms: AtomGraph, mesh: Mesh, coordinate: tuple[int, ...] | None
+    ) -> Placed:
         return Placed(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
 
 
@@ -94,7 +96,11 @@ def enumerate_configurations(
         loop, _, inner = strategy.label.split("@")[0].partition(".")
         outermost = by_loop.setdefault(loop, inner)
         if inner != outermost:
-            index = next(s.choices[group.name] for s in group.strategies if s.label.split("@")[0] == f"{loop}.{outermost}")
+            index = next(
+                s.choices[group.name]
+                for s in group.strategies
+                if s.label.split("@")[0] == f"{loop}.{outermost}"
+            )
             if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
                 continue
         kept.append(strategy)
@@ -192,7 +198,11 @@ class _MicroBatches:
 
     def _settle(self, group: Group, strategy: AxisStrategy) -> None:
         for op in group.operators:
-            if "batch_norm" in op.target and self.graph.atoms.graph.training and strategy.choices[op.name] >= 0:
+            if (
+                "batch_norm" in op.target
+                and self.graph.atoms.graph.training
+                and strategy.choices[op.name] >= 0
+            ):
                 raise MicroBatchRefused(f"{op.name} normalises over the whole batch")
             for name in op.outputs:
                 self.known[name] = strategy.placements[name]

@@ -153,9 +153,10 @@ class _Grouping:
         if hubs and not space.linear:
             # A chain that starts on a tensor others read as well (x*x of an RMS norm) is a group of its
             # own, not the producer's follower; later links join the chain that reads the tensor.
-            draft = next((d for d in feeders if hubs <= d.reads), None)
-            if draft is None:
+            chains = [d for d in feeders if hubs <= d.reads]
+            if not chains:
                 return False
+            draft = chains[0]
         # Every other operand must already be read by the group, or the edge would be new.
         if self._external(op, draft) - draft.reads:
             return False

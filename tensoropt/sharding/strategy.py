@@ -94,10 +94,14 @@ class Strategy:
                 name, before, after = configuration.resolved
                 yield Edge(name, before, after, group.name, "resolve")
             for name in group.reads:
-                yield Edge(name, self.source_layout(name), configuration.layout(name), group.name, "activation")
+                yield Edge(
+                    name, self.source_layout(name), configuration.layout(name), group.name, "activation"
+                )
             for name in (*group.parameters, *group.shared):
                 yield Edge(name, self.stored[name], configuration.layout(name), group.name, "parameter")
-        for name in dict.fromkeys((*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())):
+        for name in dict.fromkeys(
+            (*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())
+        ):
             if name in self.made:
                 source = self.source_layout(name)
                 yield Edge(name, source, output_layout(source), "", "output")

@@ -17,6 +17,7 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.facts import Facts, find_facts
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
+from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atoms import refine_graph
@@ -128,5 +129,7 @@ def tables_of(
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
-    prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, copy)
+    prices = Prices(
+        prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, Upkeep(copy_s_per_byte=1 / copy)
+    )
     return TableBuilder(prepared.graph, prepared.micro, templates, prices).build()

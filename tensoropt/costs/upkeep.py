@@ -1,0 +1,87 @@
+"""Upkeep: what a step spends beside operators and collectives.
+
+Copies around collectives, the addition of each gradient into its bucket, and the fixed cost of issuing an
+edge: small per item, but a plan with many edges and micro-batches has hundreds of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.cluster import DeviceKind
+from tensoropt.costs.pool import RankPool
+from tensoropt.costs.store import ProfileStore
+
+_ELEMENTS = 1 << 22
+_CALLS = 200
+_LAUNCH_S = 2e-5
+"""Issuing one edge on a GPU: Python, autograd and a launch; data sheets do not say."""
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """Seconds per byte of a local copy and of an in-place addition, and per issued edge direction."""
+
+    copy_s_per_byte: float = 0.0
+    add_s_per_byte: float = 0.0
+    call_s: float = 0.0
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
+    """Upkeep on this rank, all ranks at once (runs in the pool)."""
+    x, y = torch.randn(_ELEMENTS), torch.randn(_ELEMENTS)
+    copies, additions, calls = [], [], []
+    for _ in range(7):
+        if world_size > 1:
+            dist.barrier()
+        start = time.perf_counter()
+        x.clone()
+        middle = time.perf_counter()
+        x.add_(y)
+        copies.append(middle - start)
+        additions.append(time.perf_counter() - middle)
+    small = torch.randn(64, requires_grad=True)
+    for _ in range(5):
+        value, start = small, time.perf_counter()
+        for _ in range(_CALLS):
+            value = _Pass.apply(value)
+        value.sum().backward()
+        calls.append((time.perf_counter() - start) / (2 * _CALLS))
+    size = x.numel() * x.element_size()
+    return asdict(
+        Upkeep(
+            statistics.median(copies) / size, statistics.median(additions) / size, statistics.median(calls)
+        )
+    )
+
+
+def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str) -> Upkeep:
+    """Upkeep of the slowest rank, from the store where it is known."""
+    key = f"{prefix}/upkeep"
+    record = store.get(key)
+    if record is None:
+        ranks = pool.run(time_upkeep)
+        record = {name: max(r[name] for r in ranks) for name in ranks[0]}
+        store.put(key, record)
+    return Upkeep(**record)
+
+
+def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
+    """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes."""
+    return Upkeep(2 / device.memory_bandwidth, 3 / device.memory_bandwidth, _LAUNCH_S)

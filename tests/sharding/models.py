@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from tensoropt.capture import capture
+from tensoropt.graph import OperatorGraph
 
 VOCABULARY, BATCH, SEQUENCE = 57, 4, 8
 Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Callable[[Any], torch.Tensor] | None]
@@ -23,6 +27,13 @@ def model(function: Callable[[], Made]) -> Callable[[], Made]:
 def make(name: str) -> Made:
     torch.manual_seed(0)
     return MODELS[name]()
+
+
+@cache
+def graph_of(name: str) -> OperatorGraph:
+    """The model's graph; captured once per process, because capturing is most of what a test costs."""
+    network, args, kwargs, loss = make(name)
+    return capture(network, args, kwargs, loss=loss).graph
 
 
 # -- plain PyTorch --------------------------------------------------------------------------------

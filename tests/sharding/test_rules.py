@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.capture import capture
 from tensoropt.sharding.check import Report, check_graph
 from tensoropt.sharding.local import resolve_function
 from tensoropt.sharding.rules import registered_targets
-from tests.sharding.models import BREADTH, CORE, make
+from tests.sharding.models import BREADTH, CORE, graph_of
 
 UNKNOWN: dict[str, set[str]] = {
     "mixtral": {"aten.histc.default", "aten.index_put.default", "transformers.grouped_mm_fallback.default"},
@@ -29,8 +28,7 @@ UNSPLIT = {
 
 
 def check(name: str) -> Report:
-    network, args, kwargs, loss = make(name)
-    report = check_graph(capture(network, args, kwargs, loss=loss).graph)
+    report = check_graph(graph_of(name))
     assert not report.mismatches, str(report)
     assert set(report.unknown) <= UNKNOWN.get(name, set()), str(report)
     assert set(report.unsplit) <= UNSPLIT, str(report)

@@ -1,0 +1,185 @@
+"""Colocation: which operators share a configuration, and what is left for the search to decide."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tensoropt.capture import capture
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tests.sharding.models import CORE, graph_of, make
+
+
+@cache
+def grouped(name: str) -> GroupGraph:
+    return group_operators(refine_graph(graph_of(name)))
+
+
+def group_model(model: nn.Module, *args, loss=torch.sum) -> GroupGraph:
+    return group_operators(refine_graph(capture(model, args, loss=loss).graph))
+
+
+def anchors(graph: GroupGraph) -> list[str]:
+    return [g.anchor.target.split(".")[1] for g in graph.groups]
+
+
+def labels(graph: GroupGraph, target: str, index: int = 0) -> list[str]:
+    group = [g for g in graph.groups if g.anchor.target.startswith(f"aten.{target}.")][index]
+    return [s.label for s in group.strategies]
+
+
+def test_a_perceptron_is_its_linears_and_a_loss():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4), nn.Tanh())
+    graph = group_model(model, torch.randn(4, 8))
+    assert anchors(graph) == ["linear", "linear"]
+    assert [op.target.split(".")[1] for op in graph.groups[0].operators] == ["linear", "relu", "dropout"]
+    assert [op.target.split(".")[1] for op in graph.groups[1].operators] == ["linear", "tanh", "sum"]
+    assert not graph.hubs
+    assert not graph.shared
+
+
+def test_a_partial_sum_is_resolved_before_a_nonlinearity():
+    """``in_features`` alone would hand a partial sum to relu: only its resolved forms are offered."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4, bias=False))
+    graph = group_model(model, torch.randn(4, 8), loss=lambda y: y.exp().sum())
+    assert labels(graph, "linear") == [
+        "none",
+        "d0",
+        "out_features",
+        "in_features@R",
+        "in_features@S(0)",
+        "in_features@S(1)",
+    ]
+    bare = group_model(nn.Linear(8, 4, bias=False), torch.randn(4, 8), loss=torch.sum)
+    assert "in_features" in labels(bare, "linear")  # a sum of sums needs no resolution
+
+
+def test_a_placement_is_a_pair():
+    """Megatron: the column-split linear reads R with a partial gradient, the row-split one makes P."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    graph = group_model(model, torch.randn(4, 8).requires_grad_(), loss=lambda y: y.exp().sum())
+    first, second = graph.groups[:2]
+    tensors = graph.atoms.graph.tensors
+    column = next(s for s in first.strategies if s.label == "out_features")
+    assert {tensors[n].key: column.placements[n] for n in first.parameters} == {"0.weight": 0, "0.bias": 0}
+    row = next(s for s in second.strategies if s.label == "in_features@R")
+    assert {tensors[n].key: row.placements[n] for n in second.parameters} == {
+        "2.weight": 1,
+        "2.bias": PARTIAL,
+    }
+    assert row.placements[second.reads[0]] == 1
+    assert row.resolve == (second.anchor.outputs[0], REPLICATE)
+    data = next(s for s in second.strategies if s.label == "d0")
+    assert {data.placements[n] for n in second.parameters} == {PARTIAL_GRAD}
+
+
+def test_tied_weights_are_shared():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return F.cross_entropy(self.head(torch.tanh(self.embed(ids))).flatten(0, 1), ids.flatten())
+
+    graph = group_model(Tied(), torch.randint(0, 12, (4, 3)), loss=None)
+    (name,) = graph.shared
+    assert graph.atoms.graph.tensors[name].key in ("embed.weight", "head.weight")
+    users = [g for g in graph.groups if name in g.shared]
+    assert anchors(graph)[0] == "embedding"
+    assert len(users) == 2
+    assert not any(name in g.parameters for g in graph.groups)
+
+
+def test_a_tensor_with_several_readers_is_a_hub():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.a(x)
+            return x + self.c(torch.relu(self.b(x)))
+
+    graph = group_model(Residual(), torch.randn(4, 8))
+    assert graph.hubs == ("linear",)
+    assert anchors(graph) == ["linear", "linear", "linear", "add"]
+    assert "partial" in labels(graph, "add")  # the residual sum may stay unreduced
+
+
+def test_residual_stream_carries_partial_sums():
+    graph = grouped("gpt2")
+    adds = [g for g in graph.groups if g.anchor.target == "aten.add.Tensor"]
+    assert adds
+    assert all("partial" in [s.label for s in g.strategies] for g in adds)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt2-dropout", "llama", "bert", "bert-dropout"])
+def test_groups_per_layer(family):
+    """Small things have no opinion: the search sees a dozen variables per layer, not forty."""
+
+    def count(layers: int) -> int:
+        network, args, kwargs, _ = make(family)
+        library = pytest.importorskip("transformers")
+        config = network.config
+        if hasattr(config, "layer_types") and config.layer_types:
+            config.layer_types = config.layer_types[:1] * layers
+        config.num_hidden_layers = layers
+        model = getattr(library, type(network).__name__)(config)
+        return len(group_operators(refine_graph(capture(model, args, kwargs).graph)).groups)
+
+    limit = {"gpt2": 12, "gpt2-dropout": 12, "llama": 14, "bert": 14, "bert-dropout": 14}[family]
+    assert count(3) - count(2) <= limit
+
+
+def test_a_position_bias_meets_the_batch_in_a_group_of_its_own():
+    """T5 adds a bias made of parameters to a mask of the batch: following, it could never be split."""
+    graph = grouped("t5")
+    wheres = [g for g in graph.groups if g.anchor.target.startswith("aten.where")]
+    assert wheres
+    assert all("d0" in [s.label for s in g.strategies] for g in wheres)
+
+
+@pytest.mark.parametrize("name", [*CORE, "bart", "swin", "gemma2"])
+def test_groups_are_a_partition_and_their_strategies_consistent(name):
+    graph = grouped(name)
+    operators = [op.name for g in graph.groups for op in g.operators]
+    assert sorted(operators) == sorted(op.name for op in graph.atoms.graph.operators)
+    tensors = graph.atoms.graph.tensors
+    for group in graph.groups:
+        assert group.strategies[0].label == "none"
+        assert len({s.label for s in group.strategies}) == len(group.strategies)
+        touched = {n for op in group.operators for n in (*op.inputs(), *op.outputs)}
+        for strategy in group.strategies:
+            assert set(strategy.choices) == {op.name for op in group.operators}
+            assert set(strategy.placements) == touched
+            for n, code in strategy.placements.items():
+                assert code < len(graph.atoms.atom_sizes(n))
+                assert code != PARTIAL_GRAD or tensors[n].requires_grad
+                assert code != PARTIAL or tensors[n].kind in ("activation", "parameter")
+
+
+def test_attention_splits_by_heads_up_to_the_key_heads():
+    graph = grouped("llama")
+    ways = {label.split(".")[0] for label in labels(graph, "scaled_dot_product_attention")}
+    assert {"batch0", "heads"} <= ways
+    projections = [
+        g.anchor.target for g in graph.groups if g.anchor.module.endswith(("q_proj", "k_proj", "v_proj"))
+    ]
+    assert projections.count("aten.linear.default") == 6
+
+
+def test_frozen_parameters_say_nothing_about_gradients():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    model[0].requires_grad_(False)
+    graph = group_model(model, torch.randn(4, 8))
+    first = graph.groups[0]
+    codes = {s.placements[n] for s in first.strategies for n in first.parameters}
+    assert PARTIAL_GRAD not in codes

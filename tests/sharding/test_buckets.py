@@ -1,0 +1,75 @@
+"""Gradient buckets: every trained parameter once, by axes and dtype, closed when full."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import pytest
+
+from tensoropt.sharding.buckets import gradient_buckets, reduction_axes
+from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tests.costs.models import gates, gpt2, problem, two_layers
+
+FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
+
+
+def two_layer_strategy(first, second, mesh=(1, 2)):
+    graph = problem(two_layers).graph
+    labels = {g.name: ["none"] * len(mesh) for g in graph.groups}
+    return strategy_from_dict(
+        {"mesh": list(mesh), "groups": labels, "hubs": {}, "stored": {FIRST: first, SECOND: second}}, graph
+    )
+
+
+def test_last_layer_first():
+    (bucket,) = gradient_buckets(two_layer_strategy(["R", "R/P"], ["R", "R/P"]))
+    assert bucket.axes == (1,)
+    assert bucket.dtype == "float32"
+    assert bucket.parameters == (SECOND, FIRST)
+    assert bucket.elements == 24 * 32 + 32 * 8
+
+
+def test_a_full_bucket_is_closed():
+    strategy = two_layer_strategy(["R", "R/P"], ["R", "R/P"])
+    assert [b.parameters for b in gradient_buckets(strategy, limit_bytes=1024)] == [(SECOND,), (FIRST,)]
+    assert [b.parameters for b in gradient_buckets(strategy, limit_bytes=1025)] == [(SECOND, FIRST)]
+
+
+def test_shards_are_not_reduced():
+    """A shard has its gradient to itself; the bucket holds it without axes."""
+    sharded, whole = gradient_buckets(two_layer_strategy(["R", "R/P"], ["R", "S(0)"]))
+    assert (sharded.axes, sharded.parameters, sharded.elements) == ((), (SECOND,), 4 * 32)
+    assert (whole.axes, whole.parameters) == ((1,), (FIRST,))
+
+
+def test_axes_are_reduced_together():
+    (both, one) = gradient_buckets(two_layer_strategy(["R", "R/P", "S(0)"], ["R", "R/P", "R/P"], (1, 2, 2)))
+    assert both.axes == (1, 2)
+    assert one.axes == (1,)
+    assert one.elements == 24 * 32 // 2
+
+
+def test_micro_batches_and_axes_of_one_are_not_reduced_over():
+    strategy = two_layer_strategy(["R", "R/P"], ["R", "R/P"], (1, 1))
+    assert reduction_axes(strategy, FIRST) == ()
+    strategy = two_layer_strategy(["R/P", "R/P"], ["R/P", "R/P"], (2, 2))
+    assert reduction_axes(strategy, FIRST) == (1,)
+
+
+@pytest.mark.parametrize("build", [two_layers, gates, gpt2], ids=lambda b: b.__name__)
+def test_every_trained_parameter_is_in_one_bucket(build):
+    graph = problem(build).graph
+    rng = random.Random(3)
+    for mesh in ((1, 2), (2, 2), (1, 2, 2)):
+        for _ in range(5):
+            strategy = random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), rng)
+            buckets = gradient_buckets(strategy, limit_bytes=4096)
+            names = [n for b in buckets for n in b.parameters]
+            assert sorted(names) == sorted(t.name for t in graph.atoms.graph.parameters if t.requires_grad)
+            for bucket in buckets:
+                sizes = [prod(strategy.local_shape(n, strategy.stored[n])) for n in bucket.parameters]
+                assert bucket.elements == sum(sizes)
+                assert {reduction_axes(strategy, n) for n in bucket.parameters} == {bucket.axes}
+                assert all(sum(sizes[:i]) * 4 < 4096 for i in range(1, len(sizes)))

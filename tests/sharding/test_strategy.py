@@ -1,0 +1,89 @@
+"""Strategies: their edges, homes and shapes on small models."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import output_layout, replicated_axes, stored_layout
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tests.costs.models import gates, gpt2, llama, problem, two_layers
+
+MODELS = [two_layers, gates, gpt2, llama]
+MESHES = [(1, 2), (2, 2), (1, 2, 2)]
+
+
+def randomly(build, mesh, seed=0, count=4):
+    graph = problem(build).graph
+    rng = random.Random(seed)
+    micro = micro_strategies(graph, mesh[0])
+    return [random_strategy(graph, mesh, micro, rng) for _ in range(count)]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
+def test_every_read_and_use_has_one_edge(build, mesh):
+    for strategy in randomly(build, mesh):
+        graph = strategy.graph
+        edges = list(strategy.edges())
+        found = Counter((e.tensor, e.reader, e.kind) for e in edges)
+        expected = Counter((n, g.name, "activation") for g in graph.groups for n in g.reads)
+        expected.update((n, g.name, "parameter") for g in graph.groups for n in (*g.parameters, *g.shared))
+        expected.update((n, "", "activation") for n in graph.hubs)
+        expected.update((n, "", "output") for n in graph.atoms.graph.outputs)
+        resolved = [(g.name, strategy.configurations[g.name].resolved) for g in graph.groups]
+        expected.update((r[0], name, "resolve") for name, r in resolved if r is not None)
+        assert found == expected
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
+def test_edges_meet(build):
+    """What a producer leaves goes to the home, from the home to each reader."""
+    for strategy in randomly(build, (1, 2, 2), seed=1):
+        for edge in strategy.edges():
+            if edge.kind == "activation" and edge.reader:
+                assert edge.source == strategy.hubs.get(edge.tensor, strategy.made[edge.tensor])
+                assert edge.target == strategy.configurations[edge.reader].layout(edge.tensor)
+            elif edge.kind == "activation":
+                assert (edge.source, edge.target) == (strategy.made[edge.tensor], strategy.hubs[edge.tensor])
+            elif edge.kind == "parameter":
+                assert edge.source == strategy.stored[edge.tensor]
+            elif edge.kind == "output":
+                assert all(code == REPLICATE for code in edge.target[1:])
+            forward, backward = strategy.steps(edge)
+            if not edge.moves:
+                assert forward == backward == ()
+            if not strategy.tensor(edge.tensor).requires_grad:
+                assert backward == ()
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
+def test_written_down_and_read_again(build, mesh):
+    for strategy in randomly(build, mesh, seed=2):
+        again = strategy_from_dict(strategy_to_dict(strategy), strategy.graph)
+        assert strategy_to_dict(again) == strategy_to_dict(strategy)
+        assert set(again.edges()) == set(strategy.edges())
+
+
+def test_the_largest_shard_is_that_of_the_first_rank():
+    for strategy in randomly(gpt2, (1, 2, 2)):
+        for name, layout in strategy.stored.items():
+            shapes = [strategy.local_shape(name, layout, (0, a, b)) for a in (0, 1) for b in (0, 1)]
+            largest = strategy.local_shape(name, layout)
+            assert shapes[0] == largest
+            assert all(s <= big for shape in shapes for s, big in zip(shape, largest, strict=True))
+
+
+def test_results_leave_whole():
+    assert output_layout((0, 1, PARTIAL_GRAD)) == (0, REPLICATE, REPLICATE)
+
+
+def test_parameters_are_stored_as_used_but_never_partial():
+    tensor = problem(two_layers).graph.atoms.graph.tensors["p_model_first_weight"]
+    assert stored_layout(tensor, (PARTIAL_GRAD, 0, -3)) == (PARTIAL_GRAD, 0, REPLICATE)
+    assert replicated_axes((PARTIAL_GRAD, 0, REPLICATE, PARTIAL_GRAD)) == (2, 3)

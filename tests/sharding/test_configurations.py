@@ -1,0 +1,186 @@
+"""Configurations per mesh, and what follows the batch through micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.configurations import (
+    MicroBatchRefused,
+    batch_placements,
+    enumerate_configurations,
+    micro_batch_strategies,
+)
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.local import Placed, localise
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tests.sharding.models import graph_of, make
+
+
+@cache
+def grouped(name: str) -> GroupGraph:
+    return group_operators(refine_graph(graph_of(name)))
+
+
+@cache
+def with_position_ids() -> GroupGraph:
+    """GPT-2 with an input that has no batch dim."""
+    network, args, kwargs, _ = make("gpt2")
+    graph = capture(network, args, {**kwargs, "position_ids": torch.arange(8)[None]}).graph
+    return group_operators(refine_graph(graph))
+
+
+def grouped_model(model: nn.Module, *args, loss=torch.sum) -> GroupGraph:
+    return group_operators(refine_graph(capture(model, args, loss=loss).graph))
+
+
+def configurations(graph: GroupGraph, index: int, mesh: tuple[int, ...]):
+    group = graph.groups[index]
+    micro = micro_batch_strategies(graph)[group.name] if mesh[0] > 1 else group.strategies[0]
+    return enumerate_configurations(graph.atoms, group, mesh, micro)
+
+
+def linear(batch: int = 8, inputs: int = 8, outputs: int = 12) -> GroupGraph:
+    return grouped_model(nn.Linear(inputs, outputs), torch.randn(batch, inputs), loss=lambda y: y.exp().sum())
+
+
+# -- enumeration --------------------------------------------------------------------------------
+
+
+def test_one_axis():
+    found = [c.labels for c in configurations(linear(), 0, (1, 2))]
+    assert found == [
+        ("none",),
+        ("d0",),
+        ("out_features",),
+        ("in_features@R",),
+        ("in_features@S(0)",),
+        ("in_features@S(1)",),
+    ]
+
+
+def test_two_axes_are_all_pairs_that_divide():
+    found = {c.labels for c in configurations(linear(), 0, (1, 2, 2))}
+    assert ("none", "none") in found
+    assert {("d0", "out_features"), ("out_features", "d0"), ("d0", "d0")} <= found
+    assert len(found) == 36
+    odd = {c.labels for c in configurations(linear(batch=6), 0, (1, 2, 2))}
+    assert ("d0", "d0") not in odd  # 6 rows do not divide by 4
+    assert ("d0", "none") in odd
+
+
+def test_the_unsplit_configuration_is_always_there():
+    graph = grouped("gpt2")
+    for index in range(len(graph.groups)):
+        assert any(set(c.labels) == {"none"} for c in configurations(graph, index, (1, 8)))
+
+
+def test_uneven_shards_are_for_large_parameter_dims():
+    def splits(vocabulary: int) -> bool:
+        model = nn.Embedding(vocabulary, 4)
+        graph = grouped_model(model, torch.randint(0, 5, (4, 2)), loss=lambda y: y.exp().sum())
+        return any("vocabulary" in c.labels[0] for c in configurations(graph, 0, (1, 4)))
+
+    assert splits(57)
+    assert not splits(13)  # shards of 4, 4, 4 and 1 would be out of balance
+    assert splits(12)
+
+
+def test_layouts_and_resolutions():
+    group = linear().groups[0]
+    found = configurations(linear(), 0, (1, 2, 2))
+    one = next(c for c in found if c.labels == ("d0", "in_features@S(1)"))
+    (weight, bias) = group.parameters
+    assert one.layout(weight) == (REPLICATE, PARTIAL_GRAD, 1)
+    assert one.layout(bias) == (REPLICATE, PARTIAL_GRAD, PARTIAL)
+    output = group.anchor.outputs[0]
+    assert one.resolved == (output, (REPLICATE, 0, PARTIAL), (REPLICATE, 0, 1))
+    plain = next(c for c in found if c.labels == ("d0", "d0"))
+    assert plain.resolved is None
+
+
+def test_heads_split_as_far_as_the_key_heads():
+    """Two key/value heads: two ranks may split them, four may not."""
+    graph = grouped("llama")
+    attention = next(i for i, g in enumerate(graph.groups) if "scaled_dot" in g.anchor.target)
+    two = {c.labels[0] for c in configurations(graph, attention, (1, 2))}
+    four = {c.labels[0] for c in configurations(graph, attention, (1, 4))}
+    assert any(label.startswith("heads") for label in two)
+    assert not any(label.startswith("heads") for label in four)
+
+
+# -- micro-batches --------------------------------------------------------------------------------
+
+
+def test_the_batch_is_the_first_dim_of_the_first_input():
+    graph = grouped("bert-mask")
+    assert set(batch_placements(graph).values()) == {0}
+    positions = with_position_ids()
+    assert Counter(batch_placements(positions).values()) == {0: 2, REPLICATE: 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt2-dropout", "bert", "bert-mask", "llama", "t5", "vit", "perceptron"]
+)
+def test_models_that_follow_the_batch(name):
+    graph = grouped(name)
+    chosen = micro_batch_strategies(graph)
+    assert set(chosen) == {g.name for g in graph.groups}
+    tensors = graph.atoms.graph.tensors
+    for group in graph.groups:
+        places = chosen[group.name].placements
+        for n in (*group.parameters, *group.shared):
+            assert places[n] == PARTIAL_GRAD  # whole in every micro-batch, gradients add up
+        for n in group.reads:
+            made = chosen[graph.group_of[graph.atoms.graph.producer[n].name].name].placements[n]
+            assert places[n] == made  # nothing is communicated between micro-batches
+    (loss,) = graph.atoms.graph.outputs
+    last = graph.group_of[graph.atoms.graph.producer[loss].name]
+    assert chosen[last.name].placements[loss] == PARTIAL
+    assert tensors[loss].shape == ()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-mask", "llama"])
+def test_micro_batches_never_communicate(name):
+    graph = grouped(name)
+    chosen = micro_batch_strategies(graph)
+    for group in graph.groups:
+        for op in group.operators:
+            call = localise(Placed(op, graph.atoms, (chosen[group.name].choices[op.name],), (2,)))
+            assert not call.collectives
+
+
+def test_position_ids_without_a_batch_dim_are_whole_in_every_micro_batch():
+    graph = with_position_ids()
+    assert set(micro_batch_strategies(graph)) == {g.name for g in graph.groups}
+
+
+def test_batch_norm_is_refused_in_training():
+    with pytest.raises(MicroBatchRefused, match="normalises over the whole batch"):
+        micro_batch_strategies(grouped("vgg"))
+
+
+def test_what_mixes_samples_is_refused():
+    class Contrast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return torch.logsumexp(y @ y.t(), -1).sum()
+
+    with pytest.raises(MicroBatchRefused, match="cannot follow the batch dim one piece at a time"):
+        micro_batch_strategies(grouped_model(Contrast(), torch.randn(4, 8), loss=None))
+
+
+def test_softmax_over_the_batch_is_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(0))
+    with pytest.raises(MicroBatchRefused):
+        micro_batch_strategies(grouped_model(model, torch.randn(4, 8), loss=lambda y: y.exp().sum()))

@@ -150,16 +150,21 @@ def variance(b: Builder) -> None:
 
 
 @rule(
-    "aten.max_pool2d.default", "aten.max_pool1d.default", "aten.avg_pool1d.default", "aten.avg_pool2d.default",
-    "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool1d.default", "aten.adaptive_max_pool2d.default",
-    "aten.max_pool2d_with_indices.default", "aten.upsample_nearest2d.vec", "aten.upsample_bilinear2d.vec",
-    "aten.upsample_nearest2d.default", "aten.upsample_bilinear2d.default", "aten._adaptive_avg_pool2d.default",
+    *(f"aten.{kind}_pool{d}d.default" for kind in ("max", "avg", "adaptive_avg") for d in (1, 2, 3)),
+    *(
+        f"aten.upsample_{kind}2d.{overload}"
+        for kind in ("nearest", "bilinear")
+        for overload in ("vec", "default")
+    ),
+    "aten.adaptive_max_pool2d.default",
+    "aten.max_pool2d_with_indices.default",
+    "aten._adaptive_avg_pool2d.default",
     "aten.pixel_shuffle.default",
-)  # fmt: skip
+)
 def pooling(b: Builder) -> None:
     """Batch and channels split; windows keep spatial dims whole."""
     shape = b.tensor(b.arg(0)).shape
-    spatial = 1 if "1d" in b.op.target else 2
+    spatial = next((d for d in (1, 3) if f"{d}d." in b.op.target), 2)
     lead = len(shape) - spatial
     if lead < 1 or b.output().shape[:lead] != shape[:lead]:
         raise Opaque(b.op.name)

@@ -106,13 +106,15 @@ def test_layouts_and_resolutions():
 
 
 def test_heads_split_as_far_as_the_key_heads():
-    """Two key/value heads: two ranks may split them, four may not."""
+    """Two key/value heads: an axis of four cannot split them, two axes of two reach the atom inside."""
     graph = grouped("llama")
     attention = next(i for i, g in enumerate(graph.groups) if "scaled_dot" in g.anchor.target)
     two = {c.labels[0] for c in configurations(graph, attention, (1, 2))}
     four = {c.labels[0] for c in configurations(graph, attention, (1, 4))}
     assert any(label.startswith("heads") for label in two)
     assert not any(label.startswith("heads") for label in four)
+    nested = {c.labels for c in configurations(graph, attention, (1, 2, 2))}
+    assert ("heads.0", "heads.1") in nested
 
 
 # -- micro-batches --------------------------------------------------------------------------------

@@ -1,0 +1,211 @@
+"""The whole pipeline on small models: what `explore` gives, keeps, repeats and refuses."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import tensoropt
+from tensoropt import zoo
+from tensoropt.costs.store import ProfileStore
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.plan.problem import prepare
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tests.costs.models import gates, two_layers
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with ProfileStore(tmp_path_factory.mktemp("profile") / "profile.sqlite") as profile:
+        yield profile
+
+
+@pytest.fixture(scope="module", autouse=True)
+def links_from_data_sheets():
+    """Timing links takes most of a minute and is tested elsewhere; the slow test below has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensoropt.costs.source.measure_links", lambda *_, **__: None)
+        yield
+
+
+def explored(store, build=gates, **settings):
+    model, args, kwargs = build()
+    settings = {"cluster": "local:2", "micro_batches": (1, 2), "epsilon": 0.0} | settings
+    return tensoropt.explore(model, args, kwargs, store=store, **settings)
+
+
+@pytest.fixture(scope="module")
+def exploration(store):
+    return explored(store)
+
+
+def figures(exploration):
+    return [
+        (p.memory_bytes, p.time_s, p.compute_s, p.communication_s, p.choice, p.options, p.space)
+        for p in exploration.frontier
+    ]
+
+
+def test_the_frontier_is_strictly_decreasing(exploration):
+    points = exploration.frontier
+    assert len(points) >= 3
+    for a, b in itertools.pairwise(points):
+        assert a.memory_bytes < b.memory_bytes
+        assert a.time_s > b.time_s
+    for p in points:
+        assert p.time_s == pytest.approx(p.compute_s + p.communication_s)
+        assert p.memory_bytes == sum(p.memory)
+        assert p.memory_bytes >= p.memory[0] + p.memory[1] + p.memory[2]
+        assert sum(p.sources.values()) == pytest.approx(1.0)
+        assert set(p.sources) <= {"measured", "fitted", "data sheet"}
+    assert exploration.devices == 2
+    assert {s.micro_batches for s in exploration.spaces} == {1, 2}
+
+
+def test_every_point_is_a_plan_that_comes_back(exploration, tmp_path):
+    graph = prepare(exploration.captured).graph
+    for i, point in enumerate(exploration.frontier):
+        plan = exploration.plan(i)
+        data = plan.strategy_data()
+        strategy = strategy_from_dict(data, graph)
+        assert strategy_to_dict(strategy) == data
+        assert plan.strategy(graph).stored == strategy.stored
+        assert plan.predicted.memory_bytes == point.memory_bytes
+        plan.save(tmp_path / "plan.json")
+        assert (
+            tensoropt.load_plan(tmp_path / "plan.json") == plan if hasattr(tensoropt, "load_plan") else True
+        )
+
+
+def test_saved_and_loaded_it_is_the_same(exploration, tmp_path):
+    exploration.save(tmp_path / "out")
+    again = tensoropt.load(tmp_path / "out")
+    assert again.points == exploration.points
+    assert again.plan(0) == exploration.plan(0)
+    with open(tmp_path / "out" / "frontier.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:11] == [
+        "point", "memory_bytes", "time_s", "devices", "mesh", "micro_batches",
+        "compute_s", "communication_s", "exact", "gap", "planner",
+    ]  # fmt: skip
+    assert [float(r["time_s"]) for r in rows] == pytest.approx([p.time_s for p in exploration.frontier])
+
+
+def test_the_same_measurements_give_the_same_points(exploration, store):
+    assert figures(explored(store)) == figures(exploration)
+
+
+def test_choosing(exploration):
+    points = exploration.frontier
+    assert exploration.choose().predicted.time_s == points[-1].time_s
+    assert (
+        exploration.choose(memory_bytes=points[1].memory_bytes).predicted.memory_bytes
+        == points[1].memory_bytes
+    )
+    assert exploration.choose(time_s=points[1].time_s).predicted.memory_bytes == points[1].memory_bytes
+    with pytest.raises(InfeasibleError, match="the smallest plan needs"):
+        exploration.choose(memory_bytes=10.0)
+
+
+def test_a_budget_that_nothing_fits(store):
+    with pytest.raises(InfeasibleError, match=r"no plan fits 10 B; the smallest plan needs .* KiB"):
+        explored(store, memory_bytes=10.0)
+
+
+def test_one_device_has_nothing_to_send(store):
+    found = explored(store, two_layers, cluster="local:1", micro_batches=(1, 2))
+    assert found.devices == 1
+    assert all(p.communication_s == 0.0 and p.collectives == () for p in found.frontier)
+    assert all(space.mesh.shape == () for space in found.spaces)
+    assert found.choose().strategy_data()["mesh"] in ([1], [2])
+
+
+def test_inference(store):
+    found = explored(store, two_layers, mode="inference", micro_batches="auto")
+    assert all(p.memory[1] == p.memory[2] == 0 for p in found.frontier)
+    training = explored(store, two_layers, micro_batches=(1,))
+    assert found.frontier[0].memory_bytes < training.frontier[0].memory_bytes
+
+
+@pytest.mark.slow
+def test_links_are_fitted(store, monkeypatch):
+    from tensoropt.costs import links
+
+    monkeypatch.setattr("tensoropt.costs.source.measure_links", links.measure_links)
+    found = explored(store, two_layers, micro_batches=(1,))
+    assert {"measured", "fitted"} <= {name for p in found.frontier for name in p.sources}
+
+
+@pytest.mark.slow
+def test_optimizers_differ_in_state(store):
+    peaks = {
+        name: explored(store, two_layers, micro_batches=(1,), optimizer=name).frontier[0].memory
+        for name in ("sgd", "momentum", "adam")
+    }
+    assert peaks["sgd"][2] == 0 < peaks["momentum"][2] < peaks["adam"][2]
+
+
+class Odd(nn.Module):
+    """Batch norm: statistics of the whole batch, so no micro-batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "lion"}, "use sgd, momentum or adam"),
+        ({"mode": "evaluate"}, "use train or inference"),
+        ({"epsilon": 1.5}, "not between 0 and 1"),
+        ({"max_points": 1}, "use at least 2"),
+        ({"micro_batches": (0,)}, "must be at least 1"),
+        ({"micro_batches": (3,)}, "do not divide the batch of 16"),
+        ({"micro_batches": "many"}, "neither 'auto' nor a list"),
+        ({"micro_batches": ()}, "at least one"),
+        ({"cluster": "dgx-v1000"}, "unknown cluster 'dgx-v1000'"),
+        ({"cluster": "local:0"}, "at least 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(store, settings, message):
+    with pytest.raises(TensorOptError, match=message):
+        explored(store, **settings)
+
+
+def test_micro_batches_that_the_model_refuses(store):
+    with pytest.raises(TensorOptError, match=r"2 micro-batches are refused: .*whole batch.*micro-batches 1"):
+        explored(store, lambda: (Odd(), (torch.randn(8, 3, 6, 6),), {}), micro_batches=(2,))
+
+
+def test_progress_names_the_stages(store):
+    seen = []
+    explored(store, two_layers, progress=lambda stage, done, total, what: seen.append(stage))
+    assert seen[0] == "capture"
+    assert {"capture", "configurations", "search", "judge"} <= set(seen)
+
+
+@pytest.mark.slow
+def test_eight_gpus_from_data_sheets(tmp_path):
+    """No GPU is needed to plan for eight; every figure says that it comes from a data sheet."""
+    found = zoo.build("gpt2-tiny", layers=1)
+    start = time.perf_counter()
+    with ProfileStore(tmp_path / "profile.sqlite") as profile:
+        exploration = tensoropt.explore(
+            found.model, found.args, found.kwargs, cluster="dgx-v100", store=profile, micro_batches=(1,)
+        )
+    assert time.perf_counter() - start < 60
+    assert exploration.devices == 8
+    assert {name for p in exploration.frontier for name in p.sources} == {"data sheet"}
+    assert len({s.mesh.shape for s in exploration.spaces}) > 1

@@ -50,8 +50,8 @@ def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: i
 
 
 @register(
-    "gpt2-demo", paper=_GPT2, size="laptop", batch=8, requires="transformers",
-    layers=4, hidden=448, heads=8, vocabulary=8192, sequence=64,
+    "gpt2-demo", paper=_GPT2, size="laptop", batch=16, requires="transformers",
+    layers=4, hidden=320, heads=8, vocabulary=8192, sequence=64,
 )  # fmt: skip
 @register(
     "gpt2-tiny", paper=_GPT2, size="laptop", batch=4, requires="transformers",

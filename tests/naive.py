@@ -24,8 +24,8 @@ def union(frontiers):
 def exhaustive(nodes, edges):
     """Frontier over all strategies.
 
-    ``nodes``: {name: list of lists of (memory, time)}; ``edges``: list of (source, target, f) where f(i, j) is a list
-    of (memory, time) options.
+    ``nodes``: {name: list of lists of (memory, time)}; ``edges``: list of (source, target, f) where f(i, j)
+    is a list of (memory, time) options.
     """
     names = list(nodes)
     found = []
@@ -46,7 +46,7 @@ def lower_bound(frontier, memory):
 
 
 def descending(limit):
-    """A limit as the kernels take it: breakpoints ascending, times never ascending, one time per breakpoint."""
+    """A limit as the kernels take it: breakpoints ascending, one time each, never ascending."""
     steps, least = [], np.inf
     for m in sorted({m for m, _ in limit}):
         least = min([least, *(t for x, t in limit if x == m)])

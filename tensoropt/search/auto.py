@@ -127,12 +127,12 @@ def _passes(
     engine = Engine(program, settings.threads)
     known = settings.with_rivals(sources)
     most = settings.max_points
-    coarse = COARSE_POINTS if most is None or most > COARSE_POINTS else most
     log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
     if settings.epsilon == 0 and most is None and gaps(known, hull)[0] <= TIGHT:
         sizes = [0]  # known strategies are tight enough to prune by
-    else:
-        sizes = [coarse, most or 0] if coarse != most else [coarse]
+    else:  # a small pass often closes a gap at one steep place
+        coarse = (*((16, 64) if settings.epsilon > 0 else ()), COARSE_POINTS)
+        sizes = [*(p for p in coarse if most is None or p < most), most or 0]
     for points in sizes:
         if gaps(known, hull)[1] <= settings.epsilon:
             break

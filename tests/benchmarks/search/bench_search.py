@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.search.bench_search [section ...]
 
-Sections: published, large, union, zoo, ablation, scalar. Every section runs in this process on the same cost tables,
-after a warm-up. Results are added to tests/benchmarks/results/search/DATE-search.{json,md,html}.
+Sections: published, large, union, zoo, ablation, scalar. Every section runs in this process on
+the same cost tables, after a warm-up. Results are added to
+tests/benchmarks/results/search/DATE-search.{json,md,html}.
 """
 
 from __future__ import annotations

@@ -275,7 +275,8 @@ def wide_resnet(layers, mesh, batch=256, width=10, size=32):
         x = model.add(f"{n}.add", simple(channels, side, 2), x, y)
     last = {**b, "y": side, "x": side, "c": channels, "o": 1024}
     classes = Kind(last, ("b", "c", "o"),
-                   (("b", "y", "x", "c"),), ("b", "o"), ("o", "c"), 2.0 * batch * channels * 1024)  # fmt: skip
+                   (("b", "y", "x", "c"),), ("b", "o"), ("o", "c"),
+                   2.0 * batch * channels * 1024)  # fmt: skip
     model.add("classes", classes, x)
     return model.graph
 

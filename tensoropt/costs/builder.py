@@ -115,9 +115,8 @@ class TableBuilder:
         for op in group.operators:
             call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
             for c in call.collectives:
-                times = 1 if c.per_step else self.mesh[0]
                 if self.training or not c.backward:
-                    total += self.prices.collective_s(c.kind, c.axes, c.bytes) * times
+                    total += self.prices.collective_s(c.kind, c.axes, c.bytes) * self.mesh[0]
         for name in group.writes:
             if name not in self.graph.hubs and leaves_model(self.graph, name):
                 source = configuration.layout(name)

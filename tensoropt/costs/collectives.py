@@ -64,7 +64,7 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
         for op in group.operators:
             for c in localise(configuration.placed(op.name, strategy.graph.atoms, mesh, None)).collectives:
                 if training or not c.backward:
-                    add(c.kind, c.axes, c.bytes, 1 if c.per_step else micro)
+                    add(c.kind, c.axes, c.bytes, micro)
     if training:
         for bucket in gradient_buckets(strategy):
             element = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[bucket.dtype]

@@ -158,8 +158,7 @@ class Prices:
                 )
                 for c in localise(placed).collectives:
                     if self.training or not c.backward:
-                        times = 1 if c.per_step else micro
-                        communication += self.collective_s(c.kind, c.axes, c.bytes) * times
+                        communication += self.collective_s(c.kind, c.axes, c.bytes) * micro
         for name, stored in strategy.stored.items():
             _, kept_up, reduced = self.parameter(name, stored, None, 0)
             compute, communication = compute + kept_up, communication + reduced

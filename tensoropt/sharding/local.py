@@ -28,13 +28,12 @@ MICRO_AXIS = 0
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
-    """A collective issued inside a kernel. ``per_step``: once per step, however many micro-batches."""
+    """A collective issued inside a kernel."""
 
     kind: str
     axes: tuple[int, ...]
     bytes: int
     backward: bool = False
-    per_step: bool = False
 
 
 @dataclass(frozen=True)

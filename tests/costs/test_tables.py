@@ -72,7 +72,7 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
             for c in call.collectives:
                 axes = [a - 1 for a in c.axes if a > 0 and mesh[a] > 1]
                 if axes and (training or not c.backward):
-                    total += ToyCommunication().time_s(c.kind, axes, c.bytes) * (1 if c.per_step else mesh[0])
+                    total += ToyCommunication().time_s(c.kind, axes, c.bytes) * mesh[0]
     for name, layout in strategy.stored.items():
         axes = [a - 1 for a, code in enumerate(layout) if a > 0 and code == PARTIAL_GRAD and mesh[a] > 1]
         tensor = strategy.tensor(name)

@@ -12,6 +12,7 @@ from tensoropt.cli import main
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.distributed
 def test_the_whole_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["demo", "--model", "zoo:mlp", "--cluster", "local:2", "--steps", "2", "--out", str(tmp_path)]

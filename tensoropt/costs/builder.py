@@ -130,11 +130,12 @@ class TableBuilder:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _hub(self, name: str) -> Variable:
-        """A home for every placement its producer or a reader can have, kept or not."""
-        groups = [self._producer(name), *self._readers(name)]
+        """A home for every placement of its producer and readers; kept where backward may need it so."""
+        readers = self._readers(name)
+        groups = [self._producer(name), *readers]
         layouts = dict.fromkeys(c.layout(name) for g in groups for c in self.configurations[g.name])
-        keeps = [False, True] if self.training else [False]
-        pairs = [(layout, kept) for layout in layouts for kept in keeps]
+        needed = dict.fromkeys(read for g in readers for read in self._reads(g, name) if read[1])
+        pairs = [*((layout, False) for layout in layouts), *((layout, True) for layout, _ in needed)]
         zero = tuple(np.zeros(1) for _ in pairs)
         output = leaves_model(self.graph, name)
         communication = tuple(

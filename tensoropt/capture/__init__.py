@@ -1,5 +1,7 @@
 """Model -> operator graph: PyTorch through ``torch.export``."""
 
-from tensoropt.capture.pytorch import Capture, Mode, WithLoss, capture
+from tensoropt.capture.convert import Mode
+from tensoropt.capture.loss import Returned, WithLoss, find_loss
+from tensoropt.capture.pytorch import Capture, capture
 
-__all__ = ["Capture", "Mode", "WithLoss", "capture"]
+__all__ = ["Capture", "Mode", "Returned", "WithLoss", "capture", "find_loss"]

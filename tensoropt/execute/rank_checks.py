@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.capture.pytorch import find_loss
+from tensoropt.capture import find_loss
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.engine import Engine

@@ -1,0 +1,334 @@
+"""Exported program -> operator graph: one walk over its nodes.
+
+Calls that only rename a tensor are skipped; what depends on no input and no parameter is folded into a
+constant kept at broadcast-reduced shape.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+
+from tensoropt.capture.folding import Folder
+from tensoropt.capture.simplify import filled, renamed, viewed_shape, with_elements
+from tensoropt.errors import CaptureError
+from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
+
+Mode = Literal["train", "inference"]
+
+_RENAMES = frozenset(
+    {
+        "aten.alias.default",
+        "aten.clone.default",
+        "aten.contiguous.default",
+        "aten.lift_fresh_copy.default",
+        "aten.detach_copy.default",
+    }
+)
+"""Calls whose result equals their first argument in a functional graph."""
+_MAYBE_RENAMES = frozenset(
+    {
+        "aten.view.default",
+        "aten._unsafe_view.default",
+        "aten.reshape.default",
+        "aten.expand.default",
+        "aten.slice.Tensor",
+        "aten._to_copy.default",
+        "aten.to.dtype",
+    }
+)
+"""Calls that rename when shape and dtype do not change."""
+_WITHOUT_GRADIENT = frozenset(
+    {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
+)
+_SKIPPED_PREFIXES = ("aten._assert", "aten.sym_", "aten._functional_assert", "aten._assert_async")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Converter:
+    """One walk over an exported program's graph, building the operator graph."""
+
+    def __init__(self, exported: Any, prefix: str, mode: Mode, model: torch.nn.Module):
+        self.exported = exported
+        self.prefix = prefix
+        self.mode = mode
+        self.model = model
+        self.tensors: dict[str, Tensor] = {}
+        self.operators: list[Operator] = []
+        self.name_of: dict[torch.fx.Node, str] = {}
+        self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
+        self.folder = Folder()
+        self.notes: list[str] = []
+
+    # -- placeholders -----------------------------------------------------------------------------
+
+    def _placeholders(self) -> list[str]:
+        signature = self.exported.graph_signature
+        mutated = set(signature.buffers_to_mutate.values())
+        inputs: list[str] = []
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        nodes = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(nodes, signature.input_specs, strict=True):
+            value, kind = node.meta["val"], spec.kind.name
+            if kind == "USER_INPUT":
+                if not isinstance(value, torch.Tensor):
+                    inputs.append("")
+                    continue
+                self._add(node, value, "input", key=str(len(inputs)))
+                inputs.append(node.name)
+            elif kind == "PARAMETER":
+                trains = self.mode == "train" and parameters[spec.target].requires_grad
+                self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
+            elif kind == "BUFFER" and spec.target in mutated:
+                self._add(node, value, "buffer", key=self._key(spec.target))
+            elif kind in ("BUFFER", "CONSTANT_TENSOR"):
+                self._add(node, value, "buffer", key=self._key(spec.target))
+                self.folder.give(node, self._stored(spec))
+            else:
+                raise CaptureError(f"{node.name}: inputs of kind {kind} are not supported; pass tensors only")
+        return inputs
+
+    def _stored(self, spec: Any) -> torch.Tensor:
+        if spec.target in self.exported.constants:
+            return self.exported.constants[spec.target]
+        return self.exported.state_dict[spec.target]
+
+    def _key(self, target: str) -> str:
+        return target.removeprefix(self.prefix)
+
+    def _aliases(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """Further state-dict keys of each captured parameter (tied weights)."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        captured = {t.key for t in tensors.values() if t.kind == "parameter"}
+        main: dict[int, str] = {}
+        for name, parameter in parameters.items():
+            if self._key(name) in captured:
+                main[id(parameter)] = self._key(name)
+        return {
+            self._key(name): main[id(parameter)]
+            for name, parameter in parameters.items()
+            if id(parameter) in main and main[id(parameter)] != self._key(name)
+        }
+
+    def _add(
+        self,
+        node: torch.fx.Node,
+        value: torch.Tensor,
+        kind: Any,
+        *,
+        key: str | None = None,
+        requires_grad: bool = False,
+        name: str | None = None,
+    ) -> str:
+        name = name or node.name
+        shape = tuple(int(size) for size in value.shape)
+        self.tensors[name] = Tensor(name, shape, dtype_name(value.dtype), kind, requires_grad, key)
+        self.name_of.setdefault(node, name)
+        return name
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def convert(self) -> OperatorGraph:
+        inputs = self._placeholders()
+        output_node = None
+        for node in self.exported.graph.nodes:
+            if node.op == "output":
+                output_node = node
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                raise CaptureError(f"{node.target}: higher-order operators are not supported in the model")
+        assert output_node is not None
+        outputs, mutations = self._outputs(output_node)
+        operators, tensors = self._prune(outputs, mutations, inputs)
+        aliases = self._aliases(tensors)
+        self._note_unused(tensors, aliases)
+        return OperatorGraph(
+            tensors=tensors,
+            operators=operators,
+            inputs=tuple(name for name in inputs if name),
+            outputs=outputs,
+            mutations=mutations,
+            constants={n: self.folder.values[n] for n, t in tensors.items() if t.kind == "constant"},
+            aliases=aliases,
+            training=self.mode == "train",
+            notes=tuple(self.notes),
+        )
+
+    def _call(self, node: torch.fx.Node) -> None:
+        target = str(node.target)
+        if target.startswith(_SKIPPED_PREFIXES):
+            return
+        if node.target is python_operator.getitem:
+            source, index = node.args
+            assert isinstance(source, torch.fx.Node)
+            if source in self.folder:
+                self.folder.fold(node)
+            else:
+                assert isinstance(index, int)
+                self.name_of[node] = self.parts_of[source][index]
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{node.name}: {target} is not an ATen operator; see {_source(node)}")
+        if self.folder.can_fold(node):
+            self.folder.fold(node)
+            return
+        value = node.meta["val"]
+        constant = filled(node, self.folder)
+        if constant is not None:
+            self.folder.give(node, constant)
+            return
+        source = node.args[0] if self._renames(node, target, value) else renamed(node)
+        if isinstance(source, torch.fx.Node):
+            self.name_of[node] = self._reference(source)
+            return
+        self._emit(node, target, value)
+
+    def _renames(self, node: torch.fx.Node, target: str, value: Any) -> bool:
+        source = node.args[0] if node.args else None
+        if not isinstance(source, torch.fx.Node) or source in self.folder:
+            return False
+        if target in _RENAMES:
+            return True
+        if target == "aten.dropout.default":
+            return not node.args[2] or bool(node.args[1] == 0.0)
+        if target not in _MAYBE_RENAMES:
+            return False
+        before = self.tensors[self.name_of[source]]
+        return before.shape == tuple(value.shape) and before.dtype == dtype_name(value.dtype)
+
+    def _emit(self, node: torch.fx.Node, target: str, value: Any) -> None:
+        args, kwargs = self._arguments(node)
+        if target == "aten.native_dropout.default":
+            if len(node.users) == 1 and (node.args[1] == 0.0 or node.args[2] is False):
+                self.parts_of[node] = (self.name_of[node.args[0]],)  # type: ignore[index]
+                return
+            target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
+        elif target == "aten.type_as.default":
+            target, args, kwargs = (
+                "aten._to_copy.default",
+                args[:1],
+                {"dtype": TorchLiteral(dtype_name(value.dtype))},
+            )
+        elif target == "aten.cat.default":
+            args = (self._argument(with_elements(node.args[0])), *args[1:])
+        elif target == "aten.index.Tensor":
+            shape = viewed_shape(node, self.folder)
+            if shape is not None:
+                target, args = "aten.view.default", (args[0], list(shape))
+        if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
+            return
+        reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
+        differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
+        differentiable = differentiable and any(t.requires_grad for t in reads)
+        single = isinstance(value, torch.Tensor)
+        names = []
+        for index, part in enumerate([value] if single else value):
+            if not isinstance(part, torch.Tensor):
+                names.append("")
+                continue
+            grad = differentiable and (part.is_floating_point() or part.is_complex())
+            name = node.name if single else f"{node.name}.{index}"
+            names.append(self._add(node, part, "activation", requires_grad=grad, name=name))
+        if not single:
+            self.parts_of[node] = tuple(names)
+        outputs = tuple(name for name in names if name)
+        self.operators.append(
+            Operator(node.name, target, args, kwargs, outputs, _module(node, self.prefix), _source(node))
+        )
+
+    def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
+        """Operands of one shape (``mse_loss`` and its like) come back as they are."""
+        names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
+        if any(self.tensors[n].shape != tuple(v.shape) for n, v in zip(names, value, strict=True)):
+            return False
+        self.parts_of[node] = names
+        return True
+
+    def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(self._argument(a) for a in node.args)
+        kwargs = {
+            k: self._argument(v)
+            for k, v in node.kwargs.items()
+            if k not in ("device", "pin_memory", "layout") and v is not None
+        }
+        return args, kwargs
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return Ref(self._reference(value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(item) for item in value)
+        if isinstance(value, (torch.dtype, torch.memory_format)):
+            return TorchLiteral(str(value).removeprefix("torch."))
+        if isinstance(value, (torch.device, torch.layout)):
+            return None
+        return value
+
+    def _reference(self, node: torch.fx.Node) -> str:
+        if node in self.folder:
+            name = self.name_of.get(node, node.name)
+            existing = self.tensors.get(name)
+            if existing is None or existing.kind != "buffer":
+                value = node.meta["val"]
+                kept = self.folder.keep(node, name, tuple(value.shape))
+                if kept == name:
+                    self._add(node, value, "constant", name=name)
+                self.name_of[node] = name = kept
+            return name
+        return self.name_of[node]
+
+    # -- outputs ----------------------------------------------------------------------------------
+
+    def _outputs(self, node: torch.fx.Node) -> tuple[tuple[str, ...], dict[str, str]]:
+        specs = self.exported.graph_signature.output_specs
+        returned: list[Any] = []
+        mutations: dict[str, str] = {}
+        by_key = {t.key: t.name for t in self.tensors.values() if t.kind == "buffer"}
+        for argument, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
+            if spec.kind.name == "BUFFER_MUTATION":
+                mutations[by_key[self._key(spec.target)]] = self._reference(argument)
+            else:
+                returned.append(argument)
+        names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))
+        return names, mutations
+
+    def _prune(
+        self, outputs: tuple[str, ...], mutations: Mapping[str, str], inputs: list[str]
+    ) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
+        """Drop operators nothing depends on, and tensors nobody mentions."""
+        needed = set(outputs) | set(mutations.values()) | set(mutations)
+        kept: list[Operator] = []
+        for op in reversed(self.operators):
+            if needed.intersection(op.outputs):
+                kept.append(op)
+                needed.update(op.inputs())
+        kept.reverse()
+        made = {name for op in kept for name in op.outputs}
+        needed |= made | set(inputs)
+        return tuple(kept), {name: t for name, t in self.tensors.items() if name in needed}
+
+    def _note_unused(self, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
+        used = {t.key for t in tensors.values()} | set(aliases)
+        unused = [str(t.key) for t in self.tensors.values() if t.kind == "parameter" and t.key not in used]
+        if unused:
+            self.notes.append(f"{len(unused)} parameters are not used by the loss: {', '.join(unused[:5])}")
+
+
+def _module(node: torch.fx.Node, prefix: str) -> str:
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return str(path).removeprefix("L['self'].").removeprefix("L['self']").removeprefix(prefix)
+
+
+def _source(node: torch.fx.Node) -> str:
+    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    return trace[-2].strip() if len(trace) >= 2 else ""

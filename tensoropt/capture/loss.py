@@ -1,0 +1,87 @@
+"""The loss of a model: how a module returns it, and a module that returns nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tensoropt.errors import CaptureError
+
+
+class WithLoss(torch.nn.Module):
+    """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
+
+    ``returned`` says after a call what the model itself returned: its type and where the loss was. It is
+    kept in a cell, because ``torch.export`` puts attributes, lists included, back as they were.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self._cell = _Cell()
+
+    @property
+    def returned(self) -> Returned | None:
+        return self._cell.returned
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = self.model(*args, **kwargs)
+        if self.loss is not None:
+            self._cell.returned = Returned(None, None)
+            return self.loss(output)
+        self._cell.returned, value = find_loss(output)
+        return value
+
+
+class _Cell:
+    """Holds what a call returned, outside the module's own attributes (export forbids to set those)."""
+
+    returned: Returned | None = None
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Where a model puts its loss: alone (``container`` None) or in a container under ``key``."""
+
+    container: type | None
+    key: str | int | None
+
+    def rebuild(self, loss: torch.Tensor) -> Any:
+        """What the model would have returned, holding the loss only."""
+        if self.container is None:
+            return loss
+        if isinstance(self.key, str):
+            return self.container(**{self.key: loss})
+        return (loss,)
+
+
+def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
+    """The scalar loss in a model's output: the output itself, ``output.loss``, or the first scalar in it.
+
+    Raises:
+        CaptureError: there is no differentiable scalar.
+    """
+
+    def is_loss(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
+
+    if is_loss(output):
+        return Returned(None, None), output
+    if is_loss(getattr(output, "loss", None)):
+        return Returned(type(output), "loss"), output.loss
+    items: list[tuple[Any, Any]] = []
+    if isinstance(output, Mapping):
+        items = list(output.items())
+    elif isinstance(output, (tuple, list)):
+        items = list(enumerate(output))
+    for key, value in items:
+        if is_loss(value):
+            return Returned(type(output), key), value
+    raise CaptureError(
+        f"the model returns {type(output).__name__} without a scalar that depends on its parameters; "
+        "training needs a loss: return one from forward, or pass loss=function(output)"
+    )

@@ -109,9 +109,9 @@ def test_dropout_keeps_a_mask_of_one_byte():
 
 
 def test_attention_is_counted():
-    """Two products of queries x keys x features per head forward; backward makes the scores again and has four
-    products more."""
-    inputs = {n: ((2, 4, 32, 16), "read") for n in "qkv"}
+    """Two products of queries x keys x features per head forward; backward makes the scores again and
+    has four products more."""
+    inputs = dict.fromkeys("qkv", ((2, 4, 32, 16), "read"))
     call = ("aten.scaled_dot_product_attention.default", (Ref("q"), Ref("k"), Ref("v")), ("y",))
     facts = find_facts(chain(inputs, call, writes="y"))
     product = 2 * 2 * 4 * 32 * 32 * 16

@@ -14,8 +14,8 @@ from torch import nn
 from tensoropt.api import cost_graph
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables
-from tensoropt.plan.judge import facts_of_strategy
 from tensoropt.costs.workload import workload
+from tensoropt.plan.judge import facts_of_strategy
 from tensoropt.search import track_frontier
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.local import localise

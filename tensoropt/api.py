@@ -24,6 +24,7 @@ from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
 from tensoropt.errors import InfeasibleError
+from tensoropt.plan.call import describe_call
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
 from tensoropt.plan.judge import Judged, judge, point_of, space_of
 from tensoropt.plan.plan import ModelInfo
@@ -147,6 +148,7 @@ def explore(
             mode=mode,
             seed=seed,
             parameters=sum(t.elements for t in captured.graph.parameters),
+            call=describe_call(args, kwargs or {}),
         ),
         cluster=where.to_dict(),
         settings=settings.to_dict(),

@@ -24,6 +24,7 @@ from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import model_values
 from tensoropt.execute.parameters import as_dtensor
 from tensoropt.plan import Plan, load_model, load_plan
+from tensoropt.plan.call import example_call
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
@@ -51,8 +52,8 @@ def parallelize(
     Args:
         model: on the CPU, with the weights to start from (rank 0's are not sent to the others).
         plan: a plan, its file, or a strategy.
-        args, kwargs: an example call at the global batch size; by default the one of the plan's model
-            source.
+        args, kwargs: an example call at the global batch size; by default zeros of the shapes the plan was
+            made for.
         loss: maps the model's output to the loss, where the model does not return it; the model then
             returns the loss.
         seed: of dropout.
@@ -87,12 +88,13 @@ def _mode(strategy: Strategy) -> Any:
 
 
 def _example(plan: Plan | Strategy) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    source = plan.model_source if isinstance(plan, Plan) else ""
-    if not isinstance(plan, Plan) or not source:
-        raise PlanError(
-            "the plan does not name the model's source; pass an example call: args=..., kwargs=..."
-        )
-    built = load_model(source, seed=plan.seed, batch=plan.model.batch)
+    if not isinstance(plan, Plan):
+        raise PlanError("a strategy does not say how the model is called; pass args=... and kwargs=...")
+    if plan.model.call is not None:
+        return example_call(plan.model.call)
+    if not plan.model_source:
+        raise PlanError("the plan does not say how the model is called; pass args=... and kwargs=...")
+    built = load_model(plan.model_source, seed=plan.seed, batch=plan.model.batch)
     return built.args, built.kwargs
 
 

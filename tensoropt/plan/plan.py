@@ -20,7 +20,8 @@ class _Strict(BaseModel):
 
 
 class ModelInfo(_Strict):
-    """Which model: where it comes from, and a fingerprint of its operator graph."""
+    """Which model: where it comes from, a fingerprint of its operator graph, and the shapes it is called
+    with (:mod:`tensoropt.plan.call`)."""
 
     source: str
     fingerprint: str
@@ -28,6 +29,7 @@ class ModelInfo(_Strict):
     seed: int = 0
     parameters: int = Field(0, ge=0)
     batch: int | None = None
+    call: dict[str, Any] | None = None
 
 
 class MeshInfo(_Strict):

@@ -36,17 +36,14 @@ QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
-_BUDGET_S = 0.06  # per size: the larger, the fewer repeats
-_MOST_REPEATS, _FEWEST_REPEATS = 21, 3
+_BUDGET_S = 0.12  # per size: the larger, the fewer repeats
+_MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 # A further line is kept when the residual is above the first figure and falls to the second's share.
 _GOOD_RESIDUAL = 0.05
 _WORTH_A_LINE = 0.7
 _MOST_LINES = 4
 _FEWEST_POINTS_PER_LINE = 2
 _TITLE = 40  # columns
-# Half the interquartile range by the median. Above it the median itself is disturbed by other processes
-# (it jumps between two modes, the upper one a scheduler's time slice away), so the lower quartile counts.
-_DISTURBED = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +74,7 @@ class LinkFit:
         group: the ranks.
         segments: ascending in ``up_to_bytes``.
         residual: root mean square of the relative errors of the lines at the points.
-        points: ``(bytes, seconds, spread)``: the median, or the lower quartile where the spread (half
-            the interquartile range by the median) shows a disturbance.
+        points: ``(bytes, seconds, spread)``: the mean, and half the interquartile range by the median.
     """
 
     kind: str
@@ -347,6 +343,7 @@ def _key(
 ) -> str:
     text = ";".join(",".join(map(str, group)) for group in groups)
     how = "functional" if functional and kind != "send" else "in place"
+    how += "/mean after work"
     return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
 
 
@@ -368,7 +365,8 @@ def _measure(
             seconds = (ends - starts) / (2 if kind == "send" else 1)  # there and back
             low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
             spread = (high - low) / 2 / middle
-            points.append((size, float(low if spread > _DISTURBED else middle), float(spread)))
+            # A step adds up hundreds of collectives, stalls included: their mean is what it pays.
+            points.append((size, float(np.mean(seconds)), float(spread)))
         segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
         fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
         fits.append(fit.to_dict())

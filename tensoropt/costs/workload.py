@@ -23,7 +23,7 @@ from tensoropt.sharding.kernels import ShardContext
 from tensoropt.sharding.local import LocalCall, localise
 from tensoropt.sharding.placement import local_shape
 
-VERSION = 2
+VERSION = 3
 """Part of every key; raised when the way of measuring changes."""
 
 

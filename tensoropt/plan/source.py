@@ -46,10 +46,7 @@ def load_model(source: str, *, device: str = "cpu", seed: int = 0, batch: int | 
         built = zoo.build(source.removeprefix("zoo:"), batch=batch, device=device, seed=seed)
         return LoadedModel(built.model, built.args, built.kwargs, source)
     if source.endswith(".onnx"):
-        raise ModelSourceError(
-            f"{source}: ONNX files cannot be imported yet; export the PyTorch model it came from and pass "
-            "path/file.py:function"
-        )
+        raise _onnx_refusal(source)
     place, separator, name = source.rpartition(":")
     if not separator or not place or not name:
         raise ModelSourceError(
@@ -60,6 +57,27 @@ def load_model(source: str, *, device: str = "cpu", seed: int = 0, batch: int | 
     if not callable(function):
         raise ModelSourceError(f"{place} has no function '{name}'; define {name}() returning (model, args)")
     return _call(function, source, device, seed)
+
+
+def _onnx_refusal(source: str) -> ModelSourceError:
+    """Why an ONNX file is refused: it is not there, it is not one, or it cannot be imported yet."""
+    path = Path(source)
+    if not path.is_file():
+        return ModelSourceError(f"there is no file {source}; check the path")
+    try:
+        import onnx
+
+        readable = bool(onnx.load(path, load_external_data=False).graph.node)
+    except ImportError:
+        readable = True  # nobody here can tell; the sentence below is true either way
+    except Exception:  # the decoder's own error types differ between versions
+        readable = False
+    if not readable:
+        return ModelSourceError(f"{source} is not an ONNX model (it cannot be decoded); export it again")
+    return ModelSourceError(
+        f"{source}: ONNX files cannot be imported yet; export the PyTorch model it came from and pass "
+        "path/file.py:function"
+    )
 
 
 def _module(place: str, source: str) -> Any:

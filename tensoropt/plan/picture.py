@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.files import write_text
 from tensoropt.plan.table import marks_of, units_of
+from tensoropt.units import format_bytes, format_seconds
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 44, 52
@@ -33,7 +34,7 @@ def frontier_svg(exploration: Exploration, path: str | os.PathLike[str], *, titl
     xs = [p.memory_bytes / size for p in exploration.points]
     ys = [p.time_s / second for p in exploration.points]
     pad_x, pad_y = 0.04 * (xs[-1] - xs[0]) or 0.1 * xs[0], 0.06 * (ys[0] - ys[-1]) or 0.1 * ys[0]
-    x0, x1, y0, y1 = xs[0] - pad_x, xs[-1] + 3 * pad_x, ys[-1] - pad_y, ys[0] + pad_y
+    x0, x1, y0, y1 = xs[0] - pad_x, xs[-1] + 3 * pad_x, ys[-1] - 2 * pad_y, ys[0] + pad_y
 
     def at(x: float, y: float) -> tuple[float, float]:
         across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
@@ -70,10 +71,13 @@ def frontier_svg(exploration: Exploration, path: str | os.PathLike[str], *, titl
     for index, words in marks_of(exploration).items():
         px, py = at(xs[index], ys[index])
         last = index == len(xs) - 1 and index > 0
-        anchor, shift = ("end", -4) if last else ("start", 10)
-        label = f"{', '.join(words)}: {xs[index]:.3g} {size_name}, {ys[index]:.3g} {time_name}"
+        # The stairs come from above left: the last point's words stand below them, all others above.
+        anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
+        point = exploration.points[index]
+        figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"
+        label = f"{', '.join(words)}: {figures}"
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="{MARK}"/>')
         parts.append(
-            f'<text x="{px + shift:.1f}" y="{py - 10:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+            f'<text x="{px + across:.1f}" y="{py + down:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
         )
     write_text(path, "\n".join([*parts, "</svg>"]) + "\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import statistics
@@ -86,7 +87,10 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
         try:
             yield
+            dist.barrier()  # nobody takes the group down while another still talks
         finally:
+            # The engine holds process groups in cycles; freed during interpreter exit, gloo's threads abort.
+            gc.collect()
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
 

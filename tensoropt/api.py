@@ -56,6 +56,13 @@ def searched_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
     return cluster.meshes(most)
 
 
+def _left_out(cluster: Cluster) -> tuple[str, ...]:
+    """What the choice of meshes left out, in words."""
+    count = len(cluster.meshes(MAX_AXES)) - len(searched_meshes(cluster))
+    most = min(MAX_AXES, 1 + len(cluster.levels))
+    return (f"not searched: meshes of more than {most} axes ({count})",) if count else ()
+
+
 def cost_graph(tables: CostTables) -> CostGraph:
     """The tables as the search takes them."""
     graph = CostGraph()
@@ -246,7 +253,7 @@ def _report(problem: Problem, seconds: Mapping[str, float], played: int, costs: 
         "operators_without_rule": sorted({op.target for op in graph.operators if not spaces[op.name].known}),
         "split_share_of_flops": _split_share(problem, costs),
         "micro_batches_refused": problem.refusal,
-        "notes": list(graph.notes),
+        "notes": [*graph.notes, *_left_out(costs.cluster)],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
         "points_before_judging": played,
         "workloads_measured": len(costs.measured),

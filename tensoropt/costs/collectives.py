@@ -52,11 +52,12 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
         seen.add(edge)
         forward, backward = strategy.steps(edge)
         size = strategy.tensor(edge.tensor).element_bytes
-        add_steps(forward, size, micro)
+        forwards = strategy.forwards_of(edge)
+        add_steps(forward, size, micro * forwards)
         if not training:
             continue
         add_steps(backward, size, micro)
-        if edge.kind == "parameter" and any(s.kind == "all_gather" for s in forward):
+        if forwards == 1 and edge.kind == "parameter" and any(s.kind == "all_gather" for s in forward):
             again = facts[edge.reader].parameters_kept.get(short[edge.reader][edge.tensor], 0)
             add_steps(forward, size, micro * again)
     for group in strategy.graph.groups:
@@ -64,7 +65,8 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
         for op in group.operators:
             for c in localise(configuration.placed(op.name, strategy.graph.atoms, mesh, None)).collectives:
                 if training or not c.backward:
-                    add(c.kind, c.axes, c.bytes, micro)
+                    times = 1 if c.backward else strategy.forwards(group.name)
+                    add(c.kind, c.axes, c.bytes, micro * times)
     if training:
         for bucket in gradient_buckets(strategy):
             element = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[bucket.dtype]

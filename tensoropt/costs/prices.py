@@ -16,7 +16,7 @@ from tensoropt.costs.workload import Workload
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.local import localise
+from tensoropt.sharding.local import Placed, localise
 from tensoropt.sharding.placement import PARTIAL_GRAD, Layout, local_shape
 from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
 from tensoropt.sharding.strategy import Strategy
@@ -104,9 +104,9 @@ class Prices:
         return prod(shape) * self.tensors[name].element_bytes
 
     def parameter(
-        self, name: str, stored: Layout, use: Layout | None, kept: int
+        self, name: str, stored: Layout, use: Layout | None, kept: int, forwards: int = 1
     ) -> tuple[float, float, float]:
-        """(memory, compute, communication) of a parameter stored so and used so."""
+        """(memory, compute, communication) of a parameter stored so and used so; see :meth:`use_s`."""
         tensor = self.tensors[name]
         elements = prod(local_shape(self.graph.atoms.atoms[name], stored, self.mesh))
         memory = (
@@ -124,22 +124,36 @@ class Prices:
             share = elements * tensor.element_bytes / BUCKET_BYTES
             communication += share * self.collective_s("all_reduce", axes, BUCKET_BYTES)
         if use is not None:
-            communication += self.use_s(name, stored, use, kept) * self.mesh[0]
+            communication += self.use_s(name, stored, use, kept, forwards) * self.mesh[0]
         return memory, compute, communication
 
-    def use_s(self, name: str, stored: Layout, use: Layout, kept: int) -> float:
-        """Seconds of bringing a stored parameter to its use and its gradient back, per micro-batch."""
+    def use_s(self, name: str, stored: Layout, use: Layout, kept: int, forwards: int = 1) -> float:
+        """Seconds of bringing a stored parameter to its use and its gradient back, per micro-batch.
+
+        Args:
+            kept: how often backward needs the gathered parameter, and gathers it again.
+            forwards: 2 in a recomputed region, whose second forward leaves the parameter for backward.
+        """
         forward, backward = self.edge_s(name, stored, use)
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
         regathers = 0
-        if stored != use and self.training:
+        if stored != use and self.training and forwards == 1:
             steps = edge_steps(atoms, self.mesh, stored, use)[0]
             regathers = kept if any(s.kind == "all_gather" for s in steps) else 0
-        return forward * (1 + regathers) + (backward if tensor.requires_grad else 0.0)
+        return forward * (forwards + regathers) + (backward if tensor.requires_grad else 0.0)
 
-    def move_s(self, name: str, source: Layout, target: Layout) -> float:
-        """Seconds of an edge, forward and backward, all micro-batches."""
-        return sum(self.edge_s(name, source, target)) * self.mesh[0]
+    def move_s(self, name: str, source: Layout, target: Layout, forwards: int = 1) -> float:
+        """Seconds of an edge, forward (``forwards`` times) and backward, all micro-batches."""
+        forward, backward = self.edge_s(name, source, target)
+        return (forward * forwards + backward) * self.mesh[0]
+
+    def inside_s(self, placed: Placed, forwards: int = 1) -> float:
+        """Seconds of what an operator's own kernel sends, all micro-batches."""
+        return self.mesh[0] * sum(
+            self.collective_s(c.kind, c.axes, c.bytes) * (1 if c.backward else forwards)
+            for c in localise(placed).collectives
+            if self.training or not c.backward
+        )
 
     def strategy_s(
         self, strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts]
@@ -151,22 +165,23 @@ class Prices:
         """
         micro, compute, communication = self.mesh[0], 0.0, 0.0
         for group in strategy.graph.groups:
-            compute += sum(self.compute.seconds(works[group.name], facts[group.name])) * micro
+            forwards = strategy.forwards(group.name)
+            forward, backward = self.compute.seconds(works[group.name], facts[group.name])
+            compute += (forward * forwards + backward) * micro
             for op in group.operators:
                 placed = strategy.configurations[group.name].placed(
                     op.name, strategy.graph.atoms, self.mesh, None
                 )
-                for c in localise(placed).collectives:
-                    if self.training or not c.backward:
-                        communication += self.collective_s(c.kind, c.axes, c.bytes) * micro
+                communication += self.inside_s(placed, forwards)
         for name, stored in strategy.stored.items():
             _, kept_up, reduced = self.parameter(name, stored, None, 0)
             compute, communication = compute + kept_up, communication + reduced
         for edge in strategy.edges():
+            forwards = strategy.forwards_of(edge)
             if edge.kind == "parameter":
                 short = strategy.graph.group_of[edge.reader].short_names[edge.tensor]
                 kept = facts[edge.reader].parameters_kept.get(short, 0)
-                communication += self.use_s(edge.tensor, edge.source, edge.target, kept) * micro
+                communication += self.use_s(edge.tensor, edge.source, edge.target, kept, forwards) * micro
             else:
-                communication += self.move_s(edge.tensor, edge.source, edge.target)
+                communication += self.move_s(edge.tensor, edge.source, edge.target, forwards)
         return compute, communication

@@ -26,6 +26,7 @@ from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, measure_upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
+from tensoropt.sharding.regions import Region
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, what)."""
@@ -141,8 +142,13 @@ def build_tables(
     costs: CostSource,
     meshes: Sequence[Mesh],
     counts: Sequence[int],
+    regions: Sequence[Region] = (),
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
-    """Cost tables of every mesh and micro-batch count; everything is measured before anything is priced."""
+    """Cost tables of every mesh and micro-batch count; everything is measured before anything is priced.
+
+    Args:
+        regions: blocks that may be recomputed.
+    """
     shapes = [(mesh, (count, *real_shape(mesh))) for mesh in meshes for count in counts]
     templates: list[dict[str, Template]] = []
     works: dict[str, Workload] = {}
@@ -165,6 +171,6 @@ def build_tables(
             costs.settings.optimizer,
             upkeep,
         )
-        tables = TableBuilder(graph, micro, made, prices).build()
+        tables = TableBuilder(graph, micro, made, prices, regions).build()
         result.append((mesh, tables, models[mesh.label]))
     return result

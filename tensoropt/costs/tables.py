@@ -18,6 +18,7 @@ from tensoropt.costs.workload import Workload, workload
 from tensoropt.sharding.configurations import Configuration, Mesh, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -39,6 +40,8 @@ class Variable:
         kind: ``group``, ``hub`` or ``parameter``.
         layouts: of a hub or a shared parameter, one per configuration.
         kept: of a hub: whether the home is kept for backward, per configuration.
+        again: of a group or hub in a region: whether its forward runs again in backward, per
+            configuration; a group's configurations come once plain, then once more recomputed.
         options: per configuration the stored layouts of each option (groups).
         memory, compute, communication: per configuration an array over its options; bytes and seconds.
     """
@@ -50,6 +53,7 @@ class Variable:
     communication: tuple[np.ndarray, ...]
     layouts: tuple[Layout, ...] = ()
     kept: tuple[bool, ...] = ()
+    again: tuple[bool, ...] = ()
     options: tuple[tuple[tuple[Layout, ...], ...], ...] = ()
 
     @property
@@ -83,13 +87,25 @@ class CostTables:
     edges: tuple[EdgeTable, ...]
     templates: Mapping[str, Template] = field(repr=False)
     micro: Mapping[str, AxisStrategy] = field(repr=False)
+    regions: tuple[Region, ...] = ()
 
     @cached_property
     def by_name(self) -> dict[str, Variable]:
         return {v.name: v for v in self.variables}
 
+    def position(self, group: str, index: int) -> int:
+        """Index in a group's template of configuration ``index`` of its variable."""
+        return index % len(self.templates[group].choices)
+
+    def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
+        """Facts of every group's chosen configuration."""
+        return {
+            g.name: self.templates[g.name].facts[self.position(g.name, choice[g.name])]
+            for g in self.graph.groups
+        }
+
     def configuration(self, group: Group, index: int) -> Configuration:
-        choice = self.templates[group.name].choices[index]
+        choice = self.templates[group.name].choices[self.position(group.name, index)]
         return Configuration(group, (self.micro[group.name], *(group.strategies[i] for i in choice)))
 
     def strategy(self, choice: Mapping[str, int], options: Mapping[object, int]) -> Strategy:
@@ -106,7 +122,8 @@ class CostTables:
             hubs[name] = self.by_name[f"hub:{name}"].layouts[choice[f"hub:{name}"]]
         for name in self.graph.shared:
             stored[name] = self.by_name[f"parameter:{name}"].layouts[choice[f"parameter:{name}"]]
-        return Strategy(self.graph, self.mesh, configurations, hubs, stored)
+        recomputed = tuple(r for r in self.regions if self.by_name[r.groups[0]].again[choice[r.groups[0]]])
+        return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed)
 
     def breakdown(
         self, choice: Mapping[str, int], options: Mapping[object, int]

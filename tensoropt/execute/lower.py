@@ -1,7 +1,8 @@
 """Lowering: operator graph + strategy -> an fx GraphModule of plain local calls.
 
-Every operator becomes its rule's ``local`` call; only edges know about devices. The module takes the
-model's inputs, then its stored parameters, then its buffers, all as this rank holds them.
+Every operator becomes its rule's ``local`` call; only edges know about devices. A recomputed region
+becomes a submodule that is checkpointed. The module takes the model's inputs, then its stored
+parameters, then its buffers, all as this rank holds them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from tensoropt.execute.recompute import REGION, extract_regions
 from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.local import LocalCall, literal, localise
 from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 
 
@@ -66,6 +69,7 @@ class _Lowering:
         self.everywhere = _Scope()
         self.places: dict[str, fx.Node] = {}
         self.made: dict[str, fx.Node] = {}
+        self.region: Region | None = None
 
     def run(self) -> Lowered:
         source = self.source
@@ -77,15 +81,24 @@ class _Lowering:
         for op in source.operators:
             group = self.strategy.graph.group_of[op.name]
             self._operator(op, group, scopes.setdefault(group.name, _Scope()))
+        self.region = None
         results = [self._output(name) for name in (*source.outputs, *source.mutations.values())]
         self.graph.output(tuple(results))
-        self.graph.lint()
-        module = fx.GraphModule(self.root, self.graph, class_name="LoweredModel")
+        graph = extract_regions(self.root, self.graph, self.runtime)
+        graph.lint()
+        module = fx.GraphModule(self.root, graph, class_name="LoweredModel")
         return Lowered(module, source.inputs, parameters, buffers, source.outputs, tuple(source.mutations))
+
+    def _mark(self, node: fx.Node) -> fx.Node:
+        """Say in which recomputed region a node runs; shards of inputs serve many groups and run in none."""
+        if self.region is not None:
+            node.meta[REGION] = self.region.name
+        return node
 
     # -- operators --------------------------------------------------------------------------------
 
     def _operator(self, op: Operator, group: Group, scope: _Scope) -> None:
+        self.region = self.strategy.region_of.get(group.name)
         configuration = self.strategy.configurations[group.name]
         placed = configuration.placed(
             op.name, self.strategy.graph.atoms, self.strategy.mesh, self.runtime.place
@@ -98,7 +111,7 @@ class _Lowering:
         args = tuple(literal(map_refs(a, operand)) for a in call.args)
         kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
         node = self.graph.create_node("call_function", call.bind(self.runtime), args, kwargs, name=op.name)
-        node.meta["operator"] = op.name
+        self._mark(node).meta["operator"] = op.name
         values = self._results(op, node)
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
             name, before, after = configuration.resolved
@@ -119,7 +132,7 @@ class _Lowering:
             if op.target == "aten.dropout.default":
                 values[name] = node
             else:
-                values[name] = self.graph.call_function(operator.getitem, (node, index))
+                values[name] = self._mark(self.graph.call_function(operator.getitem, (node, index)))
         return values
 
     # -- operands ---------------------------------------------------------------------------------
@@ -182,7 +195,7 @@ class _Lowering:
         node = self.graph.call_function(
             _named(functools.partial(redistribute, self.runtime, spec), "redistribute"), (value,)
         )
-        node.meta["edge"] = edge
+        self._mark(node).meta["edge"] = edge
         return node
 
     def _output(self, name: str) -> fx.Node:

@@ -15,12 +15,13 @@ from tensoropt.errors import PlanError
 from tensoropt.sharding.configurations import Configuration, Mesh, fits
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import Layout, layout_names, placement_code
+from tensoropt.sharding.regions import Region, find_regions
 from tensoropt.sharding.strategy import Strategy
 
 
 def strategy_to_dict(strategy: Strategy) -> dict[str, Any]:
     """The strategy as data: the mesh, per group a label per axis (the micro-batch axis first), per hub and
-    per parameter a placement name per axis."""
+    per parameter a placement name per axis, the names of the recomputed regions."""
     return {
         "mesh": list(strategy.mesh),
         "groups": {
@@ -29,6 +30,7 @@ def strategy_to_dict(strategy: Strategy) -> dict[str, Any]:
         },
         "hubs": {name: list(layout_names(layout)) for name, layout in strategy.hubs.items()},
         "stored": {name: list(layout_names(layout)) for name, layout in strategy.stored.items()},
+        "recomputed": [region.name for region in strategy.recomputed],
     }
 
 
@@ -49,7 +51,19 @@ def strategy_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
         configurations={g.name: _configuration(graph, g, groups[g.name], mesh) for g in graph.groups},
         hubs={name: _layout(graph, "hub", name, hubs[name], mesh) for name in graph.hubs},
         stored={name: _layout(graph, "parameter", name, stored[name], mesh) for name in parameters},
+        recomputed=_regions(graph, data.get("recomputed", ())),
     )
+
+
+def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
+    available = {r.name: r for r in find_regions(graph)} if names else {}
+    for name in names:
+        if name not in available:
+            raise PlanError(
+                f"the plan recomputes {name}, which is no repeated block of this model; "
+                f"it has: {', '.join(available) or 'none'}"
+            )
+    return tuple(r for r in available.values() if r.name in names)
 
 
 def _mesh(value: Any) -> Mesh:

@@ -14,6 +14,7 @@ from tensoropt.graph import Tensor
 from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import GroupGraph, canonical
 from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
+from tensoropt.sharding.regions import Region, region_of
 from tensoropt.sharding.resharding import Step, edge_steps
 
 
@@ -49,6 +50,7 @@ class Strategy:
         configurations: per group name.
         hubs: per hub tensor the placement it is materialised in for its readers.
         stored: per parameter the placement it is kept in between steps.
+        recomputed: the regions whose forward runs again in backward.
     """
 
     graph: GroupGraph
@@ -56,6 +58,7 @@ class Strategy:
     configurations: Mapping[str, Configuration]
     hubs: Mapping[str, Layout]
     stored: Mapping[str, Layout]
+    recomputed: tuple[Region, ...] = ()
 
     @property
     def micro_batches(self) -> int:
@@ -105,6 +108,27 @@ class Strategy:
             if name in self.made:
                 source = self.source_layout(name)
                 yield Edge(name, source, output_layout(source), "", "output")
+
+    @cached_property
+    def region_of(self) -> Mapping[str, Region]:
+        """Group name -> the recomputed region it lies in."""
+        return region_of(self.recomputed)
+
+    def forwards(self, group: str) -> int:
+        """How often a group's forward runs in one micro-batch of training."""
+        return 2 if group in self.region_of else 1
+
+    def forwards_of(self, edge: Edge) -> int:
+        """How often an edge's forward steps run in one micro-batch of training.
+
+        An edge runs where its result is used; a hub's home where the tensor is made.
+        """
+        if edge.kind == "output":
+            return 1
+        if edge.reader:
+            return self.forwards(edge.reader)
+        maker = self.graph.atoms.graph.producer[edge.tensor]
+        return self.forwards(self.graph.group_of[maker.name].name)
 
     def steps(self, edge: Edge) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """(forward, backward) steps of an edge; no backward steps without a gradient."""

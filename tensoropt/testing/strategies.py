@@ -13,6 +13,7 @@ from tensoropt.sharding.configurations import (
 )
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy, stored_layout
 
 SHARD_CHANCE = 0.4
@@ -31,7 +32,11 @@ def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy
 
 
 def random_strategy(
-    graph: GroupGraph, mesh: Mesh, micro: Mapping[str, AxisStrategy], rng: random.Random
+    graph: GroupGraph,
+    mesh: Mesh,
+    micro: Mapping[str, AxisStrategy],
+    rng: random.Random,
+    recompute: float = 0.0,
 ) -> Strategy:
     """Any legal strategy: a random configuration per group, random homes for hubs among what their producer
     and readers use, random stored placements, as used or sharded further.
@@ -40,6 +45,7 @@ def random_strategy(
         mesh: micro-batches, then axis sizes.
         micro: from :func:`micro_strategies`.
         rng: the source of randomness; the result depends on nothing else.
+        recompute: how often a repeated block is recomputed, between 0 and 1.
     """
     configurations = {
         g.name: rng.choice(enumerate_configurations(graph.atoms, g, mesh, micro[g.name]))
@@ -65,7 +71,8 @@ def random_strategy(
         tensor.name: random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
         for tensor in graph.atoms.graph.parameters
     }
-    return Strategy(graph, mesh, configurations, hubs, stored)
+    recomputed = tuple(r for r in find_regions(graph) if rng.random() < recompute)
+    return Strategy(graph, mesh, configurations, hubs, stored, recomputed)
 
 
 def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: Mesh, rng: random.Random) -> Layout:

@@ -22,6 +22,7 @@ from tensoropt.costs.workload import Workload
 from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.regions import Region
 
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -124,7 +125,11 @@ def facts_of(work: Workload, training: bool = True) -> Facts:
 
 
 def tables_of(
-    prepared: Problem, mesh: tuple[int, ...], optimizer: str = "adam", copy: float = 1e9
+    prepared: Problem,
+    mesh: tuple[int, ...],
+    optimizer: str = "adam",
+    copy: float = 1e9,
+    regions: Sequence[Region] = (),
 ) -> CostTables:
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
@@ -132,4 +137,4 @@ def tables_of(
     prices = Prices(
         prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, Upkeep(copy_s_per_byte=1 / copy)
     )
-    return TableBuilder(prepared.graph, prepared.micro, templates, prices).build()
+    return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions).build()

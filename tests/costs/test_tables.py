@@ -15,11 +15,11 @@ from tensoropt.api import cost_graph
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
-from tensoropt.plan.judge import facts_of_strategy
 from tensoropt.search import track_frontier
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import PARTIAL_GRAD
+from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.resharding import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
 from tests.costs.models import (
@@ -42,6 +42,17 @@ MESHES = [(1, 2), (2, 2), (1, 2, 2)]
 # -- the naive twin -------------------------------------------------------------------------------
 
 
+def runs(strategy: Strategy, group: str) -> int:
+    """How often a group's forward runs."""
+    return 1 + any(group in region.groups for region in strategy.recomputed)
+
+
+def home_of(strategy: Strategy, edge: Edge) -> str:
+    """The group an edge runs in."""
+    producer = strategy.graph.atoms.graph.producer.get(edge.tensor)
+    return edge.reader or strategy.graph.group_of[producer.name].name
+
+
 def steps_s(strategy: Strategy, steps, element_bytes: int) -> float:
     total = 0.0
     for step in steps:
@@ -61,8 +72,13 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
     for edge in set(strategy.edges()):
         forward, backward = strategy.steps(edge)
         size = strategy.tensor(edge.tensor).element_bytes
-        times = 1
-        if edge.kind == "parameter" and training and any(s.kind == "all_gather" for s in forward):
+        times = 1 if edge.kind == "output" else runs(strategy, home_of(strategy, edge))
+        if (
+            times == 1
+            and edge.kind == "parameter"
+            and training
+            and any(s.kind == "all_gather" for s in forward)
+        ):
             group = next(g for g in graph.groups if g.name == edge.reader)
             times += facts[edge.reader].parameters_kept.get(group.short_names[edge.tensor], 0)
         total += mesh[0] * (times * steps_s(strategy, forward, size) + steps_s(strategy, backward, size))
@@ -72,7 +88,8 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
             for c in call.collectives:
                 axes = [a - 1 for a in c.axes if a > 0 and mesh[a] > 1]
                 if axes and (training or not c.backward):
-                    total += ToyCommunication().time_s(c.kind, axes, c.bytes) * mesh[0]
+                    times = 1 if c.backward else runs(strategy, group.name)
+                    total += ToyCommunication().time_s(c.kind, axes, c.bytes) * mesh[0] * times
     for name, layout in strategy.stored.items():
         axes = [a - 1 for a, code in enumerate(layout) if a > 0 and code == PARTIAL_GRAD and mesh[a] > 1]
         tensor = strategy.tensor(name)
@@ -86,7 +103,8 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
     total = 0.0
     for group in strategy.graph.groups:
         work = workload(strategy.graph, strategy.configurations[group.name], strategy.mesh)
-        total += sum(ToyCompute().seconds(work, facts[group.name])) * strategy.mesh[0]
+        forward, backward = ToyCompute().seconds(work, facts[group.name])
+        total += (forward * runs(strategy, group.name) + backward) * strategy.mesh[0]
     for name, layout in strategy.stored.items():
         if strategy.tensor(name).requires_grad:
             total += prod(strategy.local_shape(name, layout)) * ToyCompute().optimizer_s_per_element
@@ -98,8 +116,9 @@ def naive_memory(
 ) -> float:
     """Stored parameters with gradient and state; what groups keep; every other kept storage once.
 
-    An edge whose forward does nothing gives its reader the very storage of its source. inf when a reader
-    keeps a home that is not to be kept.
+    An edge whose forward does nothing gives its reader the very storage of its source. A recomputed region
+    keeps what enters it, as its source has it, and nothing else. inf when a reader keeps a home that is not
+    to be kept.
     """
     graph = strategy.graph
     training = graph.atoms.graph.training
@@ -115,7 +134,10 @@ def naive_memory(
         learns = training and strategy.tensor(name).requires_grad
         total += size(name, layout) * (2 + STATE[optimizer] if learns else 1)
     counted: dict[tuple[str, str], int] = {}
+    region = {name: r.name for r in strategy.recomputed for name in r.groups}
     for group in graph.groups:
+        if group.name in region:
+            continue
         total += facts[group.name].kept_bytes
         names = group.short_names
         for name in group.writes:
@@ -130,6 +152,15 @@ def naive_memory(
     for group in graph.groups:
         names = group.short_names
         for name in group.reads:
+            if group.name in region:
+                producer = graph.group_of[graph.atoms.graph.producer[name].name].name
+                if region.get(producer) == region[group.name]:
+                    continue
+                if name in strategy.hubs and name not in kept_homes:
+                    return inf
+                if name not in strategy.hubs:
+                    counted.setdefault((name, "made"), size(name, strategy.made[name]))
+                continue
             if names[name] not in facts[group.name].reads_kept:
                 continue
             layout = strategy.configurations[group.name].layout(name)
@@ -144,17 +175,27 @@ def naive_memory(
 
 
 def draw(tables: CostTables, rng: random.Random, keep: bool):
-    """A random configuration of every variable and a random option of every group."""
+    """A random configuration of every variable and a random option of every group.
+
+    Regions are recomputed or not as a whole, hubs made and read in one go with it.
+    """
     choice, options = {}, {}
+    again = {name: False for v in tables.variables for name in [v.name]}
+    for region in tables.regions:
+        if rng.random() < 0.5:
+            again.update(dict.fromkeys(region.groups, True))
+    for hub in tables.graph.hubs:
+        producer = tables.graph.group_of[tables.graph.atoms.graph.producer[hub].name].name
+        again[f"hub:{hub}"] = again[producer] and any(tables.by_name[f"hub:{hub}"].again)
     for v in tables.variables:
-        indices = [i for i in range(len(v.memory)) if not (keep and v.kept) or v.kept[i]]
-        choice[v.name] = rng.choice(indices)
+        fitting = [i for i in range(len(v.memory)) if not v.again or v.again[i] == again[v.name]]
+        choice[v.name] = rng.choice([i for i in fitting if not (keep and v.kept) or v.kept[i]])
         options[v.name] = rng.randrange(len(v.memory[choice[v.name]]))
     return choice, options
 
 
 def naive_breakdown(tables: CostTables, choice, options, optimizer: str) -> tuple[float, float, float]:
-    strategy, facts = tables.strategy(choice, options), facts_of_strategy(tables, choice)
+    strategy, facts = tables.strategy(choice, options), tables.facts(choice)
     kept = {n for n in tables.graph.hubs if tables.by_name[f"hub:{n}"].kept[choice[f"hub:{n}"]]}
     return (
         naive_memory(strategy, facts, kept, optimizer),
@@ -180,6 +221,37 @@ def test_tables_add_up_to_the_naive_price(name, mesh):
             assert compute == pytest.approx(expected[1], rel=1e-12)
             assert communication == pytest.approx(expected[2], rel=1e-12)
     assert finite >= 20
+
+
+def test_tables_of_recomputed_regions_add_up_to_the_naive_price():
+    prepared = problem(gpt2)
+    regions = find_regions(prepared.graph)
+    assert len(regions) == 2
+    for mesh in [(1,), (1, 2), (2, 2)]:
+        rng = random.Random(str(mesh))
+        tables = tables_of(prepared, mesh, "adam", COPY, regions)
+        seen: set[int] = set()
+        for trial in range(40):
+            choice, options = draw(tables, rng, keep=trial % 4 > 0)
+            memory, compute, communication = tables.breakdown(choice, options)
+            expected = naive_breakdown(tables, choice, options, "adam")
+            assert memory == expected[0]
+            if memory < inf:
+                seen.add(len(tables.strategy(choice, options).recomputed))
+                assert compute == pytest.approx(expected[1], rel=1e-12)
+                assert communication == pytest.approx(expected[2], rel=1e-12)
+        assert seen == {0, 1, 2}
+
+
+def test_groups_of_a_region_are_recomputed_together():
+    prepared = problem(gpt2)
+    tables = tables_of(prepared, (1, 2), "adam", COPY, find_regions(prepared.graph))
+    rng = random.Random(1)
+    for name in tables.regions[0].groups:
+        choice, options = draw(tables, rng, keep=True)
+        count = len(tables.templates[name].choices)
+        choice[name] = (choice[name] + count) % (2 * count)
+        assert tables.breakdown(choice, options)[0] == inf, name
 
 
 # -- the search over them -------------------------------------------------------------------------

@@ -27,7 +27,7 @@ NUMERICS = CheckOptions(memory=False, timed_steps=0)
 def draw(name: str, mesh: tuple[int, ...], count: int, seed: int = 0, **more: Any) -> list[dict[str, Any]]:
     graph = load_model(jobs.spec(name, **more)).graph
     micro, rng = micro_strategies(graph, mesh[0]), random.Random(seed)
-    drawn = [strategy_to_dict(random_strategy(graph, mesh, micro, rng)) for _ in range(count)]
+    drawn = [strategy_to_dict(random_strategy(graph, mesh, micro, rng, recompute=0.5)) for _ in range(count)]
     return json.loads(json.dumps(drawn))
 
 

@@ -1,0 +1,108 @@
+"""Recompute regions: the repeated blocks whose inside may be computed again instead of kept.
+
+A recomputed region keeps what enters it and nothing of its inside; in backward its forward runs again,
+reshardings included, and what it would have kept lives only while its own backward runs (Chen et al.,
+arXiv 1604.06174, section 4). A region is a whole block because a part of one saves nothing at the peak:
+when the block's backward begins, all of its inside is alive in either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from tensoropt.sharding.groups import Group, GroupGraph
+
+MIN_GROUPS = 3
+"""A smaller block keeps little beside its input, which is kept anyway."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A block that is recomputed as a whole.
+
+    Attributes:
+        name: the block's module path (``transformer.h.0``); a block that runs several times gets ``#2``, ...
+        groups: names of its groups, in execution order.
+    """
+
+    name: str
+    groups: tuple[str, ...]
+
+
+def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
+    """The blocks of a training graph that can be recomputed, in execution order.
+
+    Blocks are submodules with a number in their path (the items of a ``ModuleList``), two at least. Where
+    lists are nested (stages of blocks), the level is taken at which recomputing everything needs the least
+    memory: what enters the blocks, what lies outside, and the largest inside. Empty for inference.
+    """
+    if not graph.atoms.graph.training:
+        return ()
+    levels = (_blocks(graph, depth) for depth in range(_deepest(graph)))
+    candidates = [blocks for blocks in levels if len(blocks) > 1]
+    return min(candidates, key=lambda blocks: _bytes_when_recomputed(graph, blocks), default=())
+
+
+def region_of(regions: Iterable[Region]) -> dict[str, Region]:
+    """Group name -> its region."""
+    return {name: region for region in regions for name in region.groups}
+
+
+def _deepest(graph: GroupGraph) -> int:
+    return max((sum(map(str.isdigit, _path(g))) for g in graph.groups), default=0)
+
+
+def _path(group: Group) -> list[str]:
+    return group.anchor.module.split(".")
+
+
+def _block(group: Group, depth: int) -> str:
+    """The module path up to its number ``depth`` (from 0), or "" when it has fewer."""
+    path = _path(group)
+    numbers = [i for i, part in enumerate(path) if part.isdigit()]
+    return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""
+
+
+def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
+    found: list[Region] = []
+    times: dict[str, int] = {}
+    for name, run in groupby(graph.groups, key=lambda g: _block(g, depth)):
+        groups = tuple(run)
+        if not name or len(groups) < MIN_GROUPS or not _runs_at_once(graph, groups):
+            continue
+        times[name] = times.get(name, 0) + 1
+        label = name if times[name] == 1 else f"{name}#{times[name]}"
+        found.append(Region(label, tuple(g.name for g in groups)))
+    return tuple(found)
+
+
+def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
+    """Whether nothing outside the groups needs one of their results and feeds another (a convex part)."""
+    inside = {op.name for g in groups for op in g.operators}
+    later: set[str] = set()
+    made: set[str] = set()
+    for op in graph.atoms.graph.operators:
+        reads = set(op.inputs())
+        if op.name in inside:
+            if reads & later:
+                return False
+            made.update(op.outputs)
+        elif reads & (made | later):
+            later.update(op.outputs)
+    return True
+
+
+def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> float:
+    """What groups write, unsplit: outside the regions, out of them, and inside the largest."""
+    tensors = graph.atoms.graph.tensors
+    written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
+    home = {name: region.name for region in regions for name in region.groups}
+    makers = {n: g.name for g in graph.groups for n in g.writes}
+    leaving = {
+        n for g in graph.groups for n in g.reads if makers[n] in home and home[makers[n]] != home.get(g.name)
+    }
+    outside = sum(size for name, size in written.items() if name not in home)
+    largest = max(sum(written[name] for name in region.groups) for region in regions)
+    return outside + sum(tensors[n].bytes for n in leaving) + largest

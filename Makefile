@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint clean
+.PHONY: help install demo dashboard test test-all lint clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml constraints.txt .ci/install-torch.py
 
 demo: $(STAMP) ## the whole loop on a GPT-2-style model: frontier, plan, run, compare
 	$(BIN)/python -m tensoropt demo
+
+dashboard: $(STAMP) ## the web page: frontiers, plans, exports (DIR=... opens your explorations)
+	$(BIN)/python -m tensoropt dashboard $(DIR)
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)

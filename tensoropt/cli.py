@@ -114,6 +114,14 @@ def parser() -> argparse.ArgumentParser:
     links.add_argument("--refresh", action="store_true", help="measure again what is known already")
     links.set_defaults(run="measure-links")
 
+    dashboard = verb("dashboard", "look at frontiers, pick and export plans in a browser")
+    dashboard.add_argument(
+        "dir", nargs="?", metavar="DIR", help="a folder given to explore --out, or one that holds several"
+    )
+    dashboard.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
+    dashboard.add_argument("--port", type=int, default=8050, help="0 for any free one; default: %(default)s")
+    dashboard.set_defaults(run="dashboard")
+
     demo = verb("demo", "the whole loop on a GPT-2-style model: explore, choose, run, compare")
     demo.add_argument("--out", default="out/demo", metavar="DIR", help="default: %(default)s")
     demo.add_argument("--model", default="zoo:gpt2-demo", help="default: %(default)s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -338,6 +339,21 @@ def links_data(mesh: str, fits: Any) -> dict[str, Any]:
     }
 
 
+def dashboard(options: argparse.Namespace, progress: Progress) -> Answer:
+    """Serve until interrupted. The dashboard lies above this package, so it is found by its name."""
+    try:
+        app = importlib.import_module("tensoropt_app")
+        serve = app.serve
+    except ModuleNotFoundError as error:
+        raise TensorOptError(
+            f"the dashboard needs '{error.name}', which is not installed; pip install 'tensoropt[app]'"
+        ) from error
+    address = serve(
+        Path(options.dir) if options.dir else None, host=options.host, port=options.port, say=progress.note
+    )
+    return {"address": address}, "", 0
+
+
 def demo(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.demo import run_demo
 
@@ -360,5 +376,6 @@ VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {
     "verify": verify,
     "list": listing,
     "measure-links": measure_links,
+    "dashboard": dashboard,
     "demo": demo,
 }

@@ -58,11 +58,14 @@ def test_the_search_runs_without_torch() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_the_dashboard_is_installed_once_it_exists() -> None:
-    if not (ROOT / "app" / "__init__.py").exists():
-        pytest.skip("app/ has no code yet")
+def test_every_package_is_installed() -> None:
+    """The list in pyproject.toml names every folder of Python files, ``app`` as ``tensoropt_app``."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert config.get("package-dir", {}).get("tensoropt_app") == "app", (
-        "app/ must be installed as tensoropt_app: in pyproject.toml list the packages explicitly "
-        "(find cannot rename one) and add package-dir = { tensoropt_app = 'app' }"
-    )
+    assert config["package-dir"] == {"tensoropt_app": "app"}
+    found = {
+        str(file.parent.relative_to(ROOT)).replace("/", ".")
+        for top in ("tensoropt", "app")
+        for file in (ROOT / top).rglob("__init__.py")
+    }
+    renamed = {"tensoropt_" + name if name.split(".")[0] == "app" else name for name in found}
+    assert set(config["packages"]) == renamed

@@ -1,0 +1,89 @@
+// What runs in the browser: the state in the URL, the theme, the arrow keys. No figures are computed here.
+window.dash_clientside = window.dash_clientside || {};
+(function () {
+  const SAME = () => window.dash_clientside.no_update;
+  // What the plot is drawn from; everything else of the state only moves the selection.
+  const FRAME = ["exploration", "headroom", "log_x", "log_y", "lines", "band", "marks", "mesh", "micro", "devices", "price"];
+  const IN_URL = {
+    exploration: "x", point: "point", other: "other", budget_bytes: "budget", target_s: "target",
+    headroom: "headroom", price: "price", log_x: "logx", log_y: "logy", lines: "lines", band: "band",
+    marks: "marks", mesh: "mesh", micro: "micro", devices: "devices",
+  };
+
+  function subset(state, names) {
+    const found = {};
+    names.forEach((n) => { found[n] = state[n]; });
+    return found;
+  }
+
+  function query(state) {
+    const defaults = state.defaults || {};
+    const pairs = [];
+    Object.keys(IN_URL).forEach((name) => {
+      const value = state.view[name];
+      if (value === null || value === undefined || value === defaults[name]) return;
+      const written = typeof value === "boolean" ? Number(value) : value;
+      pairs.push(IN_URL[name] + "=" + encodeURIComponent(written));
+    });
+    return pairs.length ? "?" + pairs.join("&") : "";
+  }
+
+  window.dash_clientside.tensoropt = {
+    scheme: function (clicks, chosen) {
+      const system = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+      let now = chosen || system;
+      if (clicks) now = document.documentElement.dataset.scheme === "dark" ? "light" : "dark";
+      document.documentElement.dataset.scheme = now;
+      document.body.dataset.agThemeMode = now;
+      return [now, now, now === "dark" ? "Light" : "Dark", clicks ? now : chosen || SAME()];
+    },
+
+    page: function (path) {
+      const name = (path || "").replace(/^\/+|\/+$/g, "");
+      const page = ["explore", "frontier", "plan", "export"].includes(name) ? name : "frontier";
+      document.documentElement.dataset.page = page;
+      document.querySelectorAll("nav a.nav").forEach((link) => {
+        if (link.classList.contains("nav-" + page)) link.setAttribute("aria-current", "page");
+        else link.removeAttribute("aria-current");
+      });
+      window.setTimeout(() => window.dispatchEvent(new Event("resize")), 50);
+      return page;
+    },
+
+    split: function (state, frame, pick) {
+      if (!state) return [SAME(), SAME()];
+      const drawn = subset(state.view, FRAME);
+      const same = JSON.stringify(drawn) === JSON.stringify(frame);
+      const samePick = JSON.stringify(state.view) === JSON.stringify(pick);
+      return [same ? SAME() : drawn, samePick ? SAME() : state.view];
+    },
+
+    write: function (state, page) {
+      if (!state) return [SAME(), SAME(), SAME(), SAME(), SAME()];
+      const search = query(state);
+      const here = window.location.pathname + search;
+      if (window.location.pathname + window.location.search !== here) {
+        window.history.replaceState(window.history.state, "", here);
+      }
+      return [search, "/explore" + search, "/frontier" + search, "/plan" + search, "/export" + search];
+    },
+  };
+
+  // Arrow keys walk along the frontier wherever nothing else wants them.
+  const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -10, PageUp: 10 };
+  const ENDS = { Home: "leanest", End: "fastest", k: "knee", c: "compare" };
+  let pressed = 0;
+  document.addEventListener("keydown", (event) => {
+    if (document.documentElement.dataset.page !== "frontier") return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = document.activeElement;
+    const inPlot = at && at.id === "plot";
+    if (at && at !== document.body && at.id !== "content" && !inPlot) return;
+    const step = STEPS[event.key];
+    const word = ENDS[event.key];
+    if (step === undefined && word === undefined) return;
+    event.preventDefault();
+    pressed += 1;
+    window.dash_clientside.set_props("key", { data: { step: step || 0, word: word || "", n: pressed } });
+  });
+})();

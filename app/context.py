@@ -1,0 +1,62 @@
+"""What every page's callbacks share: where explorations come from, which jobs run, what is remembered."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import Exploration
+
+from .library import Library
+from .state import View
+from .views.frontier import FrontierData
+
+
+@dataclass
+class Recent:
+    """The last few results of a costly pure function, by key; safe between threads."""
+
+    size: int = 16
+    _kept: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, key: Any, make: Any) -> Any:
+        """The value of ``key``, made now if need be; a value that cannot be made is not remembered."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        value = make()
+        with self._lock:
+            self._kept[key] = value
+            while len(self._kept) > self.size:
+                self._kept.popitem(last=False)
+        return value
+
+
+@dataclass
+class Context:
+    """Handed to every page when its callbacks are registered."""
+
+    library: Library
+    jobs: Any = None
+    frontiers: Recent = field(default_factory=Recent)
+    details: Recent = field(default_factory=lambda: Recent(size=6))
+
+    def exploration(self, view: View) -> Exploration | None:
+        """The view's exploration, None when the view names none."""
+        return self.library.load(view.exploration) if view.exploration else None
+
+    def frontier(self, view: View) -> FrontierData | None:
+        """The view's frontier as arrays, None when the view names no exploration that can be read."""
+        try:
+            found = self.exploration(view)
+        except TensorOptError:
+            return None
+        if found is None or not found.points:
+            return None
+        # The exploration is part of the value, so its id cannot be reused while it is remembered.
+        return self.frontiers.get(id(found), lambda: FrontierData.of(found))

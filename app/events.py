@@ -1,0 +1,245 @@
+"""What a person does on a page, applied to the view: one small function per control.
+
+Every control may fire although nothing was done (a callback filled it in); then the view stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+from tensoropt.units import parse_bytes, parse_seconds
+
+from . import state
+from .state import View
+from .views.frontier import FrontierData
+
+
+class NotUnderstoodError(TensorOptError):
+    """What was typed is not what the field is for."""
+
+
+SLIDER_STEPS = 400
+
+
+def slider_range(low: float, high: float) -> tuple[float, float, float]:
+    """(min, max, step) of a limit's slider: its right end lies above every point and means no limit."""
+    room = (high - low) or high or 1.0
+    step = float(f"{room / SLIDER_STEPS:.2g}")
+    return max(low - 4 * step, 0.9 * low), high + 8 * step, step
+
+
+def budget_range(data: FrontierData) -> tuple[float, float, float]:
+    size = data.units.memory.factor
+    return slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
+
+
+def target_range(data: FrontierData) -> tuple[float, float, float]:
+    second = data.units.time.factor
+    return slider_range(float(data.time.min()) / second, float(data.time.max()) / second)
+
+
+def is_number(value: Any) -> bool:
+    """A finite number; JSON's true is not one."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: float | None) -> float | None:
+    """The limit a slider stands for: None at its right end, the old one while it has not moved."""
+    _, high, step = limits
+    if not is_number(value) or value >= high - step:
+        return None
+    if value <= 0 or (old is not None and abs(old / factor - value) < step / 2):
+        return old
+    return float(f"{value:.6g}") * factor
+
+
+def on_budget(view: View, data: FrontierData, value: Any) -> View:
+    budget = _slid(value, budget_range(data), data.units.memory.factor, view.budget_bytes)
+    if budget == view.budget_bytes or _beyond(
+        view.budget_bytes, budget_range(data), data.units.memory.factor, budget
+    ):
+        return view
+    return state.set_budget(view, data.exploration, budget)
+
+
+def on_target(view: View, data: FrontierData, value: Any) -> View:
+    target = _slid(value, target_range(data), data.units.time.factor, view.target_s)
+    if target == view.target_s or _beyond(view.target_s, target_range(data), data.units.time.factor, target):
+        return view
+    return state.set_target(view, data.exploration, target)
+
+
+def _beyond(old: float | None, limits: tuple[float, float, float], factor: float, new: float | None) -> bool:
+    """A typed limit off either end of the slider shows the slider at that end; that is no change."""
+    if old is None:
+        return False
+    low, high, step = limits
+    at = old / factor
+    return (new is None and at >= high - step) or (
+        new is not None and at < low and abs(new / factor - low) < step
+    )
+
+
+def typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
+    """Bytes or seconds of a text field; a bare number is in the unit shown; empty for no limit.
+
+    Raises:
+        NotUnderstoodError: says what would be understood.
+    """
+    unit = data.units.memory if what == "memory" else data.units.time
+    words = str(text or "").strip()
+    if not words or words.lower() in ("none", "no limit"):
+        return None
+    try:
+        value = float(words) * unit.factor
+    except ValueError:
+        try:
+            value = parse_bytes(words) if what == "memory" else parse_seconds(words)
+        except TensorOptError as error:
+            raise NotUnderstoodError(
+                f"write a number and a unit, for example {unit.text(unit.factor * 10)}"
+            ) from error
+    if not 0 < value < float("inf"):
+        raise NotUnderstoodError("a limit is more than nothing; leave the field empty for no limit")
+    return value
+
+
+def on_budget_text(view: View, data: FrontierData, value: Any) -> View:
+    return _typed(view, data, value, "memory")
+
+
+def on_target_text(view: View, data: FrontierData, value: Any) -> View:
+    return _typed(view, data, value, "time")
+
+
+def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
+    wanted = typed_limit(value, data, what)
+    old = view.budget_bytes if what == "memory" else view.target_s
+    unit = data.units.memory if what == "memory" else data.units.time
+    if wanted == old or (wanted and old and unit.text(wanted) == unit.text(old)):
+        return view
+    change = state.set_budget if what == "memory" else state.set_target
+    return change(view, data.exploration, wanted)
+
+
+def on_click(view: View, data: FrontierData, value: Any, second: bool = False) -> View:
+    """A point of the plot; ``second`` picks the one to compare with."""
+    if not isinstance(value, Mapping):
+        return view
+    hits = value.get("points")
+    for hit in hits if isinstance(hits, list) else ():
+        custom = hit.get("customdata") if isinstance(hit, Mapping) else None
+        row = _row(custom[0], data) if isinstance(custom, list) and custom else None
+        if row is not None:
+            return state.compare(view, row) if second else state.select(view, data.exploration, row)
+    return view
+
+
+def on_row(view: View, data: FrontierData, value: Any, second: bool = False) -> View:
+    """A row of the points' table, by its id."""
+    # A click on the grid says `rowId`; a key pressed in it arrives as the `data` of an event.
+    inner = value.get("data", value) if isinstance(value, Mapping) else None
+    row = _row(inner.get("rowId", inner.get("row")), data) if isinstance(inner, Mapping) else None
+    if row is None:
+        return view
+    return state.compare(view, row) if second else state.select(view, data.exploration, row)
+
+
+def _row(value: Any, data: FrontierData) -> int | None:
+    """A row that exists, from a number or its text."""
+    text = str(value)
+    row = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    return row if 0 <= row < len(data) else None
+
+
+def on_key(view: View, data: FrontierData, value: Any) -> View:
+    """Arrow keys, ends, knee; ``c`` marks the selected point for comparison."""
+    if not isinstance(value, Mapping):
+        return view
+    if value.get("word"):
+        return on_word(view, data, value.get("word"))
+    step = value.get("step")
+    return (
+        state.select(view, data.exploration, data.neighbour(view, step))
+        if is_number(step) and isinstance(step, int)
+        else view
+    )
+
+
+def on_word(view: View, data: FrontierData, word: Any) -> View:
+    """``leanest``, ``knee``, ``fastest``: a point; ``compare``, ``swap``, ``clear``: the second point."""
+    rows = data.on_frontier.nonzero()[0]
+    if word == "swap":
+        return state.swapped(view)
+    if word == "clear":
+        return replace(view, other=None)
+    if word == "compare":
+        # The selected point stays behind as the second one; the next click or arrow moves on from it.
+        return replace(view, other=view.point) if view.point is not None else view
+    points = {"leanest": int(rows[0]), "knee": data.knee, "fastest": int(rows[-1])} if len(rows) else {}
+    return (
+        state.select(view, data.exploration, points[word])
+        if isinstance(word, str) and word in points
+        else view
+    )
+
+
+def on_share(view: View, data: FrontierData, value: Any) -> View:
+    """Headroom in percent."""
+    if not is_number(value) or not 0 <= value <= 90:
+        return view
+    return replace(view, headroom=round(value / 100, 4))
+
+
+def on_price(view: View, data: FrontierData, value: Any) -> View:
+    return replace(view, price=float(value) if is_number(value) and value > 0 else None)
+
+
+def on_options(view: View, data: FrontierData, value: Any) -> View:
+    """The chips that say how the plot is drawn."""
+    chosen = value if isinstance(value, list) else []
+    names = ("log_x", "log_y", "lines", "band", "marks")
+    drawn: dict[str, Any] = {name: name in chosen for name in names}
+    return replace(view, **drawn)
+
+
+def options_of(view: View) -> list[str]:
+    return [n for n in ("log_x", "log_y", "lines", "band", "marks") if getattr(view, n)]
+
+
+def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
+    """The event of a filter: a value that occurs, or nothing for all."""
+
+    def on_filter(view: View, data: FrontierData, value: Any) -> View:
+        wanted: dict[str, Any] = {name: value if value in data.filters()[name] else ""}
+        return replace(view, **wanted)
+
+    return on_filter
+
+
+EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
+    "budget": on_budget,
+    "target": on_target,
+    "budget-text": on_budget_text,
+    "target-text": on_target_text,
+    "graph": on_click,
+    "points": on_row,
+    "key": on_key,
+    "headroom": on_share,
+    "price": on_price,
+    "options": on_options,
+    "filter-mesh": filtered("mesh"),
+    "filter-micro": filtered("micro"),
+    "filter-devices": filtered("devices"),
+    "pick-leanest": lambda view, data, _: on_word(view, data, "leanest"),
+    "pick-knee": lambda view, data, _: on_word(view, data, "knee"),
+    "pick-fastest": lambda view, data, _: on_word(view, data, "fastest"),
+    "compare-this": lambda view, data, _: on_word(view, data, "compare"),
+    "compare-swap": lambda view, data, _: on_word(view, data, "swap"),
+    "compare-clear": lambda view, data, _: on_word(view, data, "clear"),
+}
+"""By the id of the control."""

@@ -1,0 +1,1 @@
+"""View models drawn: plain Plotly and Cytoscape dictionaries, so that they are tested without a browser."""

@@ -1,0 +1,271 @@
+"""Memory against time. Traces and shapes keep their places, so that a selection changes a few numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..state import View
+from ..views.frontier import FrontierData, planner_title, unit_for
+from ..views.units import digits
+from .palette import Palette, layout, palette
+
+FLOOR, LINE, FITS, OVER, COMPUTE, NETWORK, MARKS, KNEE, OTHER, SELECTED = range(10)
+"""Places of the traces."""
+CAPACITY, USABLE, BUDGET, TARGET = range(4)
+"""Places of the shapes."""
+GL_FROM = 2000
+"""Points from which WebGL draws; SVG is sharper below, and slow above."""
+IN_VIEW = 2.5
+"""The capacity line is in view while it is at most this many times the largest point (log: squared)."""
+SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon", "triangle-down", "hexagram")
+HOVER = (
+    "<b>point %{customdata[0]}</b><br>%{x:.4~g} {size} · %{y:.4~g} {time}<br>"
+    "mesh %{customdata[1]} · %{customdata[2]} micro-batch(es)<extra></extra>"
+)
+
+Json = dict[str, Any]
+
+
+def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
+    """The whole plot.
+
+    Points above what the device may use are grey, never dropped; a budget or a target lays a veil over what
+    it rules out.
+    """
+    colours = palette(scheme)
+    kept = data.passing(view)
+    on_line = np.flatnonzero(kept & data.on_frontier)
+    kind = "scattergl" if len(data) > GL_FROM else "scatter"
+    usable = data.usable_bytes(view)
+    fits, over = on_line[data.memory[on_line] <= usable], on_line[data.memory[on_line] > usable]
+    size = 5 if len(on_line) > 400 else 7
+    traces: list[Json] = [
+        _line(data, on_line, data.floor, kind, colours.band, 0) | {"visible": _banded(data, view)},
+        _line(data, on_line, data.time, kind, colours.accent, 1.5)
+        | ({"fill": "tonexty", "fillcolor": colours.band} if _banded(data, view) else {}),
+        _dots(data, fits, kind, colours.accent, size, "fits"),
+        _dots(data, over, kind, colours.faded, size, "does not fit") | {"opacity": 0.6},
+        _dotted(data, on_line, data.compute, colours.kinds["optimizer"], "compute time", view.lines),
+        _dotted(data, on_line, data.network, colours.kinds["kept"], "network time", view.lines),
+        _planner_marks(data, kept, colours),
+        *selection_traces(data, view, colours),
+    ]
+    return {"data": traces, "layout": _layout(data, view, on_line, colours)}
+
+
+def _banded(data: FrontierData, view: View) -> bool:
+    return view.band and data.trimmed
+
+
+def _xy(data: FrontierData, rows: np.ndarray, values: np.ndarray) -> Json:
+    return {
+        "x": _short(data.memory[rows] / data.units.memory.factor),
+        "y": _short(values[rows] / data.units.time.factor),
+    }
+
+
+def _short(values: np.ndarray) -> list[float]:
+    """Seven figures: enough for any screen, half the bytes on the way to it."""
+    return [float(f"{v:.7g}") for v in values.tolist()]
+
+
+def _line(
+    data: FrontierData, rows: np.ndarray, values: np.ndarray, kind: str, colour: str, width: float
+) -> Json:
+    return {
+        "type": kind,
+        "mode": "lines",
+        "line": {"shape": "hv", "color": colour, "width": width},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        **_xy(data, rows, values),
+    }
+
+
+def _dots(data: FrontierData, rows: np.ndarray, kind: str, colour: str, size: int, name: str) -> Json:
+    return {
+        "type": kind,
+        "mode": "markers",
+        "name": name,
+        "marker": {"color": colour, "size": size},
+        "customdata": [[int(i), data.mesh[i], int(data.micro[i])] for i in rows],
+        "hovertemplate": _hover(data),
+        "showlegend": False,
+        **_xy(data, rows, data.time),
+    }
+
+
+def _hover(data: FrontierData) -> str:
+    return HOVER.replace("{size}", data.units.memory.name).replace("{time}", data.units.time.name)
+
+
+def _dotted(
+    data: FrontierData, rows: np.ndarray, values: np.ndarray, colour: str, name: str, shown: bool
+) -> Json:
+    """The paper's figure 6: what of the step's time is compute, what is network."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "line": {"dash": "dot", "color": colour, "width": 2},
+        "hoverinfo": "skip",
+        "visible": shown,
+        "showlegend": True,
+        **_xy(data, rows if shown else rows[:0], values),
+    }
+
+
+def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Json:
+    rows = np.flatnonzero(kept & ~data.on_frontier)
+    names = list(dict.fromkeys(name for name in data.planner if name != "frontier"))
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "marker": {
+            "symbol": [SYMBOLS[names.index(data.planner[i]) % len(SYMBOLS)] for i in rows],
+            "color": colours.surface,
+            "size": 11,
+            "line": {"color": colours.ink, "width": 2},
+        },
+        "text": [planner_title(data.planner[i]) for i in rows],
+        "textposition": "top right",
+        "textfont": {"color": colours.ink, "size": 12},
+        "customdata": [[int(i), data.mesh[i], int(data.micro[i])] for i in rows],
+        "hovertemplate": "<b>%{text}</b><br>" + _hover(data),
+        "showlegend": False,
+        **_xy(data, rows, data.time),
+    }
+
+
+def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
+    """Knee, compared point, selected point."""
+    return [
+        _ring(data, data.knee, colours.muted, "knee", 13, "circle-open") | {"hoverinfo": "skip"},
+        _ring(data, view.other, colours.other, "compared", 15, "diamond-open"),
+        _ring(data, view.point, colours.select, "selected", 17, "circle-open"),
+    ]
+
+
+def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int, symbol: str) -> Json:
+    rows = np.array([row] if row is not None and row < len(data) else [], dtype=int)
+    return {
+        "type": "scatter",
+        "mode": "markers" if name != "knee" else "markers+text",
+        "text": [name] * len(rows),
+        "textposition": "top right",
+        "textfont": {"color": colour, "size": 12},
+        "marker": {"color": colour, "size": size, "symbol": symbol, "line": {"width": 3, "color": colour}},
+        "hoverinfo": "skip",
+        "name": name,
+        "showlegend": False,
+        **_xy(data, rows, data.time),
+    }
+
+
+def _range(low: float, high: float, log: bool) -> list[float]:
+    if log:
+        bottom, top = math.log10(low), math.log10(high)
+        pad = 0.05 * (top - bottom) or 0.1
+        return [bottom - pad, top + pad]
+    pad = 0.05 * (high - low) or 0.1 * high
+    return [low - pad, high + pad]
+
+
+def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palette) -> Json:
+    rows = np.flatnonzero(data.passing(view))
+    if not len(rows):
+        rows = np.arange(len(data))
+    xs, ys = data.memory[rows] / data.units.memory.factor, data.time[rows] / data.units.time.factor
+    capacity = data.capacity_bytes / data.units.memory.factor
+    in_view = capacity <= xs.max() * (IN_VIEW**2 if view.log_x else IN_VIEW)
+    right = max(xs.max(), capacity) if in_view else xs.max()
+    low_y = ys.min()
+    if view.lines and len(on_line):
+        parts = np.concatenate([data.compute[on_line], data.network[on_line]]) / data.units.time.factor
+        positive = parts[parts > 0]
+        low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
+    x_title = f"memory per device, {data.units.memory.name}"
+    if not in_view:
+        whole = unit_for(data.capacity_bytes)
+        x_title += f"   (a {data.device} has {whole.text(data.capacity_bytes)}, far to the right)"
+    return layout(
+        colours,
+        xaxis={
+            **_axis(x_title, colours),
+            "type": _scale(view.log_x),
+            "range": _range(xs.min(), right, view.log_x),
+        },
+        yaxis={
+            **_axis(f"time per step, {data.units.time.name}", colours),
+            "type": _scale(view.log_y),
+            "range": _range(low_y, ys.max(), view.log_y),
+        },
+        dragmode="zoom",
+        hovermode="closest",
+        clickmode="event",
+        uirevision=f"{view.exploration}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
+        shapes=shapes(data, view, colours),
+        annotations=_annotations(data, view, capacity, colours) if in_view else [],
+        legend={"x": 1, "xanchor": "right", "y": 1, "bgcolor": "rgba(0,0,0,0)"},
+        margin={"l": 64, "r": 16, "t": 28, "b": 48},
+    )
+
+
+def _scale(log: bool) -> str:
+    return "log" if log else "linear"
+
+
+def _axis(title: str, colours: Palette) -> Json:
+    base = layout(colours)["xaxis"]
+    return {**base, "title": {**base["title"], "text": title}, "exponentformat": "none", "nticks": 8}
+
+
+def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
+    """Capacity, capacity less headroom, and the veils of budget and target."""
+    size, second = data.units.memory.factor, data.units.time.factor
+    edge = {"width": 0}
+    far = 1e9
+    budget = view.budget_bytes / size if view.budget_bytes else None
+    target = view.target_s / second if view.target_s else None
+    return [
+        _vertical(data.capacity_bytes / size, {"color": colours.ink, "width": 1.5}),
+        _vertical(
+            data.usable_bytes(view) / size, {"color": colours.muted, "width": 1.5, "dash": "dash"}
+        ),
+        {
+            "type": "rect", "xref": "x", "yref": "paper", "x0": budget or far, "x1": far * 10,
+            "y0": 0, "y1": 1, "fillcolor": colours.veil, "line": edge, "layer": "above",
+            "visible": budget is not None,
+        },
+        {
+            "type": "rect", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": target or far,
+            "y1": far * 10, "fillcolor": colours.veil, "line": edge, "layer": "above",
+            "visible": target is not None,
+        },
+    ]  # fmt: skip
+
+
+def _vertical(x: float, line: Json) -> Json:
+    return {
+        "type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line,
+        "layer": "below",
+    }  # fmt: skip
+
+
+def _annotations(data: FrontierData, view: View, capacity: float, colours: Palette) -> list[Json]:
+    whole = unit_for(data.capacity_bytes)
+    return [
+        {
+            "x": math.log10(capacity) if view.log_x else capacity,
+            "y": 1,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "xanchor": "right",
+            "showarrow": False,
+            "text": f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}",
+            "font": {"color": colours.muted, "size": 12},
+        }
+    ]

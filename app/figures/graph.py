@@ -1,0 +1,87 @@
+"""The picture of the operator graph for Cytoscape: elements with places, and a stylesheet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..views.picture import MOST_COLOURS, Picture
+from .palette import palette
+
+Json = dict[str, Any]
+
+
+def elements(found: Picture) -> list[Json]:
+    """Nodes with their places, then edges."""
+    nodes = [
+        {
+            "data": {
+                "id": n.key,
+                "label": n.label,
+                "axes": n.axes + (" (mostly)" if n.mixed else ""),
+                "groups": list(n.groups),
+                "colour": n.colour,
+            },
+            "position": {"x": n.x, "y": n.y},
+            "classes": "mixed" if n.mixed else "",
+        }
+        for n in found.nodes
+    ]
+    edges = [
+        {"data": {"source": a, "target": b}, "classes": "resharded" if resharded else ""}
+        for a, b, resharded in found.edges
+    ]
+    return nodes + edges
+
+
+def stylesheet(scheme: str) -> list[Json]:
+    """Boxes with their names inside; resharded edges are thick, mixed boxes have a dashed border."""
+    colours = palette(scheme)
+    fills = [
+        {
+            "selector": f"node[colour = {i}]",
+            "style": {"border-color": colours.series[i]},
+        }
+        for i in range(MOST_COLOURS + 1)
+    ]
+    return [
+        {
+            "selector": "node",
+            "style": {
+                "shape": "round-rectangle",
+                "width": 128,
+                "height": 36,
+                "label": "data(label)",
+                "text-valign": "center",
+                "text-halign": "center",
+                "text-wrap": "ellipsis",
+                "text-max-width": "118px",
+                "font-size": 13,
+                "font-family": "sans-serif",
+                "color": colours.ink,
+                "background-color": colours.surface,
+                "border-width": 4,
+            },
+        },
+        *fills,
+        {"selector": "node.mixed", "style": {"border-style": "dashed"}},
+        {
+            "selector": "edge",
+            "style": {
+                "width": 1.5,
+                "line-color": colours.faded,
+                "target-arrow-color": colours.faded,
+                "target-arrow-shape": "triangle",
+                "arrow-scale": 0.8,
+                "curve-style": "straight",
+                "opacity": 0.7,
+            },
+        },
+        {
+            "selector": "edge.resharded",
+            "style": {"width": 3.5, "line-color": colours.select, "target-arrow-color": colours.select},
+        },
+        {
+            "selector": "node:selected, node.linked",
+            "style": {"background-color": colours.select, "color": colours.surface},
+        },
+    ]

@@ -1,0 +1,141 @@
+"""A step in time: what each device and link does when, and what its memory holds meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..views.point import KIND_TITLES
+from ..views.units import Units
+from .palette import Palette, layout, palette
+
+Json = dict[str, Any]
+PHASE_ORDER = ("forward", "backward", "optimizer")
+
+
+def phase_colour(phase: str, colours: Palette) -> str:
+    """Forward, backward, optimizer and communication are told apart; anything else is grey."""
+    known = {
+        "forward": colours.series[0],
+        "backward": colours.series[1],
+        "optimizer": colours.series[2],
+        "gradients": colours.series[3],
+        "communication": colours.series[3],
+        "resharding": colours.series[3],
+    }
+    return known.get(phase, colours.series[7])
+
+
+def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
+    """One bar per event; lanes from top to bottom in order of appearance, one trace per phase.
+
+    Args:
+        events: with ``name, lane, start_s, duration_s, phase, group``.
+    """
+    colours = palette(scheme)
+    unit = units.time
+    lanes = list(dict.fromkeys(e.lane for e in events))
+    phases = list(dict.fromkeys(e.phase for e in events))
+    traces = []
+    for phase in sorted(phases, key=lambda p: PHASE_ORDER.index(p) if p in PHASE_ORDER else 99):
+        mine = [e for e in events if e.phase == phase]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": phase,
+                "x": [unit.of(e.duration_s) for e in mine],
+                "base": [unit.of(e.start_s) for e in mine],
+                "y": [e.lane for e in mine],
+                "text": [e.name for e in mine],
+                "textposition": "none",
+                "customdata": [[e.group or "", unit.text(e.duration_s), unit.text(e.start_s)] for e in mine],
+                "hovertemplate": "<b>%{text}</b><br>%{customdata[1]} from %{customdata[2]}<br>"
+                "%{customdata[0]}<extra>" + phase + "</extra>",
+                "marker": {"color": phase_colour(phase, colours), "line": {"width": 0}},
+            }
+        )
+    base = layout(colours)
+    return {
+        "data": traces,
+        "layout": layout(
+            colours,
+            barmode="overlay",
+            bargap=0.25,
+            xaxis={"title": {**base["xaxis"]["title"], "text": f"time in the step, {unit.name}"}},
+            yaxis={
+                "autorange": "reversed",
+                "categoryorder": "array",
+                "categoryarray": lanes,
+                "fixedrange": True,
+            },
+            legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+            margin={"l": 90, "r": 12, "t": 30, "b": 44},
+            height=130 + 44 * max(len(lanes), 1),
+            dragmode="zoom",
+            hovermode="closest",
+        ),
+    }
+
+
+def memory_figure(
+    times_s: Sequence[float],
+    kinds: Mapping[str, Sequence[float]],
+    limit_bytes: float,
+    units: Units,
+    scheme: str,
+) -> Json:
+    """Memory over the step, stacked by kind; the limit is drawn where it is near.
+
+    Args:
+        times_s: (n,) moments.
+        kinds: per kind (n,) bytes.
+    """
+    colours = palette(scheme)
+    xs = [units.time.of(t) for t in times_s]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "memory",
+            "name": KIND_TITLES.get(kind, kind),
+            "x": xs,
+            "y": [units.memory.of(v) for v in values],
+            "line": {"width": 0, "shape": "hv", "color": colours.kinds.get(kind, colours.faded)},
+            "fillcolor": colours.kinds.get(kind, colours.faded),
+            "hovertemplate": "%{y:.3~g} "
+            + units.memory.name
+            + "<extra>"
+            + KIND_TITLES.get(kind, kind)
+            + "</extra>",
+        }
+        for kind, values in kinds.items()
+        if any(values)
+    ]
+    peak = max((sum(column) for column in zip(*kinds.values(), strict=True)), default=0.0)
+    shapes = []
+    if peak and limit_bytes <= 2 * peak:
+        y = units.memory.of(limit_bytes)
+        shapes = [
+            {
+                "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y,
+                "line": {"color": colours.muted, "dash": "dash", "width": 1.5},
+            }
+        ]  # fmt: skip
+    base = layout(colours)
+    return {
+        "data": traces,
+        "layout": layout(
+            colours,
+            xaxis={"title": {**base["xaxis"]["title"], "text": f"time in the step, {units.time.name}"}},
+            yaxis={
+                "title": {**base["yaxis"]["title"], "text": f"memory, {units.memory.name}"},
+                "rangemode": "tozero",
+            },
+            shapes=shapes,
+            hovermode="x unified",
+            legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+            margin={"l": 60, "r": 12, "t": 30, "b": 44},
+            height=280,
+        ),
+    }

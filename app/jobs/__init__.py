@@ -1,0 +1,1 @@
+"""Explorations in the background: each in a process of its own, with a folder that outlives the server."""

@@ -1,0 +1,123 @@
+"""The explorations a page may ask for, by name: the ready-made ones, an opened folder, finished jobs.
+
+A page names an exploration by its key only. Keys are looked up here and never become a path, so nothing
+outside the folders that were found can be opened from the web.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import Exploration, load_exploration
+
+READY_MADE = Path(__file__).parent / "data"
+FILE = "exploration.json"
+CACHED = 8
+"""Explorations kept in memory: a frontier of 20,000 points is about 100 MiB of Python objects."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One exploration on disk.
+
+    Attributes:
+        key: what URLs call it.
+        folder: where it lies.
+        origin: ``ready-made``, ``opened`` or ``job``.
+    """
+
+    key: str
+    folder: Path
+    origin: str
+
+
+class UnknownExplorationError(TensorOptError):
+    """A key that names no exploration here."""
+
+
+class Library:
+    """Explorations by key, read when first asked for and again when their file changes.
+
+    Args:
+        opened: a folder given to ``explore --out``, or one that holds several such folders.
+        jobs: gives (job id, folder) of the jobs that left a result.
+        ready_made: where the package's own explorations lie.
+
+    Raises:
+        TensorOptError: ``opened`` holds no exploration.
+    """
+
+    def __init__(
+        self,
+        opened: Path | None = None,
+        jobs: Callable[[], list[tuple[str, Path]]] = list,
+        ready_made: Path = READY_MADE,
+    ):
+        self._fixed = [Entry(f.name, f, "ready-made") for f in _holding(ready_made)]
+        self._jobs = jobs
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[Path, int], Exploration] = OrderedDict()
+        if opened is not None and not any(_holding(opened)):
+            raise TensorOptError(
+                f"{opened} holds no exploration (no {FILE} in it or in a folder of it); "
+                "run `tensoropt explore MODEL --cluster CLUSTER --out DIR` and open that DIR"
+            )
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Opened ones first, then jobs, newest first, then the ready-made ones."""
+        opened = [Entry(f"opened-{f.name}", f, "opened") for f in _holding(self._opened)]
+        jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
+        unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
+        order = (*opened, *jobs, *self._fixed)
+        return tuple(e for e in order if unique[e.key] is e)
+
+    def entry(self, key: str) -> Entry:
+        """The entry called ``key``; :class:`UnknownExplorationError` when there is none."""
+        for entry in self.entries():
+            if entry.key == key:
+                return entry
+        raise UnknownExplorationError(
+            f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
+        )
+
+    def load(self, key: str) -> Exploration:
+        """The exploration called ``key``.
+
+        Raises:
+            UnknownExplorationError, TensorOptError: no such key; its files are damaged.
+        """
+        folder = self.entry(key).folder
+        try:
+            stamp = (folder / FILE).stat().st_mtime_ns
+        except OSError as error:
+            raise UnknownExplorationError(
+                f"the files of '{key}' are gone; pick another exploration"
+            ) from error
+        with self._lock:
+            if (folder, stamp) in self._cache:
+                self._cache.move_to_end((folder, stamp))
+                return self._cache[folder, stamp]
+        found = load_exploration(folder)
+        with self._lock:
+            self._cache[folder, stamp] = found
+            while len(self._cache) > CACHED:
+                self._cache.popitem(last=False)
+        return found
+
+
+def _holding(folder: Path | None) -> Iterator[Path]:
+    """The folder itself if it is an exploration, else those of its children that are, by name."""
+    if folder is None or not folder.is_dir():
+        return
+    if (folder / FILE).is_file():
+        yield folder
+        return
+    for child in sorted(folder.iterdir()):
+        if (child / FILE).is_file():
+            yield child

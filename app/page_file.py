@@ -1,0 +1,58 @@
+"""The frontier as one HTML file for people without a server: plot and table, nothing fetched."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+
+from plotly.offline import get_plotlyjs
+
+from tensoropt.plan import Exploration
+
+from .figures.frontier import frontier_figure
+from .figures.palette import FONT, GRAPH_CONFIG
+from .state import View
+from .views.assumptions import assumptions
+from .views.frontier import FrontierData, table_rows
+from .views.library import model_title
+
+SHOWN_ROWS = 500
+"""Rows of the table; the plot has every point."""
+STYLE = f"""
+body {{ font: 14px/1.5 {FONT}; color: #1b2733; margin: 24px auto; max-width: 1100px; padding: 0 16px;
+  font-variant-numeric: tabular-nums; }}
+table {{ border-collapse: collapse; font-size: 13px; margin-top: 16px; }}
+td, th {{ text-align: right; padding: 3px 10px; border-bottom: 1px solid #d9e0e6; }}
+#plot {{ height: 480px; }}
+"""
+
+
+def standalone(exploration: Exploration, point: int) -> str:
+    """The whole file as text, the given point marked."""
+    data = FrontierData.of(exploration)
+    view = View(exploration="file", point=point, lines=True)
+    title = f"{model_title(exploration.model.source)} on {exploration.cluster['name']}"
+    figure = json.dumps(frontier_figure(data, view, "light")).replace("</", "<\\/")
+    config = json.dumps(GRAPH_CONFIG)
+    rows = table_rows(data, view)
+    size, time = data.units.memory.name, data.units.time.name
+    columns = {
+        "point": "point", "memory": f"memory, {size}", "time": f"time, {time}", "compute": f"compute, {time}",
+        "network": f"network, {time}", "mesh": "mesh", "micro": "micro-batches", "gap": "proof",
+        "planner": "planner",
+    }  # fmt: skip
+    head = "".join(f"<th scope=col>{escape(text)}" for text in columns.values())
+    step = max(1, -(-len(rows) // SHOWN_ROWS))
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(row[name]))}" for name in columns) for row in rows[::step]
+    )
+    said = "".join(f"<li>{escape(f.label)}: {escape(f.value)}" for f in assumptions(data, view))
+    thinned = f"<p>Every {step}th of {len(rows):,} points is listed." if step > 1 else ""
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f"<h1>{escape(title)}</h1><div id=plot></div><script>{get_plotlyjs()}</script>"
+        f"<script>const f={figure};Plotly.newPlot('plot',f.data,f.layout,{config})</script>"
+        f"{thinned}<table><thead><tr>{head}</thead><tbody>{body}</tbody></table>"
+        f"<h2>Assumptions in effect</h2><ul>{said}</ul></html>\n"
+    )

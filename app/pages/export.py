@@ -1,0 +1,80 @@
+"""The export page: files to take along and commands to copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, html
+
+from ..context import Context
+from ..downloads import address
+from ..state import View
+from ..views.export import FILES, commands
+from ..views.frontier import FrontierData
+from ..views.point import point_card
+from .held import view_of
+from .parts import copyable, empty, facts, panel
+
+
+def layout() -> Any:
+    return html.Div([html.H1("Export", className="unseen"), html.Div(id="export-body")])
+
+
+def body(context: Context, data: FrontierData, view: View) -> Any:
+    """The selected point's files and commands."""
+    assert view.point is not None
+    entry = context.library.entry(view.exploration)
+    card = point_card(data, view, view.point)
+    files = [
+        html.Li(
+            [
+                html.A(file.name, href=address(entry.key, file.what, view.point), download=file.name),
+                html.Span(file.text, className="muted"),
+            ]
+        )
+        for file in FILES
+    ]
+    lines = []
+    for number, command in enumerate(commands(data, entry, view.point)):
+        lines += [html.H3(command.title), copyable(command.line, command.title, f"command-{number}")]
+    plan = data.exploration.plan(view.point).to_json()
+    return html.Div(
+        [
+            html.Div(
+                [
+                    panel(
+                        html.P(f"{card.memory} per device, {card.time} per step. {card.verdict}"),
+                        html.Ul(files, className="files"),
+                        title=card.title,
+                    ),
+                    panel(*lines, title="Commands"),
+                ],
+                className="stack",
+            ),
+            html.Div(
+                [
+                    panel(facts([(f.label, f.value) for f in card.facts]), title="What it is"),
+                    panel(copyable(plan, "the plan", "plan-text"), title="plan.json", names="plan-text"),
+                ],
+                className="stack",
+            ),
+        ],
+        className="halves",
+    )
+
+
+def register(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("export-body", "children"),
+        Input("pick", "data"),
+        Input("page", "data"),
+        prevent_initial_call=True,
+    )
+    def show(pick: Any, page: Any) -> Any:
+        if page != "export":
+            return []
+        view = view_of(pick)
+        data = context.frontier(view)
+        if data is None or view.point is None or view.point >= len(data):
+            return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
+        return body(context, data, view)

@@ -1,0 +1,237 @@
+"""The frontier page: the plot, the limits that select a point, the point's card, the table of points."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import Dash, dcc, html
+
+from ..context import Context
+from ..figures.palette import GRAPH_CONFIG
+from . import frontier_callbacks
+from .parts import aria, panel
+
+OPTIONS = (
+    ("log_x", "log memory"),
+    ("log_y", "log time"),
+    ("lines", "compute / network"),
+    ("band", "certificate"),
+    ("marks", "planners"),
+)
+
+
+def layout() -> Any:
+    return html.Div(
+        [
+            html.H1("Frontier", className="unseen"),
+            html.Div(id="frontier-empty"),
+            html.Div(
+                [
+                    html.Div([_plot(), _table(), _profile()], className="stack"),
+                    html.Div([_limits(), _card(), _comparison(), _assumptions()], className="stack"),
+                ],
+                id="frontier-body",
+                className="columns",
+            ),
+        ]
+    )
+
+
+def _plot() -> Any:
+    return panel(
+        html.Div(
+            [
+                dmc.ChipGroup(
+                    html.Div(
+                        [dmc.Chip(t, value=value, size="xs", variant="outline") for value, t in OPTIONS],
+                        className="row tight",
+                    ),
+                    id="options",
+                    multiple=True,
+                    value=["band", "marks"],
+                ),
+                html.Span(className="grow"),
+                html.Span("A click picks to", className="muted small"),
+                dmc.SegmentedControl(
+                    id="click-mode",
+                    data=[
+                        {"value": "select", "label": "select"},
+                        {"value": "compare", "label": "compare"},
+                    ],
+                    value="select",
+                    size="xs",
+                ),
+            ],
+            className="row plot-controls",
+        ),
+        html.Div(id="frontier-notes"),
+        html.Div(
+            dcc.Graph(
+                id="graph",
+                config=cast(Any, GRAPH_CONFIG),
+                className="graph",
+                figure={"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}},
+            ),
+            id="plot",
+            tabIndex=0,
+            role="application",
+            **aria(label="Memory against time. Arrow keys walk along the frontier."),
+        ),
+        html.P(
+            [
+                html.Kbd("←"), " ", html.Kbd("→"), " walk along the frontier, ", html.Kbd("k"), " knee, ",
+                html.Kbd("Home"), " leanest, ", html.Kbd("End"), " fastest, ", html.Kbd("c"),
+                " keep for comparison. Drag a box to zoom, double-click to see all.",
+            ],
+            className="hint",
+        ),
+        names="plot-panel",
+    )  # fmt: skip
+
+
+def _limit(name: str, title: str) -> Any:
+    return html.Div(
+        [
+            html.Div(
+                [
+                    html.Label(title, htmlFor=f"{name}-text"),
+                    dmc.TextInput(
+                        id=f"{name}-text", size="xs", placeholder="no limit", value="",
+                        **aria(label=title),
+                    ),
+                ],
+                className="limit-head",
+            ),
+            dmc.Slider(
+                id=name, min=0, max=1, value=1, step=0.01, label=None, size="sm", updatemode="drag",
+                **aria(label=title),
+            ),
+        ],
+        className="limit",
+    )  # fmt: skip
+
+
+def _limits() -> Any:
+    return panel(
+        _limit("budget", "Memory budget"),
+        _limit("target", "Time target"),
+        html.Div(
+            [
+                dmc.NumberInput(
+                    id="headroom", label="Headroom, %", min=0, max=90, step=1, size="xs", value=5, w=104
+                ),
+                dmc.NumberInput(
+                    id="price", label="Price per device-hour", min=0, step=0.1, size="xs", w=150,
+                    placeholder="unknown", decimalScale=4,
+                ),
+            ],
+            className="row",
+        ),
+        title="Pick by a limit",
+    )  # fmt: skip
+
+
+def _card() -> Any:
+    buttons = [
+        dmc.Button("leanest", id="pick-leanest", size="compact-xs", variant="default"),
+        dmc.Button("knee", id="pick-knee", size="compact-xs", variant="default"),
+        dmc.Button("fastest", id="pick-fastest", size="compact-xs", variant="default"),
+        html.Span(className="grow"),
+        dmc.Button("keep for comparison", id="compare-this", size="compact-xs", variant="default"),
+    ]
+    return panel(
+        html.Div(id="card", **aria(live="polite")),
+        html.Div(buttons, className="row tight actions"),
+        names="card-panel",
+    )
+
+
+def _comparison() -> Any:
+    return panel(
+        html.Div(id="comparison"),
+        html.Div(
+            [
+                dmc.Button("swap", id="compare-swap", size="compact-xs", variant="default"),
+                dmc.Button("clear", id="compare-clear", size="compact-xs", variant="default"),
+            ],
+            className="row tight actions",
+            id="comparison-buttons",
+        ),
+        title="Compared with",
+    )
+
+
+def _assumptions() -> Any:
+    return panel(html.Div(id="assumptions"), title="Assumptions in effect")
+
+
+def _columns() -> list[dict[str, Any]]:
+    def number(field: str, name: str, width: int, fmt: str = ",.4~g") -> dict[str, Any]:
+        return {
+            "field": field, "headerName": name, "type": "rightAligned", "width": width,
+            "filter": "agNumberColumnFilter",
+            "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
+        }  # fmt: skip
+
+    return [
+        number("point", "point", 78, "d"),
+        number("memory", "memory", 108),
+        number("time", "time", 96),
+        number("compute", "compute", 100),
+        number("network", "network", 100),
+        {"field": "mesh", "headerName": "mesh", "width": 84},
+        number("micro", "micro", 76, "d"),
+        number("devices", "devices", 86, "d"),
+        {"field": "split", "headerName": "operators split by", "flex": 1, "minWidth": 190},
+        {"field": "gap", "headerName": "proof", "width": 86},
+        {"field": "planner", "headerName": "planner", "width": 100},
+        {**number("cost", "per 1,000 steps", 124), "hide": True},
+    ]
+
+
+def _table() -> Any:
+    controls = [
+        dmc.Select(
+            id=f"filter-{name}", data=[], placeholder=f"all {title}", clearable=True, size="xs", w=150,
+            **aria(label=f"Filter by {title}"),
+        )
+        for name, title in (("mesh", "meshes"), ("micro", "micro-batches"), ("devices", "device counts"))
+    ]  # fmt: skip
+    return panel(
+        html.Div(
+            [html.Div(controls, className="row tight"), html.Span(className="grow"),
+             html.Span(id="points-count", className="muted")],
+            className="row",
+            style={"marginBottom": 10},
+        ),
+        dag.AgGrid(
+            id="points",
+            columnDefs=_columns(),
+            rowData=[],
+            getRowId="params.data.id",
+            columnSize=None,
+            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
+            dashGridOptions={
+                "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": False},
+                "rowHeight": 30, "headerHeight": 34, "animateRows": False,
+                "rowClassRules": {"over": "!params.data.fits"},
+            },
+            eventListeners={"cellKeyDown": ["chooseRow(params, setEventData)"]},
+            className="grid",
+            style={"height": 330},
+        ),
+        title="Points",
+    )  # fmt: skip
+
+
+def _profile() -> Any:
+    return panel(
+        html.Div(id="profile", className="scroll"),
+        title="Devices × memory → time",
+    )
+
+
+def register(app: Dash, context: Context) -> None:
+    frontier_callbacks.register(app, context)

@@ -1,0 +1,357 @@
+"""What happens on the frontier page: events change the view, the view draws the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dash import Dash, Input, Output, Patch, State, ctx, html, no_update
+
+from tensoropt.errors import TensorOptError
+
+from .. import events, state
+from ..context import Context
+from ..figures import frontier as drawing
+from ..figures.palette import palette
+from ..state import View
+from ..views import assumptions, profile
+from ..views.frontier import (
+    FrontierData,
+    filter_sentence,
+    limit_sentence,
+    mark_sentence,
+    price_of,
+    table_rows,
+)
+from ..views.library import choices
+from ..views.point import differences, point_card
+from ..views.units import plural
+from .held import stored, view_of
+from .parts import empty, facts, note, plain_table
+
+
+def register(app: Dash, context: Context) -> None:
+    _register_events(app, context)
+    _register_controls(app, context)
+    _register_plot(app, context)
+    _register_words(app, context)
+
+
+BUTTONS = (
+    "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
+)  # fmt: skip
+FIELDS = ("budget", "target", "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
+SECOND = {"graph": events.on_click, "points": events.on_row}
+"""Controls that pick the compared point while clicks compare."""
+
+
+def _register_events(app: Dash, context: Context) -> None:
+    inputs = [
+        Input("url", "search"),
+        Input("exploration", "value"),
+        *(Input(name, "value") for name in FIELDS),
+        *(Input(f"{name}-text", fired) for name in ("budget", "target") for fired in ("n_submit", "n_blur")),
+        Input("graph", "clickData"),
+        Input("points", "cellClicked"),
+        Input("points", "eventData"),
+        Input("key", "data"),
+        *(Input(name, "n_clicks") for name in BUTTONS),
+    ]
+
+    @app.callback(
+        Output("state", "data"),
+        Output("budget-text", "error"),
+        Output("target-text", "error"),
+        inputs,
+        State("state", "data"),
+        State("budget-text", "value"),
+        State("target-text", "value"),
+        State("click-mode", "value"),
+    )
+    def change(*values: Any) -> Any:
+        held, budget_text, target_text, mode = values[len(inputs) :]
+        fired = {item["prop_id"].rpartition(".")[0]: item["value"] for item in ctx.triggered}
+        if held is None or "url" in fired:
+            opened = _from_url(context, values[0])
+            return (no_update if held is not None and opened == view_of(held) else stored(opened)), None, None
+        view = view_of(held)
+        if fired.get("exploration"):
+            view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
+        typed = {"budget-text": budget_text, "target-text": target_text}
+        view, errors = _applied(
+            context.frontier(view), view, {**fired, **{n: typed[n] for n in typed if n in fired}}, mode
+        )
+        same = view == view_of(held)
+        return (no_update if same else stored(view)), errors.get("budget-text"), errors.get("target-text")
+
+
+def _applied(
+    data: FrontierData | None, view: View, fired: Mapping[str, Any], mode: Any
+) -> tuple[View, dict[str, str]]:
+    """The view after every control that fired, and what could not be understood, by control."""
+    errors: dict[str, str] = {}
+    for name, value in fired.items():
+        if data is None or name not in events.EVENTS:
+            continue
+        try:
+            if mode == "compare" and name in SECOND:
+                view = SECOND[name](view, data, value, True)
+            else:
+                view = events.EVENTS[name](view, data, value)
+        except events.NotUnderstoodError as error:
+            errors[name] = str(error)
+    return view, errors
+
+
+def _from_url(context: Context, search: Any) -> View:
+    view = View.from_query(str(search or ""))
+    if not view.exploration:
+        first = next(iter(context.library.entries()), None)
+        view = state.open_exploration(view, first.key) if first else view
+    return _opened(context, view)
+
+
+def _opened(context: Context, view: View) -> View:
+    try:
+        found = context.exploration(view)
+    except TensorOptError:
+        return view  # the page says what is wrong with it
+    return state.settled(view, found) if found is not None and found.points else view
+
+
+def _register_controls(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("exploration", "data"),
+        Input("page", "data"),
+        Input("frame", "data"),
+        Input("finished", "data"),
+    )
+    def list_explorations(*_: Any) -> Any:
+        return choices(context.library)
+
+    names = FIELDS
+    texts = ("budget-text", "target-text")
+
+    shown = ("exploration", *names, *texts)
+    scales = [(n, p) for n in ("budget", "target") for p in ("min", "max", "step")]
+    filters = [n for n in names if n.startswith("filter-")]
+
+    @app.callback(
+        *(Output(n, "value", allow_duplicate=True) for n in shown),
+        *(Output(n, p) for n, p in scales),
+        *(Output(n, "data") for n in filters),
+        Input("state", "data"),
+        *(State(n, "value") for n in shown),
+        *(State(n, p) for n, p in scales),
+        prevent_initial_call=True,
+    )
+    def follow(held: Any, *have: Any) -> Any:
+        """Controls show the state, except those that show it already: they may be what is being moved."""
+        view, values, limits = view_of(held), have[: len(shown)], have[len(shown) :]
+        data = context.frontier(view)
+        if data is None:
+            return (view.exploration, *[no_update] * (len(shown) + len(scales) + len(filters) - 1))
+        wanted, ranges = _wanted(view, data)
+        return (
+            *(no_update if old == wanted[n] else wanted[n] for n, old in zip(shown, values, strict=True)),
+            *(no_update if old == ranges[n] else ranges[n] for n, old in zip(scales, limits, strict=True)),
+            *(data.filters()[n.removeprefix("filter-")] for n in filters),
+        )
+
+
+def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[str, str], float]]:
+    """What every control shows for a view, and the ends of the sliders."""
+    ranges: dict[tuple[str, str], float] = {}
+    values: dict[str, Any] = {}
+    for name, limits, limit, unit in (
+        ("budget", events.budget_range(data), view.budget_bytes, data.units.memory),
+        ("target", events.target_range(data), view.target_s, data.units.time),
+    ):
+        low, high, step = limits
+        ranges |= {(name, "min"): low, (name, "max"): high, (name, "step"): step}
+        values[name] = high if limit is None else min(max(limit / unit.factor, low), high)
+        values[f"{name}-text"] = "" if limit is None else unit.text(limit).replace(",", "")
+    values |= {
+        "exploration": view.exploration,
+        "headroom": round(100 * view.headroom, 2),
+        "price": "" if view.price is None else view.price,
+        "options": events.options_of(view),
+        "filter-mesh": view.mesh or None,
+        "filter-micro": view.micro or None,
+        "filter-devices": view.devices or None,
+    }
+    return values, ranges
+
+
+def _register_plot(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("graph", "figure"),
+        Output("points", "rowData"),
+        Output("points", "columnDefs"),
+        Output("points-count", "children"),
+        Output("drawn", "data"),
+        Input("frame", "data"),
+        Input("scheme", "data"),
+        Input("page", "data"),
+        State("state", "data"),
+        State("drawn", "data"),
+        State("points", "columnDefs"),
+    )
+    def draw(frame: Any, scheme: Any, page: Any, held: Any, drawn: Any, columns: Any) -> Any:
+        key = [frame, scheme]
+        view = view_of(held)
+        data = context.frontier(view) if page == "frontier" and held else None
+        if data is None or drawn == key:
+            return (no_update,) * 5
+        figure = drawing.frontier_figure(data, view, str(scheme))
+        rows = table_rows(data, view)
+        shown = f"{len(rows):,} of {plural(len(data), 'point')}"
+        return figure, rows, _column_units(columns, data, view), shown, key
+
+    @app.callback(
+        Output("graph", "figure", allow_duplicate=True),
+        Output("points", "selectedRows"),
+        Output("points", "scrollTo"),
+        Input("pick", "data"),
+        Input("drawn", "data"),
+        State("scheme", "data"),
+        State("state", "data"),
+        prevent_initial_call=True,
+    )
+    def mark(_: Any, drawn: Any, scheme: Any, held: Any) -> Any:
+        view = view_of(held)
+        data = context.frontier(view)
+        if data is None or not drawn or view.point is None:
+            return no_update, no_update, no_update
+        patch = marking(data, view, str(scheme))
+        row = str(view.point)
+        return patch, {"ids": [row]}, {"rowId": row, "rowPosition": "middle"}
+
+
+def marking(data: FrontierData, view: View, scheme: str) -> Patch:
+    """Only what a selection moves: three traces of one point and the two veils."""
+    colours = palette(scheme)
+    patch = Patch()
+    traces = drawing.selection_traces(data, view, colours)
+    for place, trace in zip((drawing.KNEE, drawing.OTHER, drawing.SELECTED), traces, strict=True):
+        patch["data"][place]["x"] = trace["x"]
+        patch["data"][place]["y"] = trace["y"]
+    veils = drawing.shapes(data, view, colours)
+    for place in (drawing.BUDGET, drawing.TARGET):
+        patch["layout"]["shapes"][place] = veils[place]
+    return patch
+
+
+def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View) -> list[dict[str, Any]]:
+    heads = {
+        "memory": f"memory, {data.units.memory.name}",
+        **{n: f"{n}, {data.units.time.name}" for n in ("time", "compute", "network")},
+    }
+    hidden = {
+        "cost": price_of(data, view) is None,
+        "planner": bool(data.on_frontier.all()),
+        "devices": len(data.filters()["devices"]) < 2,
+    }
+    return [
+        {
+            **c,
+            "headerName": heads.get(c["field"], c["headerName"]),
+            **({"hide": hidden[c["field"]]} if c["field"] in hidden else {}),
+        }
+        for c in columns
+    ]
+
+
+def _register_words(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("frontier-empty", "children"),
+        Output("frontier-body", "style"),
+        Output("assumptions", "children"),
+        Output("profile", "children"),
+        Input("frame", "data"),
+        State("state", "data"),
+    )
+    def surroundings(_: Any, held: Any) -> Any:
+        view = view_of(held)
+        if not view.exploration:
+            text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
+            return text, {"display": "none"}, None, None
+        try:
+            exploration = context.exploration(view)
+        except TensorOptError as error:
+            return empty("This exploration cannot be shown", str(error)), {"display": "none"}, None, None
+        data = context.frontier(view)
+        if exploration is None or data is None:
+            text = empty("This exploration holds no points", "Explore again with a larger budget.")
+            return text, {"display": "none"}, None, None
+        said = facts([(f.label, f.value) for f in assumptions.assumptions(data, view)])
+        return None, {}, said, _profile(context, view)
+
+    @app.callback(
+        Output("frontier-notes", "children"),
+        Output("card", "children"),
+        Output("comparison", "children"),
+        Output("comparison-buttons", "style"),
+        Input("pick", "data"),
+        prevent_initial_call=True,
+    )
+    def words(pick: Any) -> Any:
+        view = view_of(pick)
+        data = context.frontier(view)
+        if data is None or view.point is None:
+            return None, None, None, {"display": "none"}
+        notes = [
+            note(filter_sentence(data, view), "warn"),
+            note(limit_sentence(data, view), "warn"),
+            note(mark_sentence(data)) if view.marks else None,
+        ]
+        shown = {} if view.other is not None else {"display": "none"}
+        return [n for n in notes if n], card(data, view), comparison(data, view), shown
+
+
+def card(data: FrontierData, view: View) -> Any:
+    """The selected point."""
+    assert view.point is not None
+    found = point_card(data, view, view.point)
+    return [
+        html.H2(found.title, className="panel-title", id="card-title"),
+        html.Div(
+            [
+                html.Div([html.Span("memory per device"), html.Strong(found.memory)]),
+                html.Div([html.Span("time per step"), html.Strong(found.time)]),
+            ],
+            className="big",
+        ),
+        html.P(found.verdict, className="verdict fits" if found.fits else "verdict over"),
+        html.P(found.dominant, className="hint"),
+        facts([(f.label, f.value) for f in found.facts]),
+    ]
+
+
+def comparison(data: FrontierData, view: View) -> Any:
+    """The second point beside the first, differences only."""
+    if view.other is None or view.point is None:
+        return html.P(
+            ["Nothing yet. Press ", html.Kbd("c"), " to keep this point, then move to another one."],
+            className="hint",
+        )
+    rows = differences(data, view.other, view.point)
+    if not rows:
+        return html.P("Both points have the same figures.", className="hint")
+    body = [
+        [r.label, r.first, r.second, r.change] if r.change else [r.label, r.first, r.second, ""] for r in rows
+    ]
+    head = ["", f"point {view.other}", f"point {view.point}", "change"]
+    return html.Div(plain_table(head, body, numbers=(1, 2, 3)), className="scroll compare")
+
+
+def _profile(context: Context, view: View) -> Any:
+    table = profile.devices_by_memory(context.library, view.exploration)
+    if table is None:
+        return html.P(
+            "Only one device count is known for this model. Explore it on other sizes of the cluster to see "
+            "here what more devices, or bigger ones, would buy.",
+            className="hint",
+        )
+    rows = [[r.label, *r.cells] for r in table.rows]
+    return plain_table(["", *table.head], rows, numbers=tuple(range(1, len(table.head) + 1)))

@@ -1,0 +1,75 @@
+"""Small pieces that several pages are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+
+
+def aria(**attributes: str) -> dict[str, Any]:
+    """ARIA attributes, which Dash takes by names that Python does not have."""
+    return {f"aria-{name}": value for name, value in attributes.items()}
+
+
+def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> html.Section:
+    """A titled card."""
+    head = [html.H2(title, className="panel-title")] if title else []
+    names = f"panel {names}".strip()
+    more: dict[str, Any] = {"id": id} if id else {}
+    return html.Section([*head, *children], className=names, **more)
+
+
+def facts(pairs: Sequence[tuple[str, Any]]) -> html.Dl:
+    """Labels and figures, aligned."""
+    cells: list[Any] = []
+    for label, value in pairs:
+        cells += [html.Dt(label), html.Dd(value)]
+    return html.Dl(cells, className="facts")
+
+
+def empty(title: str, *sentences: Any) -> html.Div:
+    """Said where there is nothing to show, with what to do about it."""
+    return html.Div([html.P(title, className="empty-title"), *map(html.P, sentences)], className="empty")
+
+
+def note(text: str, kind: str = "info") -> Any:
+    """A remark in a box: ``info``, ``warn`` or ``error``; nothing for an empty text."""
+    if not text:
+        return None
+    role = "alert" if kind == "error" else "status"
+    return html.Div(text, className=f"note note-{kind}", role=role)
+
+
+def copyable(text: str, label: str, id: str) -> html.Div:
+    """Code, found by ``id``, with a button that copies it."""
+    return html.Div(
+        [
+            html.Pre(html.Code(text, id=id), tabIndex=0),
+            dmc.CopyButton(
+                value=text, children="Copy", copiedChildren="Copied", size="xs", variant="default",
+                buttonProps={"aria-label": f"Copy {label}"},
+            ),
+        ],
+        className="copyable",
+    )  # fmt: skip
+
+
+def plain_table(
+    head: Sequence[str], rows: Sequence[Sequence[Any]], numbers: Sequence[int] = ()
+) -> html.Table:
+    """A small table; columns in ``numbers`` are aligned to the right."""
+    right = dict.fromkeys(numbers, "num")
+    return html.Table(
+        [
+            html.Thead(
+                html.Tr([html.Th(h, className=right.get(i, ""), scope="col") for i, h in enumerate(head)])
+            ),
+            html.Tbody(
+                [html.Tr([html.Td(c, className=right.get(i, "")) for i, c in enumerate(r)]) for r in rows]
+            ),
+        ],
+        className="plain",
+    )

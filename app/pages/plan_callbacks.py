@@ -1,0 +1,271 @@
+"""What happens on the plan page: the point draws it; table and picture are linked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dash import Dash, Input, Output, State, ctx, html, no_update
+
+from tensoropt.errors import TensorOptError
+
+from ..context import Context
+from ..figures.graph import elements, stylesheet
+from ..figures.palette import palette
+from ..figures.timeline import memory_figure, timeline_figure
+from ..state import View
+from ..views.detail import detail_of, graph_edges
+from ..views.frontier import FrontierData
+from ..views.picture import picture
+from ..views.plan import Bar, changed_operators, memory_bar, operator_rows, step_bar
+from ..views.point import differences, point_card
+from ..views.units import plural
+from .held import view_of
+from .parts import aria, empty, note, plain_table
+
+MOST_CHANGED = 60
+"""Rows of the difference of two plans; how many more there are is said."""
+
+
+def register(app: Dash, context: Context) -> None:
+    _register_figures(app, context)
+    _register_operators(app, context)
+
+
+def _shown(context: Context, pick: Any, page: Any) -> tuple[FrontierData | None, View]:
+    """The frontier and the view, None while another page is shown or there is no such point."""
+    view = view_of(pick)
+    data = context.frontier(view) if page == "plan" else None
+    if data is None or view.point is None or view.point >= len(data):
+        return None, view
+    return data, view
+
+
+def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]:
+    """(the details of a point, "") or (None, why there are none)."""
+    try:
+        key = (id(data.exploration), point)
+        return context.details.get(key, lambda: (data, detail_of(data.exploration, point)))[1], ""
+    except TensorOptError as error:
+        return None, str(error)
+
+
+def _register_figures(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("plan-empty", "children"),
+        Output("plan-body", "style"),
+        Output("plan-headline", "children"),
+        Output("plan-memory", "children"),
+        Output("plan-step", "children"),
+        Output("plan-note", "children"),
+        Output("plan-difference", "children"),
+        Input("pick", "data"),
+        Input("page", "data"),
+        prevent_initial_call=True,
+    )
+    def words(pick: Any, page: Any) -> Any:
+        data, view = _shown(context, pick, page)
+        if page != "plan":
+            return (no_update,) * 7
+        if data is None:
+            text = empty("No plan to show yet", "Pick an exploration above and a point on its frontier.")
+            return text, {"display": "none"}, None, None, None, None, None
+        assert view.point is not None
+        detail, why = _detail(context, data, view.point)
+        step = detail.step if detail is not None else None
+        return (
+            None,
+            {},
+            headline(data, view, detail),
+            bar(memory_bar(data, view, view.point)),
+            bar(step_bar(data, view.point, step)),
+            note(why and f"Timelines and the costs of single operators are not shown: {why}"),
+            difference(data, view),
+        )
+
+    @app.callback(
+        Output("plan-curve", "figure"),
+        Output("plan-timeline", "figure"),
+        Output("plan-time", "style"),
+        Input("pick", "data"),
+        Input("page", "data"),
+        Input("scheme", "data"),
+        prevent_initial_call=True,
+    )
+    def figures(pick: Any, page: Any, scheme: Any) -> Any:
+        data, view = _shown(context, pick, page)
+        if data is None or view.point is None:
+            return no_update, no_update, no_update
+        detail, _ = _detail(context, data, view.point)
+        if detail is None:
+            return no_update, no_update, {"display": "none"}
+        curve = detail.memory_curve
+        kinds = {k: v for k, v in curve.items() if k != "time_s"}
+        limit = data.usable_bytes(view)
+        return (
+            memory_figure(curve["time_s"], kinds, limit, data.units, str(scheme)),
+            timeline_figure(detail.timeline, data.units, str(scheme)),
+            {},
+        )
+
+
+def headline(data: FrontierData, view: View, detail: Any) -> Any:
+    """Memory and time, whether it fits, and what dominates, in words."""
+    assert view.point is not None
+    found = point_card(data, view, view.point)
+    words = detail.headline() if detail is not None else found.dominant
+    return [
+        html.Div(
+            [
+                html.Div([html.Span("memory per device"), html.Strong(found.memory)]),
+                html.Div([html.Span("time per step"), html.Strong(found.time)]),
+                html.Div(
+                    [
+                        html.P(found.verdict, className="verdict fits" if found.fits else "verdict over"),
+                        html.P(words, className="hint"),
+                    ],
+                    className="said",
+                ),
+            ],
+            className="big wide",
+        ),
+        html.P(
+            f"{found.title} · " + " · ".join(f"{f.label} {f.value}" for f in found.facts[:2]),
+            className="hint",
+        ),
+    ]
+
+
+def bar(found: Bar) -> Any:
+    """A stacked bar with its figures below it."""
+    cells = [
+        html.Span(
+            className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.3f}%"}, title=f"{s.title}: {s.size}"
+        )
+        for s in found.segments
+        if s.share > 0
+    ]
+    rows = [
+        [html.Span([html.Span(className=f"swatch seg-{s.kind}"), s.title]), s.size, s.part]
+        for s in found.segments
+    ]
+    return [
+        html.P(found.summary, className="bar-summary"),
+        html.Div(cells, className="bar", role="img", **aria(label=found.summary)),
+        plain_table(["", "", "share"], rows, numbers=(1, 2)),
+    ]
+
+
+def difference(data: FrontierData, view: View) -> Any:
+    """Figures and operators that differ between this plan and the compared one."""
+    assert view.point is not None
+    if view.other is None:
+        return html.P(
+            "Choose a second point on the Frontier page (key c, or click to compare) to see what differs.",
+            className="hint",
+        )
+    head = ["", f"point {view.other}", f"point {view.point}", "change"]
+    figures = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
+    changed = changed_operators(data.exploration, view.point, view.other)
+    rows = [list(row) for row in changed[:MOST_CHANGED]]
+    more = len(changed) - len(rows)
+    return [
+        html.Div(plain_table(head, figures, numbers=(1, 2, 3)), className="scroll"),
+        html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
+        html.Div(
+            plain_table(["operator", "module", f"point {view.other}", f"point {view.point}"], rows),
+            className="scroll tall",
+        ),
+        html.P(f"{more} more are not listed; strategies.csv has all of them.", className="hint")
+        if more
+        else None,
+    ]
+
+
+def _register_operators(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("operators", "rowData"),
+        Output("operators", "columnDefs"),
+        Output("plan-picture", "elements"),
+        Output("plan-picture", "stylesheet"),
+        Output("plan-legend", "children"),
+        Input("pick", "data"),
+        Input("page", "data"),
+        Input("scheme", "data"),
+        State("operators", "columnDefs"),
+        prevent_initial_call=True,
+    )
+    def draw(pick: Any, page: Any, scheme: Any, columns: Any) -> Any:
+        data, view = _shown(context, pick, page)
+        if data is None or view.point is None:
+            return (no_update,) * 5
+        detail, _ = _detail(context, data, view.point)
+        rows = operator_rows(data.exploration, view.point, detail)
+        found = picture(rows, graph_edges(data.exploration, detail))
+        unit, time = data.units.memory, data.units.time
+        cells = [
+            {
+                "group": o.group,
+                "module": o.module,
+                "axes": o.axes,
+                "options": o.options,
+                "memory": unit.of(o.memory_bytes) if detail is not None else None,
+                "compute": time.of(o.compute_s) if detail is not None else None,
+                "communication": time.of(o.communication_s) if detail is not None else None,
+                "source": o.source,
+            }
+            for o in rows
+        ]
+        units = {"memory": unit.name, "compute": time.name, "communication": time.name}
+        heads = [
+            {**c, "headerName": f"{c['field']}, {units[c['field']]}"} if c["field"] in units else c
+            for c in columns
+        ]
+        return cells, heads, elements(found), stylesheet(str(scheme)), _legend(found.legend, str(scheme))
+
+    @app.callback(
+        Output("operators", "dashGridOptions"),
+        Output("operators", "filterModel"),
+        Output("operator-shown", "children"),
+        Input("operator-search", "value"),
+        Input("plan-picture", "tapNodeData"),
+        Input("operator-all", "n_clicks"),
+        State("operators", "dashGridOptions"),
+        prevent_initial_call=True,
+    )
+    def narrow(search: Any, node: Any, _: Any, options: Any) -> Any:
+        """A tapped module shows its operators; the search narrows what is shown."""
+        options = {**options, "quickFilterText": str(search or "")[:80]}
+        key = node.get("id") if isinstance(node, Mapping) and ctx.triggered_id == "plan-picture" else None
+        if ctx.triggered_id == "operator-search":
+            return options, no_update, no_update
+        if key is None:
+            return options, {}, ""
+        return options, {"module": {"filterType": "text", "type": "startsWith", "filter": key}}, f"in {key}"
+
+    @app.callback(
+        Output("plan-picture", "stylesheet", allow_duplicate=True),
+        Input("operators", "selectedRows"),
+        State("plan-picture", "elements"),
+        State("scheme", "data"),
+        prevent_initial_call=True,
+    )
+    def link(selected: Any, drawn: Any, scheme: Any) -> Any:
+        """A selected operator marks its module."""
+        groups = {r.get("group") for r in selected or () if isinstance(r, Mapping)}
+        base = stylesheet(str(scheme))
+        colours = palette(str(scheme))
+        for element in drawn or ():
+            data = element.get("data", {})
+            if groups & set(data.get("groups", ())):
+                mark = {"background-color": colours.select, "color": colours.surface}
+                base.append({"selector": f'node[id = "{data["id"]}"]', "style": mark})
+        return base
+
+
+def _legend(legend: tuple[tuple[str, int], ...], scheme: str) -> Any:
+    colours = palette(scheme)
+    return [
+        html.Span([html.Span(className="swatch", style={"background": colours.series[number]}), axes])
+        for axes, number in legend
+    ]

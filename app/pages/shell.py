@@ -1,0 +1,123 @@
+"""What surrounds every page: the header, the choice of exploration, the theme, and the state in the URL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html
+
+from ..context import Context
+from ..state import PAGES
+from . import explore, export, frontier, plan
+from .parts import aria
+
+TITLES = {"explore": "Explore", "frontier": "Frontier", "plan": "Plan", "export": "Export"}
+
+
+def layout(context: Context) -> Any:
+    """The document: all pages are there, one is shown."""
+    stores = [
+        dcc.Location(id="url", refresh=False),
+        dcc.Store(id="state"),
+        dcc.Store(id="frame"),
+        dcc.Store(id="pick"),
+        dcc.Store(id="page"),
+        dcc.Store(id="key"),
+        dcc.Store(id="scheme"),
+        dcc.Store(id="written"),
+        dcc.Store(id="drawn"),
+        dcc.Store(id="finished"),
+        dcc.Store(id="chosen-scheme", storage_type="local"),
+    ]
+    pages = {
+        "explore": explore.layout(context),
+        "frontier": frontier.layout(),
+        "plan": plan.layout(),
+        "export": export.layout(),
+    }
+    return dmc.MantineProvider(
+        [
+            *stores,
+            html.A("Skip to content", href="#content", className="skip"),
+            _header(),
+            html.Div(id="problem", role="alert", **aria(live="assertive")),
+            html.Main(
+                [html.Div(body, id=f"page-{name}", className="page") for name, body in pages.items()],
+                id="content",
+                tabIndex=-1,
+            ),
+        ],
+        id="mantine",
+        forceColorScheme="light",
+        theme={
+            "primaryColor": "blue",
+            "fontFamily": "inherit",
+            "cursorType": "pointer",
+            "defaultRadius": "sm",
+        },
+    )
+
+
+def _header() -> html.Header:
+    links = [
+        dcc.Link(TITLES[name], href=f"/{name}", id=f"nav-{name}", className=f"nav nav-{name}")
+        for name in PAGES
+    ]
+    return html.Header(
+        [
+            html.Span("TensorOpt", className="brand"),
+            html.Nav(links, **aria(label="Pages")),
+            dmc.Select(
+                id="exploration",
+                data=[],
+                searchable=True,
+                allowDeselect=False,
+                placeholder="no exploration yet",
+                nothingFoundMessage="nothing by that name",
+                size="sm",
+                className="which",
+                comboboxProps={"width": 420, "position": "bottom-end"},
+                **aria(label="Exploration"),
+            ),
+            dmc.Button("Dark", id="scheme-button", variant="default", size="sm", className="scheme"),
+        ],
+        className="top",
+    )
+
+
+def register(app: Dash, context: Context) -> None:
+    """The callbacks that run in the browser; the pages' own follow."""
+
+    def browser(name: str, *signature: Any, **options: Any) -> None:
+        app.clientside_callback(ClientsideFunction("tensoropt", name), *signature, **options)
+
+    browser(
+        "scheme",
+        Output("mantine", "forceColorScheme"),
+        Output("scheme", "data"),
+        Output("scheme-button", "children"),
+        Output("chosen-scheme", "data"),
+        Input("scheme-button", "n_clicks"),
+        State("chosen-scheme", "data"),
+    )
+    browser("page", Output("page", "data"), Input("url", "pathname"))
+    browser(
+        "split",
+        Output("frame", "data"),
+        Output("pick", "data"),
+        Input("state", "data"),
+        State("frame", "data"),
+        State("pick", "data"),
+    )
+    browser(
+        "write",
+        Output("written", "data"),
+        *(Output(f"nav-{name}", "href") for name in PAGES),
+        Input("state", "data"),
+        State("page", "data"),
+    )
+    frontier.register(app, context)
+    plan.register(app, context)
+    export.register(app, context)
+    explore.register(app, context)

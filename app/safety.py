@@ -1,0 +1,137 @@
+"""What protects the server and the person: who may ask, what a page may load, what a request may hold.
+
+There is no login. The server listens on this machine only unless told otherwise, answers only under the names
+it was started for (so that a web site cannot reach it by pointing its own name here), accepts changes only
+from its own pages, and refuses what is not a callback of this application before Dash sees it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+from typing import Any
+
+from dash import Dash
+from flask import Flask, Response, request
+
+LOG = logging.getLogger("tensoropt_app")
+MAX_UPLOAD_BYTES = 512 * 2**20
+"""Of a model file. In a callback it travels as base64 text."""
+MAX_REQUEST_BYTES = MAX_UPLOAD_BYTES * 4 // 3 + 2**20
+UPDATE = "/_dash-update-component"
+# Dash starts from inline scripts and dash-ag-grid compiles value formatters; nothing comes from elsewhere.
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "worker-src 'self' blob:",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def protect(app: Dash, *, any_host: bool = False) -> None:
+    """Install the checks; ``any_host`` when the server was told to listen beyond this machine."""
+    server: Flask = app.server
+    server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
+    server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
+    known = _known_outputs(app)
+
+    @server.before_request
+    def check() -> Response | None:
+        if not any_host and not is_loopback(_host_name(request.host)):
+            return _refused(403, "this server answers on this machine only")
+        if request.method in ("GET", "HEAD", "OPTIONS"):
+            return None
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            return _refused(403, "changes are accepted from this server's own pages only")
+        if request.content_length is not None and request.content_length > MAX_REQUEST_BYTES:
+            return _refused(413, f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB")
+        if request.path == UPDATE:
+            fault = callback_fault(request.get_data(cache=True), known)
+            return _refused(400, fault) if fault else None
+        return None
+
+    @server.after_request
+    def harden(response: Response) -> Response:
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+
+def _host_name(host: str) -> str:
+    """The name of a Host header, without its port."""
+    return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+
+
+def _known_outputs(app: Dash) -> Any:
+    """The outputs that callbacks of this application have, known once the first request has set them up."""
+    return app.callback_map
+
+
+def _refused(status: int, why: str) -> Response:
+    return Response(json.dumps({"error": why}) + "\n", status=status, mimetype="application/json")
+
+
+def callback_fault(body: bytes, known: Any) -> str:
+    """What is wrong with the body of a callback request; "" for nothing."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return "the body is not JSON"
+    if not isinstance(data, dict):
+        return "the body is not an object"
+    output = data.get("output")
+    if not isinstance(output, str) or output not in known:
+        return "there is no such callback"
+    for part in ("inputs", "state"):
+        listed = data.get(part, [])
+        if not isinstance(listed, list) or not all(_is_dependency(item) for item in listed):
+            return f"{part} is not a list of properties"
+    expected = known[output]
+    for part in ("inputs", "state"):
+        want = [(dep["id"], dep["property"]) for dep in expected[part]]
+        have = [(item["id"], item["property"]) for item in data.get(part, []) if not isinstance(item, list)]
+        patterned = any(str(name).startswith("{") for name, _ in want)
+        if not patterned and want != have:
+            return f"{part} are not those of this callback"
+    changed = data.get("changedPropIds", [])
+    if not isinstance(changed, list) or not all(isinstance(c, str) and "." in c for c in changed):
+        return "changedPropIds is not a list of properties"
+    outputs = data.get("outputs")
+    if outputs is not None and not isinstance(outputs, (dict, list)):
+        return "outputs is neither one property nor a list"
+    return ""
+
+
+def _is_dependency(item: Any) -> bool:
+    if isinstance(item, list):
+        return all(_is_dependency(inner) for inner in item)
+    return (
+        isinstance(item, dict)
+        and isinstance(item.get("id"), (str, dict))
+        and isinstance(item.get("property"), str)
+    )

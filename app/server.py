@@ -1,0 +1,113 @@
+"""The application and the process that serves it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from dash import Dash, html, set_props
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from tensoropt.errors import TensorOptError
+
+from . import downloads
+from .context import Context
+from .library import Library
+from .pages import shell
+from .pages.parts import note
+from .safety import LOG, is_loopback, protect
+
+TITLE = "TensorOpt"
+PORT = 8050
+
+
+def create_app(library: Library, jobs: Any = None, *, any_host: bool = False) -> Dash:
+    """The dashboard as a Dash application (``.server`` is its WSGI side).
+
+    Args:
+        library: where explorations are found.
+        jobs: runs explorations in the background; None for a dashboard that only shows.
+        any_host: answer under any host name, for a server that listens beyond this machine.
+    """
+    context = Context(library, jobs)
+    app = Dash(
+        "tensoropt_app",
+        title=TITLE,
+        update_title="",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        serve_locally=True,
+        on_error=_said,
+    )
+    app.layout = lambda: shell.layout(context)
+    shell.register(app, context)
+    downloads.register(app, context)
+    protect(app, any_host=any_host)
+    return app
+
+
+def _said(error: Exception) -> None:
+    """A callback that failed says so on the page; the traceback is for the terminal."""
+    if isinstance(error, TensorOptError):
+        text = str(error)
+    else:
+        LOG.error("a callback failed", exc_info=error)
+        text = (
+            f"Something went wrong here ({type(error).__name__}). The page is as it was; the terminal that "
+            "runs the dashboard shows the details."
+        )
+    set_props("problem", {"children": html.Div(note(text, "error"))})
+
+
+class _Quiet(WSGIRequestHandler):
+    """Requests are not logged; errors are."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
+
+
+def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
+    """A server that is bound but not yet serving; port 0 takes any free one.
+
+    Raises:
+        TensorOptError: the address cannot be bound.
+    """
+    if not 0 <= port < 2**16:
+        raise TensorOptError(f"port {port} is not between 0 and 65535; 0 takes any free one")
+    try:
+        return make_server(host, port, app.server, threaded=True, request_handler=_Quiet)
+    except (OSError, SystemExit) as error:
+        raise TensorOptError(
+            f"cannot listen on {host}:{port} ({error}); is it taken? --port 0 takes a free one"
+        ) from error
+
+
+def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PORT, say: Any = print) -> str:
+    """Serve until interrupted; gives the address it had.
+
+    Raises:
+        TensorOptError: the folder holds no exploration, or the address cannot be bound.
+    """
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    beyond = not is_loopback(host)
+    library = Library(folder)
+    server = listen(create_app(library, any_host=beyond), host, port)
+    address = f"http://{_shown(host)}:{server.server_port}/"
+    say(f"TensorOpt dashboard: {address}  (Ctrl-C ends it)")
+    if beyond:
+        say(
+            f"There is no login: everyone who can reach {host}:{server.server_port} can look at everything "
+            "here and start jobs on this machine."
+        )
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        say("ended")
+    finally:
+        server.server_close()
+    return address
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

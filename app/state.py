@@ -1,0 +1,193 @@
+"""What a page shows, as one value that lives in the URL, and the one place where it changes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import Exploration
+from tensoropt.units import parse_bytes, parse_seconds
+
+PAGES = ("explore", "frontier", "plan", "export")
+DEFAULT_HEADROOM = 0.05
+LONGEST = 80
+"""Characters of a name in the URL; what is longer was not written by us."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything a link to a colleague restores.
+
+    Attributes:
+        exploration: key in the library, "" for none.
+        point, other: the selected point and the one it is compared with; None for none.
+        budget_bytes, target_s: what the sliders ask for; None for no limit.
+        headroom: share of a device's memory that must stay free.
+        price: money per device-hour; None for the cluster's own price, if it has one.
+        log_x, log_y, lines, band, marks: how the plot is drawn.
+        mesh, micro, devices: filters; "" for all.
+    """
+
+    exploration: str = ""
+    point: int | None = None
+    other: int | None = None
+    budget_bytes: float | None = None
+    target_s: float | None = None
+    headroom: float = DEFAULT_HEADROOM
+    price: float | None = None
+    log_x: bool = False
+    log_y: bool = False
+    lines: bool = False
+    band: bool = True
+    marks: bool = True
+    mesh: str = ""
+    micro: str = ""
+    devices: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """For a ``dcc.Store``."""
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: Any) -> View:
+        """From a ``dcc.Store``, which a page can fill with anything: what is not right is left out."""
+        if not isinstance(data, Mapping):
+            return cls()
+        return cls(**{f.name: _clean(f.name, data[f.name]) for f in fields(cls) if f.name in data})
+
+    def to_query(self) -> str:
+        """The URL's query: only what differs from the defaults."""
+        written = {}
+        for name, default in asdict(View()).items():
+            value = getattr(self, name)
+            if value == default or value is None:
+                continue
+            if isinstance(value, bool):
+                value = int(value)
+            written[_IN_URL[name]] = _number(value) if isinstance(value, float) else value
+        return urlencode(written)
+
+    @classmethod
+    def from_query(cls, query: str) -> View:
+        """From a URL's query, written by hand perhaps: sizes may have units, nonsense is left out."""
+        pairs = dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
+        found = {}
+        for name, key in _IN_URL.items():
+            if key in pairs:
+                found[name] = _clean(name, pairs[key])
+        return cls(**found)
+
+
+_IN_URL = {
+    "exploration": "x", "point": "point", "other": "other", "budget_bytes": "budget", "target_s": "target",
+    "headroom": "headroom", "price": "price", "log_x": "logx", "log_y": "logy", "lines": "lines",
+    "band": "band", "marks": "marks", "mesh": "mesh", "micro": "micro", "devices": "devices",
+}  # fmt: skip
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def _clean(name: str, value: Any) -> Any:
+    """The value of a field if it can be one, else the field's default."""
+    default = getattr(View(), name)
+    if name in ("point", "other"):
+        return int(value) if re.fullmatch(r"\d{1,9}", str(value)) else None
+    if name == "budget_bytes":
+        return _positive(_parsed(parse_bytes, value))
+    if name == "target_s":
+        return _positive(_parsed(parse_seconds, value))
+    if name == "price":
+        return _positive(_parsed(float, value))
+    if name == "headroom":
+        share = _parsed(float, value)
+        return share if share is not None and 0 <= share <= 0.9 else default
+    if isinstance(default, bool):
+        return str(value).lower() in ("1", "true")
+    return value if isinstance(value, str) and len(value) <= LONGEST else default
+
+
+def _parsed(parse: Any, value: Any) -> float | None:
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        found = float(value) if isinstance(value, (int, float)) else float(parse(str(value)))
+    except (TensorOptError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _positive(value: float | None) -> float | None:
+    return value if value is not None and value > 0 else None
+
+
+# -- changes ------------------------------------------------------------------------------------------
+
+
+def settled(view: View, exploration: Exploration) -> View:
+    """The view with a point that exists: the one named, else what the limits select, else the knee."""
+    count = len(exploration.points)
+    point = view.point if view.point is not None and view.point < count else None
+    other = view.other if view.other is not None and view.other < count else None
+    if point is None:
+        point = picked(view, exploration)
+    if point is None:
+        point = exploration.index(knee_point=True)
+    return replace(view, point=point, other=other if other != point else None)
+
+
+def picked(view: View, exploration: Exploration) -> int | None:
+    """The point that the limits select (fastest within both, leanest for a time alone), or None."""
+    if view.budget_bytes is None and view.target_s is None:
+        return None
+    try:
+        return exploration.index(memory_bytes=view.budget_bytes, time_s=view.target_s)
+    except TensorOptError:
+        return None
+
+
+def open_exploration(view: View, key: str) -> View:
+    """Another exploration: how things are drawn stays, what was selected in the old one goes."""
+    if key == view.exploration:
+        return view
+    kept = {n: getattr(view, n) for n in ("headroom", "price", "log_x", "log_y", "lines", "band", "marks")}
+    return View(exploration=key, **kept)
+
+
+def set_budget(view: View, exploration: Exploration, budget_bytes: float | None) -> View:
+    """A memory budget, which replaces a time target, selects the fastest point that fits."""
+    changed = replace(view, budget_bytes=budget_bytes, target_s=None)
+    return _repicked(changed, exploration)
+
+
+def set_target(view: View, exploration: Exploration, target_s: float | None) -> View:
+    """A time target, which replaces a memory budget, selects the leanest point that is fast enough."""
+    changed = replace(view, target_s=target_s, budget_bytes=None)
+    return _repicked(changed, exploration)
+
+
+def _repicked(view: View, exploration: Exploration) -> View:
+    point = picked(view, exploration)
+    return view if point is None else select(view, exploration, point)
+
+
+def select(view: View, exploration: Exploration, point: int) -> View:
+    """A point, as close to the one asked for as there is."""
+    point = min(max(point, 0), len(exploration.points) - 1)
+    return replace(view, point=point, other=None if view.other == point else view.other)
+
+
+def compare(view: View, point: int | None) -> View:
+    """The point to compare with; the selected one cannot be compared with itself."""
+    return replace(view, other=None if point == view.point else point)
+
+
+def swapped(view: View) -> View:
+    """The compared point selected, and the selected one compared."""
+    return view if view.other is None else replace(view, point=view.other, other=view.point)

@@ -1,0 +1,81 @@
+"""What the figures rest on: settings, defaults, where figures come from, what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..state import View
+from .frontier import FrontierData, price_of, unit_for
+from .library import model_title
+from .point import Fact
+from .units import digits, percent
+
+
+def assumptions(data: FrontierData, view: View) -> tuple[Fact, ...]:
+    """Label and value, in the order in which people ask."""
+    exploration = data.exploration
+    settings, report = exploration.settings, exploration.report
+    whole = unit_for(data.capacity_bytes)
+    price = price_of(data, view)
+    found = [
+        Fact(
+            "model",
+            f"{model_title(exploration.model.source)}, {_count(exploration.model.parameters)} parameters",
+        ),
+        Fact("batch", str(exploration.model.batch or _batch(exploration.model.call) or "the model's own")),
+        Fact(
+            "cluster", f"{exploration.cluster['name']}, {len(exploration.cluster['devices'])} × {data.device}"
+        ),
+        Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
+        Fact("mode", str(settings.get("mode", "train"))),
+        Fact("optimizer", str(settings.get("optimizer", "adam"))),
+        Fact("micro-batches", _micro(settings.get("micro_batches"))),
+        Fact("allowed gap", percent(float(settings.get("epsilon") or 0.0))),
+        Fact("time", "sum of compute and communication, nothing overlapped"),
+        Fact("memory", "peak of the largest device, by the judge; inputs and buffers left out"),
+        Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
+        Fact("figures", _figures(report)),
+        Fact("predicted / measured", _measured(report)),
+    ]
+    found += [Fact("note", str(text)) for text in report.get("notes", [])]
+    return tuple(found)
+
+
+def _micro(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return "1, 2, 4, 8 where they divide the batch" if value == "auto" else str(value)
+
+
+def _count(number: int) -> str:
+    for name, factor in (("billion", 1e9), ("million", 1e6)):
+        if number >= factor:
+            return f"{digits(number / factor)} {name}"
+    return f"{number:,}"
+
+
+def _batch(call: Any) -> int | None:
+    """The first size of the first tensor the model was called with."""
+    if not isinstance(call, Mapping):
+        return None
+    for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
+        if isinstance(value, Mapping) and value.get("tensor"):
+            return int(value["tensor"][0])
+    return None
+
+
+def _figures(report: Mapping[str, Any]) -> str:
+    measured = report.get("workloads_measured", 0)
+    if not measured:
+        return f"data sheets: no {report.get('device', 'such device')} was here to measure on"
+    spread = report.get("median_spread")
+    return f"{measured} pieces of work measured" + (f", median spread {percent(spread)}" if spread else "")
+
+
+def _measured(report: Mapping[str, Any]) -> str:
+    """What a run of a plan showed, where one was recorded beside the exploration."""
+    found = report.get("verified")
+    if not isinstance(found, Mapping):
+        return "not run here; `tensoropt verify plan.json` shows it"
+    return ", ".join(f"{name} {value}" for name, value in found.items())

@@ -1,0 +1,276 @@
+"""The frontier as arrays in readable units, what fits a device, and the words for what doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tensoropt.frontier import knee
+from tensoropt.plan import Exploration
+from tensoropt.plan.table import split_words
+
+from ..state import View
+from .units import Unit, Units, digits, percent, plural
+
+PLANNER_TITLES = {
+    "frontier": "frontier",
+    "data_parallel": "data parallel",
+    "zero": "ZeRO",
+    "megatron": "Megatron",
+    "optcnn": "OptCNN",
+    "flexflow": "FlexFlow",
+    "tofu": "ToFu",
+    "galvatron": "Galvatron",
+    "ilp": "0-1 program",
+}
+"""What planners are called in a legend; others by their own name."""
+
+
+def planner_title(name: str) -> str:
+    return PLANNER_TITLES.get(name, name.replace("_", " "))
+
+
+@dataclass(frozen=True, eq=False)
+class FrontierData:
+    """One exploration's points as arrays, ascending in memory; marks are points of other planners.
+
+    Attributes:
+        index: position of each row in ``exploration.points``; rows of the frontier first.
+        planner: of each row.
+        memory, time, compute, network: bytes and seconds.
+        floor: seconds that no strategy within that memory can beat (time where exact).
+        mesh, micro, devices: of each row.
+    """
+
+    exploration: Exploration
+    units: Units
+    index: np.ndarray
+    planner: tuple[str, ...]
+    memory: np.ndarray
+    time: np.ndarray
+    compute: np.ndarray
+    network: np.ndarray
+    floor: np.ndarray
+    mesh: tuple[str, ...]
+    micro: np.ndarray
+    devices: np.ndarray
+
+    @classmethod
+    def of(cls, exploration: Exploration) -> FrontierData:
+        points = exploration.points
+        spaces = exploration.spaces
+        sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
+        gap = np.array([p.gap for p in points], dtype=float)
+        time = np.array([p.time_s for p in points], dtype=float)
+        return cls(
+            exploration=exploration,
+            units=Units.of(exploration),
+            index=np.arange(len(points)),
+            planner=tuple(p.planner for p in points),
+            memory=np.array([p.memory_bytes for p in points], dtype=float),
+            time=time,
+            compute=np.array([p.compute_s for p in points], dtype=float),
+            network=np.array([p.communication_s for p in points], dtype=float),
+            floor=time / (1.0 + np.where(np.isfinite(gap), np.maximum(gap, 0.0), 0.0)),
+            mesh=tuple(spaces[p.space].mesh.label for p in points),
+            micro=np.array([spaces[p.space].micro_batches for p in points]),
+            devices=np.array([sizes[p.space] for p in points]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @cached_property
+    def on_frontier(self) -> np.ndarray:
+        return np.array([name == "frontier" for name in self.planner])
+
+    @cached_property
+    def knee(self) -> int:
+        """Row of the knee."""
+        rows = np.flatnonzero(self.on_frontier)
+        return int(rows[knee(_Points(self.memory[rows], self.time[rows]))]) if len(rows) else 0
+
+    @cached_property
+    def trimmed(self) -> bool:
+        """Whether any point has a gap: then the certificate's band has a width."""
+        return bool(np.any(self.floor < self.time * (1 - 1e-9)))
+
+    @property
+    def capacity_bytes(self) -> float:
+        return capacity_of(self.exploration.cluster)[0]
+
+    @property
+    def device(self) -> str:
+        return capacity_of(self.exploration.cluster)[1]
+
+    def usable_bytes(self, view: View) -> float:
+        """Memory of the smallest device, less the headroom."""
+        return self.capacity_bytes * (1.0 - view.headroom)
+
+    def limit_bytes(self, view: View) -> float:
+        """What a plan may use: the device's memory less headroom, or the budget where that is less."""
+        usable = self.usable_bytes(view)
+        return usable if view.budget_bytes is None else min(usable, view.budget_bytes)
+
+    def passing(self, view: View) -> np.ndarray:
+        """Rows that the filters keep."""
+        keep = np.ones(len(self), dtype=bool)
+        if view.mesh:
+            keep &= np.array([m == view.mesh for m in self.mesh])
+        if view.micro:
+            keep &= self.micro.astype(str) == view.micro
+        if view.devices:
+            keep &= self.devices.astype(str) == view.devices
+        if not view.marks:
+            keep &= self.on_frontier
+        return keep
+
+    def filters(self) -> dict[str, list[str]]:
+        """What can be filtered for: the values that occur, in order."""
+        return {
+            "mesh": list(dict.fromkeys(self.mesh)),
+            "micro": [str(m) for m in np.unique(self.micro)],
+            "devices": [str(d) for d in np.unique(self.devices)],
+        }
+
+    def neighbour(self, view: View, step: int) -> int:
+        """The row ``step`` rows along the frontier from the selected one, among those the filters keep."""
+        rows = np.flatnonzero(self.passing(view) & self.on_frontier)
+        if not len(rows):
+            return view.point or 0
+        at = int(np.searchsorted(rows, view.point or 0))
+        if step > 0 and at < len(rows) and rows[at] != view.point:
+            step -= 1  # standing between two rows, the next one is one step away
+        return int(rows[min(max(at + step, 0), len(rows) - 1)])
+
+
+class _Points:
+    def __init__(self, memory: np.ndarray, time: np.ndarray):
+        self.memory, self.time = memory, time
+
+
+def capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
+    """(bytes, kind) of the device with the least memory, from a saved cluster."""
+    kind = min(cluster["kinds"], key=lambda k: k["memory_bytes"])
+    return float(kind["memory_bytes"]), str(kind["name"])
+
+
+def price_of(data: FrontierData, view: View) -> float | None:
+    """Money per device-hour: what the page says, else the cluster's own (the dearest kind), else None."""
+    if view.price is not None:
+        return view.price
+    prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
+    known = [float(p) for p in prices if p is not None]
+    return max(known) if known and len(known) == len(prices) else None
+
+
+def step_cost(data: FrontierData, row: int, price: float | None) -> float | None:
+    """Money per step: device-hours times price."""
+    if price is None:
+        return None
+    return float(data.time[row]) / 3600.0 * int(data.devices[row]) * price
+
+
+def money(amount: float) -> str:
+    """Per thousand steps, where steps cost fractions of a cent."""
+    return f"{digits(1000 * amount)} per 1,000 steps"
+
+
+def limit_sentence(data: FrontierData, view: View) -> str:
+    """What the limits do to this frontier, in words; "" where everything fits."""
+    unit, time = data.units.memory, data.units.time
+    rows = np.flatnonzero(data.on_frontier)
+    smallest, fastest = float(data.memory[rows].min()), float(data.time[rows].min())
+    if view.budget_bytes is not None and smallest > view.budget_bytes:
+        return f"No plan fits {unit.text(view.budget_bytes)}; the smallest needs {unit.text(smallest)}."
+    if view.target_s is not None and fastest > view.target_s:
+        return f"No plan takes at most {time.text(view.target_s)}; the fastest takes {time.text(fastest)}."
+    usable = data.usable_bytes(view)
+    over = int(np.count_nonzero(data.memory[rows] > usable))
+    room = f"{unit_for(usable).text(usable)} that a {data.device} leaves"
+    if over == len(rows):
+        return (
+            f"No plan fits the {room} with {percent(view.headroom)} headroom; the smallest needs "
+            f"{unit.text(smallest)}. Use more devices, a smaller batch or bigger devices."
+        )
+    if over:
+        return f"{over:,} of {plural(len(rows), 'plan')} need more than the {room} and are greyed."
+    return ""
+
+
+def unit_for(size_bytes: float) -> Unit:
+    for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if size_bytes >= factor:
+            return Unit(name, factor)
+    return Unit("B", 1.0)
+
+
+def filter_sentence(data: FrontierData, view: View) -> str:
+    """Said when the filters leave nothing."""
+    if data.passing(view).any():
+        return ""
+    named = {"mesh": view.mesh, "micro-batches": view.micro, "devices": view.devices}
+    chosen = ", ".join(f"{name} {value}" for name, value in named.items() if value)
+    return f"No point of this frontier has {chosen}; clear a filter to see points again."
+
+
+def mark_sentence(data: FrontierData) -> str:
+    """Said when a published method's point lies below the line."""
+    rows = np.flatnonzero(data.on_frontier)
+    if not len(rows):
+        return ""
+    below = []
+    for row in np.flatnonzero(~data.on_frontier):
+        fitting = rows[data.memory[rows] <= data.memory[row]]
+        best = data.time[fitting].min() if len(fitting) else np.inf
+        if data.time[row] < best * (1 - 1e-9):
+            below.append(planner_title(data.planner[row]))
+    if not below:
+        return ""
+    return (
+        f"{', '.join(dict.fromkeys(below))}: below the line. The search adds costs up, the judge then plays "
+        "every plan; a mark can come out better than the points that looked best before."
+    )
+
+
+TABLE_LIMIT = 25_000
+
+
+def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
+    """One dict per kept point, numbers in readable units, ready for a table."""
+    unit, time = data.units.memory, data.units.time
+    usable = data.usable_bytes(view)
+    price = price_of(data, view)
+    kept = np.flatnonzero(data.passing(view))
+    detailed = len(kept) <= 2000  # words for every point of a huge frontier cost seconds
+    rows = []
+    for row in kept[:TABLE_LIMIT]:
+        index = int(data.index[row])
+        point = data.exploration.points[index]
+        rows.append(
+            {
+                "id": str(index),
+                "point": index,
+                "memory": _round(unit.of(point.memory_bytes)),
+                "time": _round(time.of(point.time_s)),
+                "compute": _round(time.of(point.compute_s)),
+                "network": _round(time.of(point.communication_s)),
+                "mesh": data.mesh[row],
+                "micro": int(data.micro[row]),
+                "devices": int(data.devices[row]),
+                "split": split_words(data.exploration, index) if detailed else "",
+                "gap": "exact" if point.exact else f"≤ {percent(point.gap)}",
+                "fits": bool(point.memory_bytes <= usable),
+                "planner": planner_title(point.planner),
+                "cost": None if price is None else _round(1000 * (step_cost(data, row, price) or 0.0)),
+            }
+        )
+    return rows
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

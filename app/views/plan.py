@@ -1,0 +1,171 @@
+"""The plan page as data: memory by kind, the step's time, operators, timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.plan import Exploration
+from tensoropt.plan.exploration import MEMORY_KINDS
+
+from ..state import View
+from .frontier import FrontierData
+from .point import KIND_TITLES
+from .units import percent
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a bar: its share of the whole bar, its size in words and its share of the total in words."""
+
+    kind: str
+    title: str
+    share: float
+    size: str
+    part: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stacked bar with the sentence that sums it up."""
+
+    segments: tuple[Segment, ...]
+    summary: str
+
+
+def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
+    """One device's memory by kind, then what is free, then the headroom.
+
+    The bar is as long as the device's memory, unless the plan is far smaller or larger: then as the plan.
+    """
+    point = data.exploration.points[row]
+    unit = data.units.memory
+    used, capacity, usable = point.memory_bytes, data.capacity_bytes, data.usable_bytes(view)
+    to_scale = 0.05 * capacity <= used <= capacity
+    whole = capacity if to_scale else used
+    segments = [
+        Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
+        for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
+    ]
+    if to_scale:
+        free = max(usable - used, 0.0)
+        segments.append(Segment("free", "free", free / whole, unit.text(free), ""))
+        kept = capacity - max(usable, used)
+        segments.append(Segment("headroom", "headroom", kept / whole, unit.text(kept), ""))
+        summary = f"{unit.text(used)} of {unit.text(capacity)} on each device ({percent(used / capacity)})."
+    elif used > capacity:
+        summary = f"{unit.text(used)} on each device, {unit.text(used - capacity)} more than it has."
+    else:
+        summary = f"{unit.text(used)} on each device, {percent(used / capacity)} of its memory (enlarged)."
+    return Bar(tuple(segments), summary)
+
+
+STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
+
+
+def step_bar(data: FrontierData, row: int, step: Any = None) -> Bar:
+    """One step of one device: compute, communication that is waited for, idle; what is hidden is said.
+
+    ``step`` has ``total_s, compute_s, exposed_s, hidden_s, idle_s``; without it the point's own two figures.
+    """
+    point = data.exploration.points[row]
+    unit = data.units.time
+    if step is None:
+        parts = {"compute": point.compute_s, "exposed": point.communication_s, "idle": 0.0}
+        total, hidden = point.time_s, 0.0
+    else:
+        parts = {"compute": step.compute_s, "exposed": step.exposed_s, "idle": step.idle_s}
+        total, hidden = step.total_s, step.hidden_s
+    total = total or 1.0
+    segments = tuple(
+        Segment(kind, STEP_TITLES[kind], value / total, unit.text(value), percent(value / total))
+        for kind, value in parts.items()
+    )
+    words = f"{unit.text(total)} per step"
+    words += f"; {unit.text(hidden)} of communication hide behind compute." if hidden > 0 else "."
+    return Bar(segments, words)
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator group of a plan; sizes in bytes and seconds, 0 where not known."""
+
+    group: str
+    module: str
+    members: int
+    axes: str
+    options: str
+    memory_bytes: float
+    compute_s: float
+    communication_s: float
+    source: str
+
+
+def axes_words(configuration: Mapping[str, str]) -> str:
+    """``a → batch, b → out_features``; axes that split nothing are left out."""
+    split = [f"{axis} → {dim}" for axis, dim in configuration.items() if dim != "none"]
+    return ", ".join(split) or "whole"
+
+
+def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tuple[OperatorRow, ...]:
+    """The operators in the model's order; without details only what the plan itself says."""
+    if detail is not None:
+        return tuple(_detailed(o) for o in detail.operators)
+    plan = exploration.plan(row)
+    parameters = exploration.spaces[exploration.points[row].space].groups
+    found = []
+    for name, operator in plan.operators.items():
+        keys = [plan.parameters[p].key for p in parameters[name]["parameters"]]
+        found.append(
+            OperatorRow(
+                name, _module_of(keys), len(operator.members), axes_words(operator.axes), "", 0, 0, 0, "plan"
+            )
+        )
+    return tuple(found)
+
+
+def _detailed(o: Any) -> OperatorRow:
+    memory = o.parameters_bytes + o.gradients_bytes + o.state_bytes + o.kept_bytes
+    return OperatorRow(
+        group=o.group,
+        module=o.module,
+        members=len(o.members),
+        axes=axes_words(o.configuration),
+        options=option_words(o.options),
+        memory_bytes=float(memory),
+        compute_s=float(o.forward_s + o.backward_s),
+        communication_s=float(o.communication_s),
+        source=str(o.source),
+    )
+
+
+def option_words(options: Any) -> str:
+    """What an operator's options say, whatever form they have."""
+    if not options:
+        return ""
+    if isinstance(options, str):
+        return options
+    if isinstance(options, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in options.items())
+    return ", ".join(map(str, options))
+
+
+def _module_of(keys: Sequence[str]) -> str:
+    return keys[0].rpartition(".")[0] if keys else ""
+
+
+def changed_operators(
+    exploration: Exploration, row: int, other: int
+) -> tuple[tuple[str, str, str, str], ...]:
+    """(operator, module, its configuration in the other plan, in this one), where the two differ.
+
+    Plans over different meshes name different axes; then an operator differs unless it is whole in both.
+    """
+    first = {o.group: o for o in operator_rows(exploration, other)}
+    second = {o.group: o for o in operator_rows(exploration, row)}
+    return tuple(
+        (name, o.module, first[name].axes if name in first else "—", o.axes)
+        for name, o in second.items()
+        if name not in first or first[name].axes != o.axes
+    )

@@ -1,0 +1,155 @@
+"""One point in words and figures, and two points side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensoropt.plan import Exploration
+from tensoropt.plan.exploration import MEMORY_KINDS
+from tensoropt.plan.table import source_words, split_words
+
+from ..state import View
+from .frontier import FrontierData, money, planner_title, price_of, step_cost, unit_for
+from .units import percent, plural, signed
+
+KIND_TITLES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "kept": "kept activations",
+    "transient": "buffers in flight",
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A label, its figure, and a remark."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PointCard:
+    """What the card beside the plot says about a point.
+
+    Attributes:
+        title: ``Point 17 of 201``.
+        memory, time: the two figures that matter, with units.
+        verdict: whether it fits the device, in words; ``fits`` says so to a program.
+        dominant: what most of the memory and of the time goes into.
+    """
+
+    title: str
+    memory: str
+    time: str
+    fits: bool
+    verdict: str
+    dominant: str
+    facts: tuple[Fact, ...]
+
+
+def point_card(data: FrontierData, view: View, row: int) -> PointCard:
+    """The card of one point."""
+    point = data.exploration.points[row]
+    unit, time = data.units.memory, data.units.time
+    capacity = data.capacity_bytes
+    usable = data.usable_bytes(view)
+    fits = point.memory_bytes <= usable
+    share = point.memory_bytes / capacity
+    if fits:
+        verdict = f"Fits a {data.device}: uses {percent(share)} of its {unit_for(capacity).text(capacity)}."
+    else:
+        verdict = (
+            f"Does not fit a {data.device}: {unit_for(usable).text(usable)} are left after "
+            f"{percent(view.headroom)} headroom."
+        )
+    cost = step_cost(data, row, price_of(data, view))
+    marks = [word for word, at in _special(data) if at == row]
+    facts = [
+        Fact("mesh", f"{data.mesh[row]} ({plural(int(data.devices[row]), 'device')})"),
+        Fact("micro-batches", str(int(data.micro[row]))),
+        Fact("compute", time.text(point.compute_s)),
+        Fact("communication", time.text(point.communication_s)),
+        Fact("split by", split_words(data.exploration, row)),
+        Fact("figures", source_words(dict(point.sources)) or "—"),
+        Fact("proof", "exact" if point.exact else f"at most {percent(point.gap)} above the optimum"),
+    ]
+    if cost is not None:
+        facts.append(Fact("price", money(cost)))
+    if point.planner != "frontier":
+        facts.insert(0, Fact("planner", planner_title(point.planner)))
+    return PointCard(
+        title=f"Point {row} of {len(data)}" + (f" · {', '.join(marks)}" if marks else ""),
+        memory=unit.text(point.memory_bytes),
+        time=time.text(point.time_s),
+        fits=fits,
+        verdict=verdict,
+        dominant=dominant_words(data.exploration, row),
+        facts=tuple(facts),
+    )
+
+
+def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:
+    rows = data.on_frontier.nonzero()[0]
+    if not len(rows):
+        return ()
+    return (("leanest", int(rows[0])), ("knee", data.knee), ("fastest", int(rows[-1])))
+
+
+def dominant_words(exploration: Exploration, row: int) -> str:
+    """What most of the memory and most of the time is."""
+    point = exploration.points[row]
+    total = sum(point.memory) or 1.0
+    kind, size = max(zip(MEMORY_KINDS, point.memory, strict=True), key=lambda item: item[1])
+    memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
+    step = point.time_s or 1.0
+    if point.communication_s > point.compute_s:
+        return f"{memory}; time is mostly communication ({percent(point.communication_s / step)})."
+    return f"{memory}; time is mostly compute ({percent(point.compute_s / step)})."
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of two points; ``change`` is empty where there is nothing to subtract."""
+
+    label: str
+    first: str
+    second: str
+    change: str
+
+
+def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, ...]:
+    """What differs between the selected point and the one it is compared with; equal figures are left out."""
+    a, b = data.exploration.points[row], data.exploration.points[other]
+    unit, time = data.units.memory, data.units.time
+    sizes = [("memory", a.memory_bytes, b.memory_bytes)]
+    sizes += [(KIND_TITLES[kind], x, y) for kind, x, y in zip(MEMORY_KINDS, a.memory, b.memory, strict=True)]
+    times = [
+        ("time", a.time_s, b.time_s),
+        ("compute", a.compute_s, b.compute_s),
+        ("communication", a.communication_s, b.communication_s),
+    ]
+    found = [
+        *(_changed(label, x, y, unit.text) for label, x, y in (sizes[0],)),
+        *(_changed(label, x, y, time.text) for label, x, y in times),
+        *(_changed(label, x, y, unit.text) for label, x, y in sizes[1:]),
+        *_words("mesh", data.mesh[row], data.mesh[other]),
+        *_words("micro-batches", str(data.micro[row]), str(data.micro[other])),
+        *_words("devices", str(data.devices[row]), str(data.devices[other])),
+        *_words("planner", planner_title(a.planner), planner_title(b.planner)),
+        *_words("split by", split_words(data.exploration, row), split_words(data.exploration, other)),
+    ]
+    return tuple(d for d in found if d.first != d.second)
+
+
+def _changed(label: str, first: float, second: float, text: object) -> Difference:
+    assert callable(text)
+    change = second - first
+    relative = f" ({signed(change, percent(abs(change) / first))})" if first else ""
+    return Difference(label, text(first), text(second), signed(change, text(abs(change))) + relative)
+
+
+def _words(label: str, first: str, second: str) -> tuple[Difference, ...]:
+    return (Difference(label, first, second, ""),)

@@ -1,0 +1,84 @@
+"""The frontier's plot as a dictionary."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from samples_app import GIB, exploration, long_exploration, point
+from tensoropt_app.figures import frontier as drawing
+from tensoropt_app.figures.palette import GRAPH_CONFIG
+from tensoropt_app.pages.frontier_callbacks import marking
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
+
+DATA = FrontierData.of(exploration())
+
+
+def figure(view: View, data: FrontierData = DATA) -> dict:
+    return drawing.frontier_figure(data, view, "light")
+
+
+def test_points_that_do_not_fit_are_grey_and_there() -> None:
+    traces = figure(View(headroom=0.15))["data"]
+    assert traces[drawing.FITS]["x"] == [10, 20, 30, 40, 50, 60]
+    assert traces[drawing.OVER]["x"] == [70, 80]
+    assert traces[drawing.FITS]["marker"]["color"] != traces[drawing.OVER]["marker"]["color"]
+
+
+def test_a_click_finds_its_point_by_customdata() -> None:
+    """Plain lists: arrays are missing from a click's data."""
+    trace = figure(View())["data"][drawing.FITS]
+    assert trace["customdata"][3] == [3, "2x4", 1]
+
+
+def test_the_lines_of_the_papers_figure_come_on_demand() -> None:
+    assert figure(View())["data"][drawing.COMPUTE]["visible"] is False
+    lines = figure(View(lines=True))["data"]
+    assert lines[drawing.COMPUTE]["y"][0] == pytest.approx(800 * 2 / 3, rel=1e-6)
+    assert lines[drawing.NETWORK]["line"]["dash"] == "dot"
+
+
+def test_the_band_is_drawn_only_where_something_is_unproven() -> None:
+    assert not figure(View())["data"][drawing.FLOOR]["visible"]
+    data = FrontierData.of(exploration([point(GIB, 1.1, gap=0.1, exact=False), point(2 * GIB, 0.5)]))
+    drawn = figure(View(), data)["data"]
+    assert drawn[drawing.FLOOR]["visible"]
+    assert drawn[drawing.LINE]["fill"] == "tonexty"
+
+
+def test_a_selection_moves_three_traces_and_two_veils() -> None:
+    """What the patch says is what a whole new figure would say."""
+    view = View(point=4, other=1, budget_bytes=35 * GIB)
+    patch = json.loads(json.dumps(marking(DATA, view, "light").to_plotly_json()))
+    whole = figure(view)
+    found = {tuple(o["location"]): o["params"]["value"] for o in patch["operations"]}
+    assert set(found) == {
+        *(("data", i, axis) for i in (drawing.KNEE, drawing.OTHER, drawing.SELECTED) for axis in "xy"),
+        *(("layout", "shapes", i) for i in (drawing.BUDGET, drawing.TARGET)),
+    }
+    for (_, i, name), value in ((k, v) for k, v in found.items() if k[0] == "data"):
+        assert whole["data"][i][name] == value
+    assert whole["layout"]["shapes"][drawing.BUDGET] == found["layout", "shapes", drawing.BUDGET]
+
+
+def test_many_points_are_drawn_by_webgl_and_few_sharply() -> None:
+    long = FrontierData.of(long_exploration(20_000))
+    assert figure(View(), long)["data"][drawing.FITS]["type"] == "scattergl"
+    assert figure(View())["data"][drawing.FITS]["type"] == "scatter"
+
+
+def test_other_planners_are_marks_of_their_own_shape() -> None:
+    points = [
+        point(10 * GIB, 1.0),
+        point(15 * GIB, 1.2, planner="zero"),
+        point(16 * GIB, 1.3, planner="megatron"),
+    ]
+    trace = figure(View(), FrontierData.of(exploration(points)))["data"][drawing.MARKS]
+    assert trace["text"] == ["ZeRO", "Megatron"]
+    assert len(set(trace["marker"]["symbol"])) == 2
+
+
+def test_no_plot_offers_to_upload_itself() -> None:
+    assert "sendChartToCloud" in GRAPH_CONFIG["modeBarButtonsToRemove"]
+    assert GRAPH_CONFIG["displaylogo"] is False

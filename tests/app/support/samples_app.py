@@ -1,0 +1,85 @@
+"""Explorations made up for the dashboard's tests: small, exact in every figure, or as long as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensoropt.cluster import load_cluster
+from tensoropt.plan.exploration import Exploration, Point, Space
+from tensoropt.plan.plan import MeshInfo, ModelInfo
+
+GIB = 2.0**30
+GROUPS = ("embedding", "attention", "mlp", "head")
+
+
+def space(shape: Sequence[int] = (2, 4), micro_batches: int = 1) -> Space:
+    """Four groups, each of which is split along the batch, along the model, or not at all."""
+    names = tuple("ab"[: len(shape)])
+    plain, data, model = (["none"] * len(names), ["d0"] * len(names), ["out_features"] * len(names))
+    groups = {
+        name: {
+            "micro": "d0",
+            "members": [name],
+            "parameters": [f"p_{name}"],
+            "configurations": [plain, data, model],
+            "options": [[[["R", *["R"] * len(names)]]]] * 3,
+        }
+        for name in GROUPS
+    }
+    return Space(
+        mesh=MeshInfo(shape=tuple(shape), names=names),
+        micro_batches=micro_batches,
+        groups=groups,
+        hubs={},
+        shared={},
+        keys={f"p_{name}": f"model.{name}.weight" for name in GROUPS},
+    )
+
+
+def point(memory_bytes: float, time_s: float, **more: Any) -> Point:
+    """A point whose memory is a fifth of each kind and whose time is two thirds compute."""
+    fields: dict[str, Any] = {
+        "memory_bytes": memory_bytes,
+        "time_s": time_s,
+        "compute_s": time_s * 2 / 3,
+        "communication_s": time_s / 3,
+        "additive_memory_bytes": memory_bytes,
+        "memory": (memory_bytes / 5,) * 5,
+        "space": 0,
+        "choice": (1, 2, 0, 1),
+        "options": (0, 0, 0, 0),
+        "collectives": (("all_reduce", (0,), 1024, 3),),
+        "sources": {"data sheet": 1.0},
+        "exact": True,
+        "gap": 0.0,
+    }
+    return Point(**{**fields, **more})
+
+
+def exploration(
+    points: Sequence[Point] | None = None,
+    spaces: Sequence[Space] | None = None,
+    cluster: str = "dgx-h100",
+    **more: Any,
+) -> Exploration:
+    """Eight points from 10 to 80 GiB and 800 to 100 ms by default."""
+    if points is None:
+        points = [point((i + 1) * 10 * GIB, 0.8 - 0.1 * i) for i in range(8)]
+    fields: dict[str, Any] = {
+        "model": ModelInfo(source="zoo:gpt2-tiny", fingerprint="f" * 64, parameters=124_000_000),
+        "cluster": load_cluster(cluster).to_dict(),
+        "settings": {"mode": "train", "optimizer": "adam", "micro_batches": "auto", "epsilon": 1e-3},
+        "versions": {"tensoropt": "0"},
+        "report": {"operators": 4, "groups": 4, "hubs": 0, "shared_parameters": 0, "workloads_measured": 0,
+                   "device": "H100-80GB", "notes": ["not searched: meshes of more than 2 axes (1)"]},
+    }  # fmt: skip
+    return Exploration(tuple(points), tuple(spaces or (space(),)), **{**fields, **more})
+
+
+def long_exploration(count: int) -> Exploration:
+    """``count`` points on a hyperbola, from 1 to 79 GiB."""
+    memory = np.linspace(1, 79, count) * GIB
+    return exploration([point(float(m), float(40 * GIB / m) / 100) for m in memory])

@@ -1,0 +1,85 @@
+"""Controls: what a person does, and what merely echoes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples_app import GIB, exploration
+from tensoropt_app import events
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
+
+DATA = FrontierData.of(exploration())
+VIEW = View(exploration="x", point=4)
+
+
+def test_the_slider_selects_the_fastest_point_within_its_budget() -> None:
+    view = events.on_budget(VIEW, DATA, 35.0)
+    assert (view.point, view.budget_bytes) == (2, 35 * GIB)
+
+
+def test_the_right_end_of_a_slider_is_no_limit() -> None:
+    low, high, step = events.budget_range(DATA)
+    assert low < 10 < 80 < high - step
+    limited = events.on_budget(VIEW, DATA, 35.0)
+    assert events.on_budget(limited, DATA, high).budget_bytes is None
+    assert events.on_budget(VIEW, DATA, high) == VIEW
+
+
+@given(st.floats(1, 200))
+def test_a_slider_that_shows_the_state_changes_nothing(gib: float) -> None:
+    """Otherwise the echo of a typed budget would move it."""
+    view = events.on_budget_text(VIEW, DATA, f"{gib} GiB")
+    low, high, _ = events.budget_range(DATA)
+    assert events.on_budget(view, DATA, min(max(gib, low), high)) == view
+
+
+@pytest.mark.parametrize(
+    ("text", "point"), [("35", 2), ("35 GiB", 2), ("35840MiB", 2), ("", 4), ("no limit", 4)]
+)
+def test_a_bare_number_is_in_the_unit_shown(text: str, point: int) -> None:
+    assert events.on_budget_text(VIEW, DATA, text).point == point
+
+
+@pytest.mark.parametrize("text", ["-3", "24 parsecs", "inf", "nan", "GiB", "1e999"])
+def test_what_is_not_a_limit_is_said(text: str) -> None:
+    with pytest.raises(events.NotUnderstoodError, match=r"GiB|more than nothing"):
+        events.on_budget_text(VIEW, DATA, text)
+
+
+def test_arrows_walk_along_the_frontier_and_stop_at_its_ends() -> None:
+    assert events.on_key(VIEW, DATA, {"step": 1}).point == 5
+    assert events.on_key(VIEW, DATA, {"step": -10}).point == 0
+    assert events.on_key(VIEW, DATA, {"word": "fastest"}).point == 7
+    assert events.on_key(VIEW, DATA, {"word": "compare"}).other == 4
+
+
+def test_a_click_selects_or_compares() -> None:
+    click = {"points": [{"curveNumber": 2, "customdata": [6, "2x4", 1]}]}
+    assert events.on_click(VIEW, DATA, click).point == 6
+    assert events.on_click(VIEW, DATA, click, second=True).other == 6
+    assert events.on_row(VIEW, DATA, {"rowId": "6"}).point == 6
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["points", "customdata", "rowId", "row", "step", "word"]), inner, max_size=3
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("control", sorted(events.EVENTS))
+@given(value=anything)
+def test_no_value_of_a_control_breaks_the_view(control: str, value: object) -> None:
+    """Pages may send anything; a control either understands it or leaves a view that is still one."""
+    try:
+        view = events.EVENTS[control](VIEW, DATA, value)
+    except events.NotUnderstoodError:
+        return
+    assert View.from_data(view.to_data()) == view
+    assert view.point is not None
+    assert 0 <= view.point < len(DATA)

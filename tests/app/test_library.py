@@ -1,0 +1,58 @@
+"""Explorations by key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples_app import exploration
+from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
+from tensoropt_app.views.library import choices
+
+from tensoropt.errors import TensorOptError
+
+
+def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
+    library = Library()
+    assert library.entries()
+    for entry in library.entries():
+        found = library.load(entry.key)
+        assert found.plan(0).operators
+    assert sum(f.stat().st_size for f in READY_MADE.rglob("*") if f.is_file()) < 2 * 2**20
+
+
+def test_a_folder_of_several_explorations_is_opened(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        exploration().save(tmp_path / name)
+    (tmp_path / "c").mkdir()
+    keys = [e.key for e in Library(tmp_path).entries() if e.origin == "opened"]
+    assert keys == ["opened-a", "opened-b"]
+    assert Library(tmp_path / "a").entries()[0].key == "opened-a"
+
+
+def test_a_folder_without_one_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(TensorOptError, match=r"holds no exploration.*tensoropt explore"):
+        Library(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["../../etc", "/etc/passwd", "opened-..", "", "a" * 5000])
+def test_a_key_is_looked_up_and_never_a_path(key: str) -> None:
+    with pytest.raises(UnknownExplorationError):
+        Library().load(key)
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    exploration().save(tmp_path / "a")
+    library = Library(tmp_path)
+    first = library.load("opened-a")
+    assert library.load("opened-a") is first
+    exploration(first.points[:2]).save(tmp_path / "a")
+    assert len(library.load("opened-a").points) == 2
+
+
+def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        exploration().save(tmp_path / name)
+    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    assert "gpt2-tiny on dgx-h100 (a)" in labels
+    assert len(set(labels)) == len(labels)

@@ -1,0 +1,179 @@
+"""The server: downloads, headers, and what it does with requests that no page of its own sends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from samples_app import exploration
+from tensoropt_app.library import Library
+from tensoropt_app.safety import MAX_REQUEST_BYTES, UPDATE
+from tensoropt_app.server import create_app, listen, serve
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import load_plan
+
+
+@pytest.fixture(scope="module")
+def dash(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("explorations")
+    exploration().save(folder / "a")
+    return create_app(Library(folder))
+
+
+@pytest.fixture(scope="module")
+def client(dash: Any) -> FlaskClient:
+    found = dash.server.test_client()
+    assert found.get("/").status_code == 200  # sets the callbacks up, as the first page does
+    assert found.get("/_dash-dependencies").status_code == 200
+    return found
+
+
+def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClient, tmp_path: Path) -> None:
+    answer = client.get("/download/opened-a/plan.json?point=3")
+    (tmp_path / "plan.json").write_bytes(answer.data)
+    assert load_plan(tmp_path / "plan.json").predicted.memory_bytes == 40 * 2**30
+    assert 'filename="plan.json"' in answer.headers["Content-Disposition"]
+    rows = list(csv.reader(io.StringIO(client.get("/download/opened-a/frontier.csv").text)))
+    assert rows[0][:3] == ["point", "memory_bytes", "time_s"]
+    assert len(rows) == 9
+    strategies = list(csv.reader(io.StringIO(client.get("/download/opened-a/strategies.csv").text)))
+    assert len(strategies) == 1 + 8 * 4
+
+
+def test_the_standalone_page_fetches_nothing(client: FlaskClient) -> None:
+    text = client.get("/download/opened-a/frontier.html?point=2").text
+    assert "Plotly.newPlot" in text
+    assert "<script src" not in text
+    assert "<link" not in text.split("<script>")[0]
+    assert "gpt2-tiny on dgx-h100" in text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "opened-a/plan.json?point=8", "opened-a/plan.json?point=-1", "opened-a/plan.json?point=1e3",
+        "opened-a/exploration.json", "opened-b/plan.json", "..%2F..%2Fetc/plan.json",
+        "opened-a/..%2Fpoints.npz",
+    ],
+)  # fmt: skip
+def test_downloads_come_from_the_exploration_only(client: FlaskClient, path: str) -> None:
+    answer = client.get(f"/download/{path}")
+    assert answer.status_code == 404 or b"react-entry-point" in answer.data
+    assert b"root:" not in answer.data
+
+
+def test_only_this_machine_and_its_own_pages_are_answered(dash: Any, client: FlaskClient) -> None:
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+    assert client.get("/", headers={"Host": "127.0.0.1:8050"}).status_code == 200
+    assert client.get("/", headers={"Host": "[::1]:8050"}).status_code == 200
+    crossed = client.post(UPDATE, json={}, headers={"Origin": "https://evil.example"})
+    assert crossed.status_code == 403
+    beyond = create_app(Library(), any_host=True).server.test_client()
+    assert beyond.get("/", headers={"Host": "box.example"}).status_code == 200
+
+
+def test_pages_may_load_from_this_server_only(client: FlaskClient) -> None:
+    policy = client.get("/").headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "http" not in policy
+
+
+def test_a_request_that_is_too_large_is_refused_before_it_is_read(client: FlaskClient) -> None:
+    too_long = {"CONTENT_LENGTH": str(MAX_REQUEST_BYTES + 1)}
+    answer = client.post(UPDATE, data=b"{}", environ_overrides=too_long)
+    assert answer.status_code == 413
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    body=st.binary(max_size=60)
+    | json_values.map(lambda v: json.dumps(v).encode())
+    | st.fixed_dictionaries(
+        {"output": st.text(max_size=20) | st.just("state.data")},
+        optional=dict.fromkeys(("inputs", "outputs", "state", "changedPropIds"), json_values),
+    ).map(lambda v: json.dumps(v).encode())
+)
+def test_malformed_callbacks_are_refused(client: FlaskClient, body: bytes) -> None:
+    answer = client.post(UPDATE, data=body, content_type="application/json")
+    assert 400 <= answer.status_code < 500
+    assert answer.json["error"]
+
+
+def test_callbacks_with_any_values_leave_the_server_standing(dash: Any, client: FlaskClient) -> None:
+    """Every callback that runs here, called as a page calls it, with values of the wrong kinds."""
+    called = 0
+    for output, known in dash.callback_map.items():
+        if "callback" not in known:
+            continue  # it runs in the browser
+        for value in (None, 3, "x", ["y"], {"view": {"exploration": "opened-a", "point": 10**8}}):
+            inputs = [{**_plain(d), "value": value} for d in known["inputs"]]
+            request = {
+                "output": output,
+                "outputs": _outputs(output),
+                "inputs": inputs,
+                "state": [{**_plain(d), "value": value} for d in known["state"]],
+                "changedPropIds": [f"{i['id']}.{i['property']}" for i in inputs[:1]],
+            }
+            answer = client.post(UPDATE, json=request)
+            assert answer.status_code in (200, 204), (output, value, answer.data[:300])
+            called += 1
+    assert called > 40
+    assert client.get("/").status_code == 200
+
+
+def _plain(dependency: dict[str, Any]) -> dict[str, Any]:
+    return {"id": dependency["id"], "property": dependency["property"]}
+
+
+def _outputs(output: str) -> Any:
+    """What a page sends beside the callback's name."""
+    if output.startswith(".."):
+        parts = [part.rpartition(".") for part in output.strip(".").split("...")]
+        return [{"id": i, "property": p} for i, _, p in parts]
+    name, _, prop = output.rpartition(".")
+    return {"id": name, "property": prop}
+
+
+def test_a_server_beyond_this_machine_says_that_there_is_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Ended:
+        server_port = 1
+
+        def serve_forever(self) -> None:
+            raise KeyboardInterrupt
+
+        def server_close(self) -> None: ...
+
+    monkeypatch.setattr("tensoropt_app.server.listen", lambda *_: Ended())
+    serve(host="0.0.0.0", port=0, say=said.append)
+    assert any("no login" in line for line in said)
+    said.clear()
+    assert serve(port=0, say=said.append) == "http://127.0.0.1:1/"
+    assert not any("no login" in line for line in said)
+
+
+def test_an_address_in_use_is_an_error_in_words(dash: Any) -> None:
+    first = listen(dash, "127.0.0.1", 0)
+    try:
+        with pytest.raises(TensorOptError, match="cannot listen on"):
+            listen(dash, "127.0.0.1", first.server_port)
+        with pytest.raises(TensorOptError, match="between 0 and 65535"):
+            listen(dash, "127.0.0.1", 70_000)
+    finally:
+        first.server_close()

@@ -1,0 +1,83 @@
+"""The frontier as data: what fits, what is filtered, what is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from samples_app import GIB, exploration, long_exploration, point, space
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import (
+    FrontierData,
+    filter_sentence,
+    limit_sentence,
+    mark_sentence,
+    price_of,
+    step_cost,
+    table_rows,
+)
+
+DATA = FrontierData.of(exploration())
+
+
+def test_what_exceeds_the_device_is_named_and_kept() -> None:
+    view = View(headroom=0.15)  # of 80 GiB: 68 GiB
+    assert "2 of 8 plans need more than the 68.0 GiB" in limit_sentence(DATA, view)
+    assert [row["fits"] for row in table_rows(DATA, view)] == [True] * 6 + [False] * 2
+
+
+def test_a_budget_that_nothing_fits_says_what_would() -> None:
+    said = limit_sentence(DATA, View(budget_bytes=8 * GIB))
+    assert said == "No plan fits 8.00 GiB; the smallest needs 10.0 GiB."
+    said = limit_sentence(DATA, View(target_s=0.05))
+    assert said == "No plan takes at most 50.0 ms; the fastest takes 100 ms."
+
+
+def test_a_device_that_nothing_fits_says_what_to_do() -> None:
+    data = FrontierData.of(exploration([point(100 * GIB, 1.0)]))
+    assert "No plan fits the 76.0 GiB" in limit_sentence(data, View())
+    assert "Use more devices" in limit_sentence(data, View())
+
+
+def test_filters_keep_what_they_name_and_say_when_nothing_is_left() -> None:
+    spaces = (space((8,)), space((2, 4), micro_batches=4))
+    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5, space=1)]
+    data = FrontierData.of(exploration(points, spaces))
+    assert data.filters() == {"mesh": ["8", "2x4"], "micro": ["1", "4"], "devices": ["8"]}
+    assert data.passing(View(mesh="2x4")).tolist() == [False, True]
+    assert "clear a filter" in filter_sentence(data, View(mesh="8", micro="4"))
+
+
+def test_a_mark_below_the_line_is_explained() -> None:
+    points = [point(10 * GIB, 1.0), point(20 * GIB, 0.5), point(15 * GIB, 0.7, planner="zero")]
+    data = FrontierData.of(exploration(points))
+    assert mark_sentence(data).startswith("ZeRO: below the line")
+    above = [point(10 * GIB, 1.0), point(15 * GIB, 1.2, planner="zero")]
+    assert mark_sentence(FrontierData.of(exploration(above))) == ""
+
+
+def test_the_floor_is_what_the_certificate_proves() -> None:
+    data = FrontierData.of(exploration([point(GIB, 1.1, gap=0.1, exact=False), point(2 * GIB, 0.5)]))
+    assert data.floor == pytest.approx([1.0, 0.5])
+    assert data.trimmed
+    assert not DATA.trimmed
+
+
+def test_cost_is_device_hours_times_price() -> None:
+    assert price_of(DATA, View()) is None
+    assert step_cost(DATA, 0, price_of(DATA, View(price=3.0))) == pytest.approx(0.8 / 3600 * 8 * 3.0)
+
+
+def test_neighbours_are_among_what_the_filters_keep() -> None:
+    spaces = (space((8,)), space((2, 4)))
+    points = [point((i + 1) * GIB, 10.0 - i, space=i % 2) for i in range(6)]
+    data = FrontierData.of(exploration(points, spaces))
+    view = View(point=2, mesh="2x4")
+    assert data.neighbour(view, 1) == 3
+    assert data.neighbour(view, -1) == 1
+    assert data.neighbour(View(point=3, mesh="2x4"), 1) == 5
+
+
+def test_a_long_frontier_stays_whole() -> None:
+    data = FrontierData.of(long_exploration(20_000))
+    assert len(table_rows(data, View())) == 20_000
+    assert np.all(np.diff(data.memory) > 0)

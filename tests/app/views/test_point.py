@@ -1,0 +1,35 @@
+"""A point in words, and two points side by side."""
+
+from __future__ import annotations
+
+from samples_app import GIB, exploration, point
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.point import differences, dominant_words, point_card
+
+DATA = FrontierData.of(exploration())
+
+
+def test_the_card_says_memory_time_and_whether_it_fits() -> None:
+    card = point_card(DATA, View(headroom=0.05), 2)
+    assert (card.memory, card.time, card.fits) == ("30.0 GiB", "600 ms", True)
+    assert card.verdict == "Fits a H100-80GB: uses 38 % of its 80.0 GiB."
+    over = point_card(DATA, View(headroom=0.05), 7)
+    assert not over.fits
+    assert "76.0 GiB are left after 5 % headroom" in over.verdict
+
+
+def test_what_dominates_is_named() -> None:
+    lean = exploration([point(GIB, 1.0, memory=(0.1 * GIB, 0, 0, 0.9 * GIB, 0))])
+    assert "kept activations (90 %)" in dominant_words(lean, 0)
+    waiting = exploration([point(GIB, 1.0, compute_s=0.2, communication_s=0.8)])
+    assert "communication (80 %)" in dominant_words(waiting, 0)
+
+
+def test_only_what_differs_is_listed_with_its_change() -> None:
+    rows = {d.label: d for d in differences(DATA, 0, 4)}
+    assert (rows["memory"].first, rows["memory"].second) == ("10.0 GiB", "50.0 GiB")
+    assert rows["memory"].change == "+40.0 GiB (+400 %)"
+    assert rows["time"].change == "−400 ms (−50 %)"
+    assert "mesh" not in rows
+    assert differences(DATA, 3, 3) == ()

@@ -26,7 +26,8 @@ from tensoropt.costs.workload import workload
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.call import describe_call
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
-from tensoropt.plan.judge import Judged, judge, point_of, space_of
+from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, space_of
+from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts, prepare
 from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
@@ -173,26 +174,29 @@ def _judge_all(
     progress: Progress,
 ) -> tuple[tuple[Point, ...], int]:
     """(what remains of all points once the judge has played them, how many were played)."""
-    played: list[tuple[int, int, Judged]] = []
+    judged: list[list[Judged]] = []
     for number, found in enumerate(searched):
         progress("judge", number, len(searched), f"mesh {found.mesh.label}, {len(found.frontier)} points")
-        for i in range(len(found.frontier)):
-            choice, options = found.frontier.strategy(i), found.frontier.options(i)
-            played.append((number, i, judge(found.tables, choice, options, settings.optimizer)))
-    kept = reduce_points(played, lambda item: (item[2].memory_bytes, item[2].time_s))
+        chosen = [(found.frontier.strategy(i), found.frontier.options(i)) for i in range(len(found.frontier))]
+        overlap = overlap_of(costs.cluster, found.mesh)
+        judged.append(judge(found.tables, chosen, settings.optimizer, overlap))
+    figures = [costs_of(of_space) for of_space in judged]
+    played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
+    kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))
     gaps = [found.frontier.gap for found in searched]
-    compute_source = "measured" if costs.pool is not None else "data sheet"
     points = tuple(
-        point_of(
-            judged,
+        judged[number][index // CHUNK].point(
+            index % CHUNK,
             spaces[number],
             number,
-            searched[number].communication,
+            additive=(
+                float(searched[number].frontier.memory[index]),
+                float(searched[number].frontier.time[index]),
+            ),
             exact=searched[number].frontier.exact,
             gap=float(gaps[number][index]),
-            compute_source=compute_source,
         )
-        for number, index, judged in kept
+        for number, index in kept
     )
     progress("judge", len(searched), len(searched), f"{len(points)} of {len(played)} points remain")
     return points, len(played)

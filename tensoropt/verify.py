@@ -28,9 +28,10 @@ from tensoropt.execute.rank_checks import CheckOptions
 from tensoropt.execute.recorder import compare_collectives
 from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
 from tensoropt.plan import Plan
+from tensoropt.plan.judge import judge_strategy
+from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
-from tensoropt.plan.simulate import simulate
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
@@ -228,10 +229,10 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         found = predicted_collectives(strategy, facts)
         optimizer = costs.settings.optimizer
         prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, upkeep)
-        time_s = sum(prices.strategy_s(strategy, of_strategy, facts))
+        overlap = overlap_of(costs.cluster, mesh)
+        played = judge_strategy(strategy, of_strategy, facts, prices, optimizer, overlap).played
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
-        peak = simulate(strategy, facts, optimizer).peak
-        predictions.append(Prediction(rows, float(peak.total), time_s))
+        predictions.append(Prediction(rows, float(played.memory.sum()), float(played.total_s[0])))
     return predictions
 
 

@@ -62,7 +62,14 @@ class TableBuilder:
         variables += [self._shared_parameter(name) for name in self.graph.shared]
         edges = tuple(self.edges.build({v.name: v for v in variables}, self.regions))
         return CostTables(
-            self.graph, self.mesh, tuple(variables), edges, self.templates, self.micro, self.regions
+            self.graph,
+            self.mesh,
+            tuple(variables),
+            edges,
+            self.templates,
+            self.micro,
+            self.prices,
+            self.regions,
         )
 
     # -- variables --------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ class MeasuredCompute:
 
     source = MEASURED
 
+    def source_of(self, work: Workload) -> str:
+        return self.source
+
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward); infinite for a workload that could not run (out of memory)."""
         record = self.records.get(work.key)
@@ -72,6 +75,9 @@ class RooflineCompute:
     """
 
     source = DATA_SHEET
+
+    def source_of(self, work: Workload) -> str:
+        return self.source
 
     def __init__(self, device: DeviceKind, dtype: str, optimizer: str):
         self.device = device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
@@ -25,8 +25,17 @@ from tensoropt.sharding.strategy import Strategy
 class ComputeCosts(Protocol):
     """Seconds of workloads and of the optimizer."""
 
+    @property
+    def source(self) -> str:
+        """Where the optimizer's and the upkeep's figures come from: measured, fitted or data sheet."""
+        ...
+
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) of one micro-batch."""
+        ...
+
+    def source_of(self, work: Workload) -> str:
+        """Where :meth:`seconds` of this workload come from."""
         ...
 
     @property
@@ -37,6 +46,20 @@ class CommunicationCosts(Protocol):
     """Seconds of collectives; axes are the mesh's own (without the micro-batch axis)."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
+
+    def source(self, kind: str, axes: Sequence[int]) -> str:
+        """Where :meth:`time_s` comes from: measured, fitted or data sheet."""
+        ...
+
+
+class Send(NamedTuple):
+    """One collective with its price; ``axes`` are the mesh's own, counted from 0."""
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: int
+    seconds: float
+    source: str
 
 
 _FREE = Upkeep()
@@ -74,15 +97,28 @@ class Prices:
         real = tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
         return self.communication.time_s(kind, real, num_bytes) if real else 0.0
 
-    def steps_s(self, steps: Sequence[Step], element_bytes: int) -> float:
-        """Seconds of a resharding: its collectives, the copies around them, and issuing it."""
-        total = self.upkeep.call_s if steps else 0.0
+    def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
+        """A collective with its price; None where its group has one member."""
+        real = tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
+        if not real:
+            return None
+        seconds = self.communication.time_s(kind, real, num_bytes)
+        return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
+
+    def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, tuple[Send, ...]]:
+        """A resharding: seconds of the copies around its collectives and of issuing it; its collectives."""
+        local, sends = self.upkeep.call_s if steps else 0.0, []
         for step in steps:
             payload = step.payload(self.mesh) * element_bytes
-            if step.kind in COLLECTIVES:
-                total += self.collective_s(step.kind, step.axes, payload)
-            total += payload * self.upkeep.copy_s_per_byte
-        return total
+            if step.kind in COLLECTIVES and (send := self.send(step.kind, step.axes, payload)):
+                sends.append(send)
+            local += payload * self.upkeep.copy_s_per_byte
+        return local, tuple(sends)
+
+    def steps_s(self, steps: Sequence[Step], element_bytes: int) -> float:
+        """Seconds of a resharding: its collectives, the copies around them, and issuing it."""
+        local, sends = self.steps(steps, element_bytes)
+        return local + sum(send.seconds for send in sends)
 
     def edge_s(self, name: str, source: Layout, target: Layout) -> tuple[float, float]:
         """(forward, backward) seconds of an edge, one micro-batch."""

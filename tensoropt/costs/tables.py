@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from tensoropt.costs.facts import Facts
+from tensoropt.costs.prices import Prices
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.sharding.configurations import Configuration, Mesh, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
@@ -87,6 +88,7 @@ class CostTables:
     edges: tuple[EdgeTable, ...]
     templates: Mapping[str, Template] = field(repr=False)
     micro: Mapping[str, AxisStrategy] = field(repr=False)
+    prices: Prices = field(repr=False)
     regions: tuple[Region, ...] = ()
 
     @cached_property

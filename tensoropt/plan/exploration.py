@@ -29,7 +29,7 @@ from tensoropt.plan.plan import (
 )
 from tensoropt.units import format_bytes, format_seconds
 
-SCHEMA = "tensoropt.exploration/1"
+SCHEMA = "tensoropt.exploration/2"
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 
 
@@ -64,13 +64,21 @@ class Space:
 
 @dataclass(frozen=True)
 class Point:
-    """One strategy of the frontier with its figures; bytes and seconds of one rank and step."""
+    """One strategy of the frontier with its figures; bytes and seconds of one rank and step.
+
+    ``memory_bytes`` and ``time_s`` are the judge's, ``additive_...`` what the search added up.
+    ``communication_s`` is all of it: ``exposed_s`` is waited for, ``hidden_s`` runs beside something else;
+    ``time_s = compute_s + exposed_s + idle_s``. ``sources``: shares of all these seconds.
+    """
 
     memory_bytes: float
     time_s: float
     compute_s: float
     communication_s: float
+    exposed_s: float
+    hidden_s: float
     additive_memory_bytes: float
+    additive_time_s: float
     memory: tuple[float, ...]
     space: int
     choice: tuple[int, ...]
@@ -80,6 +88,7 @@ class Point:
     exact: bool
     gap: float
     planner: str = "frontier"
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -197,6 +206,10 @@ class Exploration:
             time_s=point.time_s,
             compute_s=point.compute_s,
             communication_s=point.communication_s,
+            exposed_s=point.exposed_s,
+            hidden_s=point.hidden_s,
+            idle_s=point.idle_s,
+            additive_time_s=point.additive_time_s,
             additive_memory_bytes=point.additive_memory_bytes,
             memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
             sources=dict(point.sources),

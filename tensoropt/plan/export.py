@@ -17,8 +17,9 @@ FIXED_COLUMNS = (
     "exact", "gap", "planner",
 )  # fmt: skip
 FURTHER_COLUMNS = (
-    "additive_memory_bytes", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "kept_bytes",
-    "transient_bytes", "measured_share", "fitted_share", "data_sheet_share",
+    "additive_memory_bytes", "additive_time_s", "exposed_s", "hidden_s", "idle_s", "parameters_bytes",
+    "gradients_bytes", "optimizer_bytes", "kept_bytes", "transient_bytes", "measured_share", "fitted_share",
+    "data_sheet_share",
 )  # fmt: skip
 
 
@@ -41,7 +42,8 @@ def write_frontier_csv(exploration: Exploration, path: str | os.PathLike[str]) -
             [
                 i, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
                 repr(p.compute_s), repr(p.communication_s), str(p.exact).lower(), repr(p.gap), p.planner,
-                round(p.additive_memory_bytes), *(round(m) for m in p.memory),
+                round(p.additive_memory_bytes), repr(p.additive_time_s), repr(p.exposed_s), repr(p.hidden_s),
+                repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
             ]
         )  # fmt: skip

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tensoropt.cluster import Mesh
-from tensoropt.costs.collectives import predicted_collectives
-from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.collectives import Collective
 from tensoropt.costs.facts import Facts
+from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
-from tensoropt.plan.exploration import MEMORY_KINDS, Point, Space
+from tensoropt.costs.workload import Workload
+from tensoropt.plan.exploration import Point, Space
+from tensoropt.plan.menu import Indices, StrategyMenu, TableMenu
+from tensoropt.plan.overlap import Overlap
+from tensoropt.plan.pieces import Piece
 from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.play import Play
 from tensoropt.plan.problem import Problem
-from tensoropt.plan.simulate import simulate
+from tensoropt.plan.walk import SOURCES, Played, Walk
 from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.strategy import Strategy
 
-
-def facts_of_strategy(tables: CostTables, choice: Mapping[str, int]) -> dict[str, Facts]:
-    return {g.name: tables.templates[g.name].facts[choice[g.name]] for g in tables.graph.groups}
+CHUNK = 4096
+"""Strategies played at once: enough for numpy, few enough for memory."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
@@ -59,73 +66,93 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
 
 @dataclass(frozen=True)
 class Judged:
-    """A strategy with the judge's figures; bytes and seconds of one rank and step.
+    """The strategies of one space with the judge's figures, in the order given."""
 
-    ``memory`` is the peak by kind, ``additive`` what the search added up.
-    """
+    play: Play
+    played: Played
+    choices: Mapping[str, Indices]
+    options: Mapping[str, Indices]
 
-    choice: Mapping[str, int]
-    options: Mapping[Any, int]
-    strategy: Strategy
-    facts: Mapping[str, Facts]
-    memory: tuple[float, ...]
-    additive: float
-    compute: float
-    communication: float
+    def point(
+        self, row: int, space: Space, number: int, *, additive: tuple[float, float], exact: bool, gap: float
+    ) -> Point:
+        """Strategy ``row`` as a point of space ``number``; ``additive``: the search's memory and time."""
+        p = self.played
+        total, communication = float(p.total_s[row]), float(p.communication_s[row])
+        exposed = float(p.exposed_s[row])
+        of_source = p.sources[row]
+        weight = float(of_source.sum()) or 1.0
+        shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
+        return Point(
+            memory_bytes=float(p.memory[row].sum()),
+            time_s=total,
+            compute_s=float(p.compute_s[row]),
+            communication_s=communication,
+            exposed_s=exposed,
+            hidden_s=max(communication - exposed, 0.0),
+            additive_memory_bytes=additive[0],
+            additive_time_s=additive[1],
+            memory=tuple(float(m) for m in p.memory[row]),
+            space=number,
+            choice=tuple(int(self.choices[n][row]) for n in space.variables),
+            options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in space.variables),
+            collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
+            sources=shares,
+            exact=exact,
+            gap=gap,
+        )
 
-    @property
-    def memory_bytes(self) -> float:
-        return float(sum(self.memory))
-
-    @property
-    def time_s(self) -> float:
-        return self.compute + self.communication
+    def collectives(self, row: int) -> Counter[Collective]:
+        """What one strategy sends in a step."""
+        found: Counter[Collective] = Counter()
+        play, micro = self.play, self.play.mesh[0]
+        for owner in play.owners:
+            for effect in owner.pieces[owner.which[row]].effects:
+                for send in effect.sends:
+                    found[Collective(send.kind, send.axes, send.bytes)] += micro
+        for send in play.reductions(row):
+            found[Collective(send.kind, send.axes, send.bytes)] += 1
+        return found
 
 
 def judge(
-    tables: CostTables, choice: Mapping[str, int], options: Mapping[Any, int], optimizer: str
+    tables: CostTables,
+    chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]],
+    optimizer: str,
+    overlap: Overlap,
+) -> list[Judged]:
+    """Play strategies of the tables, each given as (choice, options); in parts of :data:`CHUNK`."""
+    menu, known = TableMenu(tables), dict[Hashable, Piece]()
+    result = []
+    for start in range(0, len(chosen), CHUNK):
+        choices, options = menu.rows(chosen[start : start + CHUNK])
+        play = Play(menu, choices, options, optimizer, tables.prices, overlap, known)
+        result.append(Judged(play, Walk(play).run(), choices, options))
+    return result
+
+
+def judge_strategy(
+    strategy: Strategy,
+    works: Mapping[str, Workload],
+    facts: Mapping[str, Facts],
+    prices: Prices,
+    optimizer: str,
+    overlap: Overlap,
 ) -> Judged:
-    """Play one strategy of the tables."""
-    strategy = tables.strategy(choice, options)
-    facts = facts_of_strategy(tables, choice)
-    peak = simulate(strategy, facts, optimizer).peak
-    memory = tuple(float(getattr(peak, kind)) for kind in MEMORY_KINDS)
-    return Judged(choice, options, strategy, facts, memory, *tables.breakdown(choice, options))
+    """Play one strategy, which need not be in any table.
+
+    Args:
+        works, facts: per group name the workload and facts of its configuration.
+    """
+    menu = StrategyMenu(strategy, facts, works)
+    choices, options = menu.row()
+    play = Play(menu, choices, options, optimizer, prices, overlap)
+    return Judged(play, Walk(play).run(), choices, options)
 
 
-def point_of(
-    judged: Judged,
-    space: Space,
-    number: int,
-    communication: CommunicationModel,
-    *,
-    exact: bool,
-    gap: float,
-    compute_source: str,
-) -> Point:
-    """A judged strategy as a point of space ``number``: what it sends, where its figures come from."""
-    found = predicted_collectives(judged.strategy, judged.facts)
-    total = judged.time_s or 1.0
-    sources = {compute_source: judged.compute / total}
-    weights: dict[str, float] = {}
-    for c, count in found.items():
-        source = communication.source(c.kind, c.axes)
-        weights[source] = weights.get(source, 0.0) + communication.time_s(c.kind, c.axes, c.bytes) * count
-    for source, weight in weights.items():
-        share = judged.communication / total * weight / (sum(weights.values()) or 1.0)
-        sources[source] = sources.get(source, 0.0) + share
-    return Point(
-        memory_bytes=judged.memory_bytes,
-        time_s=judged.time_s,
-        compute_s=judged.compute,
-        communication_s=judged.communication,
-        additive_memory_bytes=judged.additive,
-        memory=judged.memory,
-        space=number,
-        choice=tuple(judged.choice[n] for n in space.variables),
-        options=tuple(int(judged.options.get(n, 0)) for n in space.variables),
-        collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(found.items())),
-        sources=sources,
-        exact=exact,
-        gap=gap,
+def costs_of(judged: Sequence[Judged]) -> np.ndarray:
+    """(n, 2) memory and time of all strategies."""
+    return np.concatenate(
+        [np.stack([j.played.memory.sum(axis=1), j.played.total_s], axis=1) for j in judged]
+        or [np.zeros((0, 2))]
     )

@@ -70,8 +70,9 @@ class CollectiveCount(_Strict):
 class Predicted(_Strict):
     """What the cost tables and the judge say. Bytes and seconds of one rank and one step.
 
-    ``memory_bytes`` is the peak the judge found; ``additive_memory_bytes`` is what the search added up.
-    ``memory`` splits the peak by kind.
+    ``memory_bytes`` and ``time_s`` are what the judge found; ``additive_memory_bytes`` and
+    ``additive_time_s`` what the search added up. ``memory`` splits the peak by kind; ``communication_s`` is
+    all of it, ``exposed_s`` what is waited for.
     """
 
     memory_bytes: float
@@ -79,6 +80,10 @@ class Predicted(_Strict):
     compute_s: float
     communication_s: float
     additive_memory_bytes: float
+    additive_time_s: float | None = None
+    exposed_s: float | None = None
+    hidden_s: float | None = None
+    idle_s: float = 0.0
     memory: dict[str, float] = {}
     sources: dict[str, float] = {}
     collectives: tuple[CollectiveCount, ...] = ()
@@ -99,6 +104,7 @@ class Plan(_Strict):
     operators: dict[str, OperatorPlan]
     hubs: dict[str, tuple[str, ...]]
     parameters: dict[str, ParameterPlan]
+    recomputed: tuple[str, ...] = ()
     predicted: Predicted
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
@@ -128,6 +134,7 @@ class Plan(_Strict):
             },
             "hubs": {name: list(layout) for name, layout in self.hubs.items()},
             "stored": {name: list(p.stored) for name, p in self.parameters.items()},
+            "recomputed": list(self.recomputed),
         }
 
     def strategy(self, graph: Any) -> Any:

@@ -5,10 +5,13 @@ Cost tables and executor both take the buckets from here, so that what is predic
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tensoropt.sharding.placement import PARTIAL_GRAD
+from tensoropt.graph import DTYPE_BYTES
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.placement import PARTIAL_GRAD, Layout
 from tensoropt.sharding.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20
@@ -28,15 +31,33 @@ class Bucket:
     elements: int
 
 
-def reduction_axes(strategy: Strategy, parameter: str) -> tuple[int, ...]:
-    """Real axes over which a stored parameter's gradient is a partial sum."""
-    layout = strategy.stored[parameter]
-    return tuple(a for a, c in enumerate(layout) if a > 0 and c == PARTIAL_GRAD and strategy.mesh[a] > 1)
+def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
+    """Real axes over which the gradient of a parameter stored so is a partial sum."""
+    return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
+
+
+def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
+    """Trained parameters in the order in which backward completes their gradients: last used first."""
+    order = [n for g in graph.groups for n in (*g.parameters, *g.shared)]
+    tensors = graph.atoms.graph.tensors
+    return tuple(n for n in dict.fromkeys(reversed(order)) if tensors[n].requires_grad)
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """Buckets in the order in which backward completes them: last used parameter first."""
-    order = [n for g in strategy.graph.groups for n in (*g.parameters, *g.shared)]
+    """Buckets in the order in which backward completes them."""
+    gradients = []
+    for name in arrival_order(strategy.graph):
+        stored = strategy.stored[name]
+        elements = prod(strategy.local_shape(name, stored))
+        axes = reduction_axes(stored, strategy.mesh)
+        gradients.append((name, axes, strategy.tensor(name).dtype, elements))
+    return fill_buckets(gradients, limit_bytes)
+
+
+def fill_buckets(
+    gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
+) -> tuple[Bucket, ...]:
+    """Buckets of gradients given in the order in which they arrive, as (parameter, axes, dtype, elements)."""
     open_buckets: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
     done: list[Bucket] = []
 
@@ -44,16 +65,11 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
         items = open_buckets.pop(key)
         done.append(Bucket(*key, tuple(n for n, _ in items), sum(count for _, count in items)))
 
-    for name in dict.fromkeys(reversed(order)):
-        tensor = strategy.tensor(name)
-        if not tensor.requires_grad:
-            continue
-        key = (reduction_axes(strategy, name), tensor.dtype)
-        elements = prod(strategy.local_shape(name, strategy.stored[name]))
-        items = open_buckets.setdefault(key, [])
+    for name, axes, dtype, elements in gradients:
+        items = open_buckets.setdefault((axes, dtype), [])
         items.append((name, elements))
-        if sum(count for _, count in items) * tensor.element_bytes >= limit_bytes:
-            close(key)
+        if sum(count for _, count in items) * DTYPE_BYTES[dtype] >= limit_bytes:
+            close((axes, dtype))
     for key in list(open_buckets):
         close(key)
     return tuple(done)

@@ -53,9 +53,9 @@ def test_axes_are_reduced_together():
 
 def test_micro_batches_and_axes_of_one_are_not_reduced_over():
     strategy = two_layer_strategy(["R", "R/P"], ["R", "R/P"], (1, 1))
-    assert reduction_axes(strategy, FIRST) == ()
+    assert reduction_axes(strategy.stored[FIRST], strategy.mesh) == ()
     strategy = two_layer_strategy(["R/P", "R/P"], ["R/P", "R/P"], (2, 2))
-    assert reduction_axes(strategy, FIRST) == (1,)
+    assert reduction_axes(strategy.stored[FIRST], strategy.mesh) == (1,)
 
 
 @pytest.mark.parametrize("build", [two_layers, gates, gpt2], ids=lambda b: b.__name__)
@@ -71,5 +71,7 @@ def test_every_trained_parameter_is_in_one_bucket(build):
             for bucket in buckets:
                 sizes = [prod(strategy.local_shape(n, strategy.stored[n])) for n in bucket.parameters]
                 assert bucket.elements == sum(sizes)
-                assert {reduction_axes(strategy, n) for n in bucket.parameters} == {bucket.axes}
+                assert {reduction_axes(strategy.stored[n], strategy.mesh) for n in bucket.parameters} == {
+                    bucket.axes
+                }
                 assert all(sum(sizes[:i]) * 4 < 4096 for i in range(1, len(sizes)))

@@ -1,0 +1,127 @@
+"""The course of a step: what a rank does one after the other, the same list for every strategy.
+
+Forward in execution order, backward in reverse, then the optimizer; a strategy fills each moment with work
+and bytes, or with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from tensoropt.costs.tables import leaves_model
+from tensoropt.sharding.groups import Group, GroupGraph
+
+Phase = Literal["forward", "backward", "reduction", "optimizer"]
+Kind = Literal["read", "gather", "compute", "inner", "home", "output", "parameters", "step"]
+
+
+class Moment(NamedTuple):
+    """One moment of a step.
+
+    ``kind``: ``read`` a tensor is brought to a reader (its gradient back); ``gather`` parameters come to
+    their use; ``compute`` the operators run; ``inner`` collectives inside the group; ``home`` a tensor with
+    several readers is put where they find it; ``output`` a result is made whole; ``parameters`` gradients
+    go to where parameters are stored; ``step`` the optimizer.
+    """
+
+    phase: Phase
+    kind: Kind
+    group: str
+    tensor: str = ""
+
+    @property
+    def words(self) -> str:
+        forward = self.phase == "forward"
+        match self.kind:
+            case "read" if forward:
+                return f"resharding {self.tensor} for {self.group}"
+            case "read":
+                return f"resharding the gradient of {self.tensor} from {self.group}"
+            case "gather":
+                return f"parameters for {self.phase} {self.group}"
+            case "compute":
+                return f"{self.phase} {self.group}"
+            case "inner":
+                return f"inside {self.phase} {self.group}"
+            case "home":
+                return f"home of {self.tensor}" if forward else f"gradient of the home of {self.tensor}"
+            case "output":
+                return f"result {self.tensor}" if forward else f"gradient of result {self.tensor}"
+            case "parameters":
+                return f"gradients of the parameters of {self.group}"
+        return "optimizer"
+
+
+@dataclass(frozen=True)
+class Course:
+    """All moments of a step in order; ``index`` finds them.
+
+    Attributes:
+        forward_end: how many belong to forward.
+        last: the position after the last one of backward.
+    """
+
+    graph: GroupGraph
+    moments: tuple[Moment, ...]
+    forward_end: int
+    last: int
+    index: Mapping[Moment, int] = field(repr=False)
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Group, ...]]:
+        """Per activation the groups that read it, in execution order."""
+        found: dict[str, list[Group]] = {}
+        for group in self.graph.groups:
+            for name in group.reads:
+                found.setdefault(name, []).append(group)
+        return {name: tuple(groups) for name, groups in found.items()}
+
+    @cached_property
+    def first_user(self) -> Mapping[str, str]:
+        """Per parameter the group that uses it first; its gradient is complete after that one's backward."""
+        found: dict[str, str] = {}
+        for group in self.graph.groups:
+            for name in (*group.parameters, *group.shared):
+                found.setdefault(name, group.name)
+        return found
+
+
+def course_of(graph: GroupGraph) -> Course:
+    """The course of a step (in inference, of a call) of this graph."""
+    training = graph.atoms.graph.training
+    forward = [m for group in graph.groups for m in _forward(graph, group)]
+    backward = [m for group in reversed(graph.groups) for m in _backward(graph, group)] if training else []
+    end = [Moment("optimizer", "step", "")] if training else []
+    moments = (*forward, *backward, *end)
+    last = len(forward) + len(backward)
+    return Course(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)})
+
+
+def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:
+    for name in group.writes:
+        if name in graph.hubs:
+            yield "home", name
+        if leaves_model(graph, name):
+            yield "output", name
+
+
+def _forward(graph: GroupGraph, group: Group) -> Iterator[Moment]:
+    for name in group.reads:
+        yield Moment("forward", "read", group.name, name)
+    for kind in ("gather", "compute", "inner"):
+        yield Moment("forward", kind, group.name)
+    for made, name in _made(graph, group):
+        yield Moment("forward", made, group.name, name)
+
+
+def _backward(graph: GroupGraph, group: Group) -> Iterator[Moment]:
+    for made, name in reversed(tuple(_made(graph, group))):
+        yield Moment("backward", made, group.name, name)
+    for kind in ("gather", "compute", "inner"):
+        yield Moment("backward", kind, group.name)
+    for name in group.reads:
+        yield Moment("backward", "read", group.name, name)
+    yield Moment("backward", "parameters", group.name)

@@ -1,0 +1,55 @@
+"""What runs beside what: the executor's asynchronous collectives, and the links they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+
+from tensoropt.cluster import Cluster, Mesh
+
+
+def _axis_links(axes: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"axis {axis}" for axis in axes)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How a device kind overlaps.
+
+    Attributes:
+        beside: whether an asynchronous collective leaves the device free to compute. NCCL runs on a stream
+            of its own; gloo's threads run on the very cores that compute, so nothing is gained.
+        words: the assumption, for people.
+        by_axes: the link levels that collectives over some mesh axes occupy.
+    """
+
+    beside: bool
+    words: str
+    by_axes: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    def links(self, axes: tuple[int, ...]) -> tuple[str, ...]:
+        return self.by_axes.get(axes) or _axis_links(axes)
+
+
+BLOCKING = Overlap(False, "nothing overlaps")
+
+
+def overlap_of(cluster: Cluster, mesh: Mesh) -> Overlap:
+    """What the executor overlaps on this cluster's devices."""
+    by_axes = {
+        axes: link_levels(cluster, mesh, axes)
+        for count in range(1, len(mesh.shape) + 1)
+        for axes in combinations(range(len(mesh.shape)), count)
+    }
+    if cluster.device_type == "cpu":
+        words = "gradient buckets are reduced on the ranks' own cores: no communication is hidden"
+        return Overlap(False, words, by_axes)
+    words = "gradient buckets are reduced beside backward; all other collectives are waited for"
+    return Overlap(True, words, by_axes)
+
+
+def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:
+    """Names of the link levels that groups along ``axes`` cross, outermost first."""
+    crossed = {cluster.crossing_level(a, b).name for group in mesh.groups(axes) for a, b in pairwise(group)}
+    return tuple(level.name for level in cluster.levels if level.name in crossed)

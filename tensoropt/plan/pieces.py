@@ -1,0 +1,358 @@
+"""What one group, one tensor or one parameter does at the moments of a step, for one choice.
+
+A step is the sum of such pieces: all bytes and seconds add up, so pieces are worked out once per distinct
+choice and shared by strategies and by layers that look alike. Moments are given as *slots* of the piece's
+owner (:mod:`tensoropt.plan.simulate` knows where they lie).
+
+A tensor is followed by its storage: an edge whose forward moves nothing gives its reader the very storage
+of its source. All ranks do the same; the largest shard is played. Inputs, constants and buffers, the same
+for every strategy, are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.costs.prices import Prices, Send
+from tensoropt.costs.tables import leaves_model
+from tensoropt.costs.workload import Workload
+from tensoropt.graph import Tensor
+from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.local import localise
+from tensoropt.sharding.placement import Layout, local_shape
+from tensoropt.sharding.resharding import Step, edge_steps
+from tensoropt.sharding.strategy import output_layout
+
+OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
+"""Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
+denominators, of all parameters at once)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What happens at one moment of one micro-batch.
+
+    Attributes:
+        slot: of the owner; ``later`` moves it to the moment that follows.
+        kept, transient: bytes that begin (or, below 0, have ended) to be alive as the moment starts.
+        spot: bytes alive during this moment only.
+        local_s: seconds on the device, of ``source``.
+        sends: collectives the device waits for.
+    """
+
+    slot: int
+    later: bool = False
+    kept: int = 0
+    transient: int = 0
+    spot: int = 0
+    local_s: float = 0.0
+    source: str = ""
+    sends: tuple[Send, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Effects of one owner for one choice; bytes held all through the step."""
+
+    effects: tuple[Effect, ...]
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a group sees a tensor: its layout, and whether the tensor lies in what the group keeps (of a
+    writer) or is needed in its backward (of a reader)."""
+
+    layout: Layout
+    kept: bool
+
+
+GATHER, COMPUTE, INNER, GATHER_AGAIN, COMPUTE_BACK, INNER_BACK, PARAMETERS = range(7)
+MADE, HOME, OUTPUT, FORWARD_END, OUTPUT_BACK, HOME_BACK, GRADIENT = range(7)
+READ, USED, USED_BACK, READ_BACK = range(4)
+ARRIVED, STEP = range(2)
+
+
+def reader_slot(reader: int, which: int) -> int:
+    """Slot of a tensor's ``reader``-th reader."""
+    return 7 + 4 * reader + which
+
+
+class PieceMaker:
+    """Works out pieces on one mesh.
+
+    Args:
+        prices: where seconds come from; None to follow bytes only.
+    """
+
+    def __init__(self, graph: GroupGraph, mesh: Mesh, optimizer: str, prices: Prices | None):
+        self.graph, self.mesh, self.prices = graph, mesh, prices
+        self.optimizer = optimizer
+        self.tensors: Mapping[str, Tensor] = graph.atoms.graph.tensors
+        self.training = graph.atoms.graph.training
+
+    def bytes(self, name: str, layout: Layout) -> int:
+        shape = local_shape(self.graph.atoms.atoms[name], layout, self.mesh)
+        return prod(shape) * self.tensors[name].element_bytes
+
+    def _steps(self, name: str, source: Layout, target: Layout) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """(forward, backward) steps of an edge; no backward steps without a gradient."""
+        if source == target:
+            return (), ()
+        forward, backward = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, source, target)
+        learns = self.training and self.tensors[name].requires_grad
+        return forward, backward if learns else ()
+
+    def _move(self, name: str, steps: Sequence[Step]) -> tuple[float, tuple[Send, ...]]:
+        if self.prices is None or not steps:
+            return 0.0, ()
+        return self.prices.steps(steps, self.tensors[name].element_bytes)
+
+    def _moved(self, slot: int, name: str, steps: Sequence[Step], spot: int) -> Effect:
+        local_s, sends = self._move(name, steps)
+        return Effect(slot, spot=spot, local_s=local_s, source=self._upkeep, sends=sends)
+
+    @property
+    def _upkeep(self) -> str:
+        return self.prices.compute.source if self.prices is not None else ""
+
+    def _resharding(self, steps: Sequence[Step], name: str) -> int:
+        """The most that is alive of a resharding beside its input."""
+        peak = 0
+        for i, s in enumerate(steps):
+            before, after = prod(s.before), prod(s.after)
+            copies = any(size > 1 for size in s.before[: max(s.atom, 0)])
+            made = after
+            if s.kind == "all_gather":
+                made = prod(self.mesh[a] for a in s.axes) * before * (1 + copies)
+            elif s.kind == "reduce_scatter":
+                made = after + before * copies
+            elif s.kind == "all_to_all":
+                made = 2 * before + after
+            peak = max(peak, made + (before if i else 0))
+        return peak * self.tensors[name].element_bytes
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def group(
+        self, configuration: Configuration, work: Workload, facts: Facts, stored: Mapping[str, Layout]
+    ) -> Piece:
+        """A group in a configuration, its parameters stored so."""
+        forward_s = backward_s = 0.0
+        source = ""
+        if self.prices is not None:
+            forward_s, backward_s = self.prices.compute.seconds(work, facts)
+            source = self.prices.compute.source_of(work)
+        gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
+        effects = [
+            *self._gather(GATHER, gather, held + buffers),
+            Effect(
+                COMPUTE,
+                kept=facts.kept_bytes if self.training else 0,
+                spot=held + facts.forward_peak_bytes,
+                local_s=forward_s,
+                source=source,
+            ),
+            *self._inner(configuration, backward=False),
+        ]
+        if self.training:
+            again, held, buffers = self._gathered(configuration, facts, stored, again=True)
+            effects += [
+                *self._gather(GATHER_AGAIN, again, held + buffers),
+                Effect(
+                    COMPUTE_BACK,
+                    spot=held + facts.backward_peak_bytes,
+                    local_s=backward_s,
+                    source=source,
+                ),
+                Effect(COMPUTE_BACK, later=True, kept=-facts.kept_bytes),
+                *self._inner(configuration, backward=True),
+                *self._returned(configuration, stored),
+            ]
+        return Piece(tuple(effects))
+
+    def _gathered(
+        self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout], *, again: bool
+    ) -> tuple[list[tuple[str, tuple[Step, ...], int]], int, int]:
+        """Parameters brought to their use, forward or ``again`` for backward.
+
+        Returns:
+            (name, steps, how often) of what is moved; bytes of what is held while the group runs; bytes of
+            buffers while it is brought.
+        """
+        group, moved, total, buffers = configuration.group, [], 0, 0
+        for name in (*group.parameters, *group.shared):
+            use = configuration.layout(name)
+            steps = self._steps(name, stored[name], use)[0]
+            if not steps:
+                continue
+            gathers = any(s.kind == "all_gather" for s in steps)
+            wanted = facts.parameters_kept.get(group.short_names[name], 0) if gathers else 0
+            if again and gathers and not wanted:
+                continue
+            total += self.bytes(name, use)
+            buffers = max(buffers, self._resharding(steps, name) - self.bytes(name, use))
+            if not again or wanted:
+                moved.append((name, steps, wanted if again else 1))
+        return moved, total, max(buffers, 0)
+
+    def _gather(
+        self, slot: int, moved: Sequence[tuple[str, tuple[Step, ...], int]], spot: int
+    ) -> list[Effect]:
+        if not moved:
+            return []
+        local_s, sends = 0.0, []
+        for name, steps, times in moved:
+            seconds, issued = self._move(name, steps)
+            local_s += seconds * times
+            sends += list(issued) * times
+        return [Effect(slot, spot=spot, local_s=local_s, source=self._upkeep, sends=tuple(sends))]
+
+    def _returned(self, configuration: Configuration, stored: Mapping[str, Layout]) -> list[Effect]:
+        """Gradients go to where the parameters are stored."""
+        group = configuration.group
+        found = []
+        for name in (*group.parameters, *group.shared):
+            steps = self._steps(name, stored[name], configuration.layout(name))[1]
+            if steps:
+                found.append(self._moved(PARAMETERS, name, steps, 0))
+        return found
+
+    def _inner(self, configuration: Configuration, *, backward: bool) -> list[Effect]:
+        """What is communicated inside a group: a resolved partial sum, kernels' own collectives."""
+        if self.prices is None:
+            return []
+        slot = INNER_BACK if backward else INNER
+        found = []
+        if configuration.resolved is not None:
+            name = configuration.resolved[0]
+            steps = self._steps(*configuration.resolved)[backward]
+            if steps:
+                found.append(self._moved(slot, name, steps, 0))
+        for op in configuration.group.operators:
+            call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
+            sends = [self.prices.send(c.kind, c.axes, c.bytes) for c in call.collectives]
+            chosen = [s for s, c in zip(sends, call.collectives, strict=True) if s and c.backward is backward]
+            if chosen:
+                found.append(Effect(slot, source=self._upkeep, sends=tuple(chosen)))
+        return found
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def tensor(self, name: str, write: Reading, home: Layout | None, reads: Sequence[Reading]) -> Piece:
+        """An activation: written so, found by its readers at ``home`` (or as written), read so."""
+        source = write.layout if home is None else home
+        return Piece(
+            (
+                *self._tensor_forward(name, write, source, reads),
+                *(self._tensor_backward(name, write, source, reads) if self._learns(name) else ()),
+            )
+        )
+
+    def _learns(self, name: str) -> bool:
+        return self.training and self.tensors[name].requires_grad
+
+    def _tensor_forward(
+        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading]
+    ) -> list[Effect]:
+        found = []
+        moves = self._steps(name, write.layout, source)[0]
+        if moves:
+            made = 0 if write.kept else self.bytes(name, write.layout)
+            found.append(self._moved(HOME, name, moves, made + self._resharding(moves, name)))
+        borrowed = []
+        for number, read in enumerate(reads):
+            steps = self._steps(name, source, read.layout)[0]
+            if steps:
+                found += self._copy(name, number, read, steps)
+            else:
+                borrowed.append((number, read.kept))
+        if moves or not write.kept:
+            found += self._storage(
+                self.bytes(name, source), HOME if moves else MADE, borrowed, len(reads), name
+            )
+        if leaves_model(self.graph, name):
+            found.append(self._moved(OUTPUT, name, self._steps(name, source, output_layout(source))[0], 0))
+        return found
+
+    def _copy(self, name: str, number: int, read: Reading, steps: Sequence[Step]) -> list[Effect]:
+        """A reader's own copy: made for it, and kept where its backward needs it."""
+        size = self.bytes(name, read.layout)
+        found = [
+            self._moved(reader_slot(number, READ), name, steps, self._resharding(steps, name)),
+            Effect(reader_slot(number, READ), later=True, transient=size),
+        ]
+        if read.kept and self.training:
+            found.append(Effect(reader_slot(number, USED), kept=size, transient=-size))
+            found.append(Effect(reader_slot(number, USED_BACK), later=True, kept=-size))
+        else:
+            found.append(Effect(reader_slot(number, USED), later=True, transient=-size))
+        return found
+
+    def _storage(
+        self, size: int, begin: int, borrowed: Sequence[tuple[int, bool]], readers: int, name: str
+    ) -> list[Effect]:
+        """A storage that readers find: alive until the last one, or kept from the first that needs it."""
+        found = [Effect(begin, later=True, transient=size)]
+        keeper = next((n for n, kept in borrowed if kept and self.training), None)
+        if keeper is not None:
+            found.append(Effect(reader_slot(keeper, USED), kept=size, transient=-size))
+            found.append(Effect(reader_slot(keeper, USED_BACK), later=True, kept=-size))
+        elif leaves_model(self.graph, name) or not readers:
+            found.append(Effect(FORWARD_END, transient=-size))
+        else:
+            found.append(Effect(reader_slot(readers - 1, USED), later=True, transient=-size))
+        return found
+
+    def _tensor_backward(
+        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading]
+    ) -> list[Effect]:
+        """Readers' gradients go to where the tensor was found, add up there, and go to its writer."""
+        found, size = [], self.bytes(name, source)
+        for number, read in enumerate(reads):
+            steps, own = self._steps(name, source, read.layout)[1], self.bytes(name, read.layout)
+            found.append(Effect(reader_slot(number, USED_BACK), later=True, transient=own))
+            if steps:
+                spot = self._resharding(steps, name)
+                found.append(self._moved(reader_slot(number, READ_BACK), name, steps, spot))
+            adds = size if number == len(reads) - 1 else 0
+            found.append(Effect(reader_slot(number, READ_BACK), later=True, transient=adds - own))
+        if reads:
+            found.append(Effect(GRADIENT, transient=-size))
+        back = self._steps(name, write.layout, source)[1]
+        if back:
+            found.append(self._moved(HOME_BACK, name, back, self._resharding(back, name)))
+        if leaves_model(self.graph, name):
+            steps = self._steps(name, source, output_layout(source))[1]
+            found.append(self._moved(OUTPUT_BACK, name, steps, 0))
+        return found
+
+    # -- parameters -------------------------------------------------------------------------------
+
+    def parameter(self, name: str, stored: Layout) -> Piece:
+        """A parameter between uses: its bytes, its gradient's addition, its share of the optimizer step."""
+        tensor, size = self.tensors[name], self.bytes(name, stored)
+        if not (self.training and tensor.requires_grad):
+            return Piece((), parameters=size)
+        add_s = step_s = 0.0
+        if self.prices is not None:
+            add_s = size * self.prices.upkeep.add_s_per_byte
+            elements = size // tensor.element_bytes
+            step_s = elements * self.prices.compute.optimizer_s_per_element
+        effects = (
+            Effect(ARRIVED, local_s=add_s, source=self._upkeep),
+            Effect(
+                STEP,
+                spot=size * OPTIMIZER_TRANSIENT[self.optimizer],
+                local_s=step_s,
+                source=self._upkeep,
+            ),
+        )
+        return Piece(effects, size, size, size * OPTIMIZER_STATE[self.optimizer])

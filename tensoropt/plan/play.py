@@ -1,0 +1,280 @@
+"""Many strategies of one menu, taken apart into pieces: what the judge's walk goes through.
+
+Every strategy runs the same course of moments (:mod:`tensoropt.plan.moments`); what a group, a tensor or a
+parameter does there is worked out once per distinct choice (:mod:`tensoropt.plan.pieces`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensoropt.costs.prices import Prices, Send
+from tensoropt.plan.menu import Indices, Menu
+from tensoropt.plan.moments import Course, Moment, course_of
+from tensoropt.plan.overlap import BLOCKING, Overlap
+from tensoropt.plan.pieces import Piece, PieceMaker, Reading
+from tensoropt.sharding.buckets import arrival_order, fill_buckets, reduction_axes
+from tensoropt.sharding.placement import Layout
+
+_GROUP_KINDS = ("gather", "compute", "inner")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A group, tensor or parameter with its pieces and, per strategy, which one it is."""
+
+    slots: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    which: Indices
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Reductions of gradients issued at one moment.
+
+    Attributes:
+        moment: after which; the one after backward when several micro-batches have to be over.
+        rows: the strategies that issue one here.
+        sends: the distinct ones.
+        which: per row its number in ``sends``.
+    """
+
+    moment: int
+    rows: Indices
+    sends: tuple[Send, ...]
+    which: Indices
+
+
+class Play:
+    """Strategies of one menu, ready to be walked through.
+
+    Args:
+        choices, options: per variable and per group the index of every strategy.
+        prices: None to follow bytes only.
+    """
+
+    def __init__(
+        self,
+        menu: Menu,
+        choices: Mapping[str, Indices],
+        options: Mapping[str, Indices],
+        optimizer: str,
+        prices: Prices | None,
+        overlap: Overlap = BLOCKING,
+        known: dict[Hashable, Piece] | None = None,
+        course: Course | None = None,
+    ):
+        self.menu, self.choices, self.options = menu, choices, options
+        self.graph, self.mesh = menu.graph, menu.mesh
+        self.training = menu.graph.atoms.graph.training
+        self.course = course or course_of(menu.graph)
+        self.maker = PieceMaker(menu.graph, menu.mesh, optimizer, prices)
+        self.prices, self.overlap = prices, overlap
+        self.count = len(next(iter(choices.values()))) if choices else 1
+        self._known: dict[Hashable, Piece] = {} if known is None else known
+        self.stored: dict[str, tuple[Indices, list[Layout]]] = {}
+        self._store_parameters()
+        self.owners = [*self._groups(), *self._tensors(), *self._parameters()]
+
+    # -- owners -----------------------------------------------------------------------------------
+
+    def _slot(self, *moment: Any) -> int:
+        return self.course.index.get(Moment(*moment), -1)
+
+    def _piece(self, key: Hashable, make: Callable[[], Piece]) -> Piece:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def _store_parameters(self) -> None:
+        """Per parameter which of its stored layouts each strategy has."""
+        for group in self.graph.groups:
+            firsts, which = distinct([self.choices[group.name], self.options[group.name]])
+            for position, name in enumerate(group.parameters):
+                layouts = [
+                    self.menu.homes(
+                        group, int(self.choices[group.name][r]), int(self.options[group.name][r])
+                    )[position]
+                    for r in firsts
+                ]
+                self.stored[name] = _merged(layouts, which)
+        for name in self.graph.shared:
+            layouts = list(self.menu.shared(name))
+            self.stored[name] = _merged(layouts, self.choices[f"parameter:{name}"])
+
+    def _groups(self) -> list[Owner]:
+        owners = []
+        for group in self.graph.groups:
+            names = (*group.parameters, *group.shared)
+            chosen = self.choices[group.name]
+            firsts, which = distinct([chosen, *(self.stored[n][0] for n in names)])
+            configurations, facts = self.menu.configurations(group), self.menu.facts(group)
+            works, pieces = self.menu.works(group), []
+            for r in firsts:
+                i = int(chosen[r])
+                stored = {n: self.stored[n][1][self.stored[n][0][r]] for n in names}
+                key = ("group", self.menu.look(group), i, tuple(stored.values()))
+
+                def make(i: int = i, stored: Mapping[str, Layout] = stored, works: Any = works) -> Piece:
+                    return self.maker.group(configurations[i], works[i], facts[i], stored)  # noqa: B023
+
+                pieces.append(self._piece(key, make))
+            slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
+            owners.append(
+                Owner((*slots, self._slot("backward", "parameters", group.name)), tuple(pieces), which)
+            )
+        return owners
+
+    def _tensors(self) -> list[Owner]:
+        graph, owners = self.graph, []
+        for group in graph.groups:
+            for name in group.writes:
+                readers = self.course.readers.get(name, ())
+                columns = [self._readings(group.name, name, writes=True)]
+                columns += [self._readings(r.name, name, writes=False) for r in readers]
+                homes = (
+                    _merged(list(self.menu.hubs(name)), self.choices[f"hub:{name}"])
+                    if self._hub(name)
+                    else None
+                )
+                ids = [c[0] for c in columns] + ([homes[0]] if homes else [])
+                firsts, which = distinct(ids)
+                tensor = graph.atoms.graph.tensors[name]
+                like = (graph.atoms.atoms[name], tensor.element_bytes, tensor.requires_grad)
+                final = self.course.index.get(Moment("forward", "output", group.name, name), -1)
+                pieces = []
+                for r in firsts:
+                    write, *reads = [found[ids[r]] for ids, found in columns]
+                    home = homes[1][homes[0][r]] if homes else None
+                    key = ("tensor", *like, final >= 0, write, home, tuple(reads))
+
+                    def make(
+                        name: str = name,
+                        write: Reading = write,
+                        home: Layout | None = home,
+                        reads: Any = reads,
+                    ) -> Piece:
+                        return self.maker.tensor(name, write, home, reads)
+
+                    pieces.append(self._piece(key, make))
+                owners.append(Owner(self._tensor_slots(group.name, name), tuple(pieces), which))
+        return owners
+
+    def _hub(self, name: str) -> bool:
+        return f"hub:{name}" in self.choices
+
+    def _tensor_slots(self, producer: str, name: str) -> tuple[int, ...]:
+        slots = [
+            self._slot("forward", "compute", producer),
+            self._slot("forward", "home", producer, name),
+            self._slot("forward", "output", producer, name),
+            self.course.forward_end,
+            self._slot("backward", "output", producer, name),
+            self._slot("backward", "home", producer, name),
+            self._slot("backward", "compute", producer),
+        ]
+        for reader in self.course.readers.get(name, ()):
+            slots += [
+                self._slot("forward", "read", reader.name, name),
+                self._slot("forward", "compute", reader.name),
+                self._slot("backward", "compute", reader.name),
+                self._slot("backward", "read", reader.name, name),
+            ]
+        return tuple(slots)
+
+    def _readings(self, group_name: str, name: str, *, writes: bool) -> tuple[Indices, list[Reading]]:
+        group = self.graph.group_of[group_name]
+        short = group.short_names[name]
+        found = [
+            Reading(c.layout(name), short in (f.writes_kept if writes else f.reads_kept))
+            for c, f in zip(self.menu.configurations(group), self.menu.facts(group), strict=True)
+        ]
+        return _merged(found, self.choices[group_name])
+
+    def _parameters(self) -> list[Owner]:
+        owners = []
+        step = self._slot("optimizer", "step", "")
+        for name, (which, layouts) in self.stored.items():
+            tensor = self.graph.atoms.graph.tensors[name]
+            like = (self.graph.atoms.atoms[name], tensor.element_bytes, tensor.requires_grad)
+            pieces = tuple(
+                self._piece(("parameter", *like, x), lambda n=name, x=x: self.maker.parameter(n, x))  # type: ignore[misc]
+                for x in layouts
+            )
+            arrived = self._slot("backward", "parameters", self.course.first_user[name])
+            owners.append(Owner((arrived, step), pieces, which))
+        return owners
+
+    # -- buckets ----------------------------------------------------------------------------------
+
+    def issues(self) -> list[Issue]:
+        """Reductions of gradients in the order in which they are issued."""
+        if not self.training or self.prices is None:
+            return []
+        names = [n for n in arrival_order(self.graph) if n in self.stored]
+        if not names:
+            return []
+        firsts, which = distinct([self.stored[n][0] for n in names])
+        rows: dict[tuple[int, int], dict[int, Send]] = {}
+        for number, row in enumerate(firsts):
+            places: dict[int, int] = {}
+            for moment, send in self._buckets_of(int(row), names):
+                place = places[moment] = places.get(moment, -1) + 1
+                rows.setdefault((moment, place), {})[number] = send
+        result = []
+        for (moment, _), sends in sorted(rows.items(), key=lambda item: item[0]):
+            table = np.full(len(firsts), -1, dtype=np.int64)
+            table[list(sends)] = np.arange(len(sends))
+            chosen = table[which]
+            concerned = np.flatnonzero(chosen >= 0)
+            result.append(Issue(moment, concerned, tuple(sends.values()), chosen[concerned]))
+        return result
+
+    def reductions(self, row: int) -> list[Send]:
+        """Reductions of gradients of one strategy, in the order in which they are issued."""
+        names = [n for n in arrival_order(self.graph) if n in self.stored]
+        if not self.training or self.prices is None:
+            return []
+        return [send for _, send in self._buckets_of(row, names)]
+
+    def _buckets_of(self, row: int, names: Sequence[str]) -> list[tuple[int, Send]]:
+        gradients, tensors = [], self.graph.atoms.graph.tensors
+        for name in names:
+            which, layouts = self.stored[name]
+            layout, tensor = layouts[which[row]], tensors[name]
+            elements = self.maker.bytes(name, layout) // tensor.element_bytes
+            gradients.append((name, reduction_axes(layout, self.mesh), tensor.dtype, elements))
+        found = []
+        assert self.prices is not None
+        for bucket in fill_buckets(gradients):
+            size = bucket.elements * tensors[bucket.parameters[0]].element_bytes
+            send = self.prices.send("all_reduce", bucket.axes, size)
+            if send is None:
+                continue
+            arrived = max(
+                self._slot("backward", "parameters", self.course.first_user[n]) for n in bucket.parameters
+            )
+            found.append((arrived if self.mesh[0] == 1 else self.course.last, send))
+        return sorted(found, key=lambda item: item[0])
+
+
+def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
+    """(a row of each distinct combination, per row the number of its combination)."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    firsts = np.zeros(1, dtype=np.int64)
+    for column in columns:
+        _, firsts, code = np.unique(
+            code * (int(column.max(initial=0)) + 1) + column, return_index=True, return_inverse=True
+        )
+    return firsts, code
+
+
+def _merged(values: Sequence[Any], which: Indices) -> tuple[Indices, list[Any]]:
+    """Equal values become one."""
+    found: dict[Any, int] = {}
+    number = np.array([found.setdefault(v, len(found)) for v in values], dtype=np.int64)
+    return number[which], list(found)

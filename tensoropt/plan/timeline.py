@@ -1,0 +1,207 @@
+"""A schedule of tasks on devices and links: who runs when, and what is alive meanwhile.
+
+The core of the judge, for sharded plans (one device stands for all) and placed ones (devices run different
+operators and send to each other). It knows nothing of models.
+
+A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
+ready, ties in the order given, and start as soon as all their resources are free; nothing overtakes on a
+resource and nothing is interrupted. A plan's order on a device is said by predecessors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tensoropt.errors import PlanError
+
+Holding = tuple[str, str, float]
+"""(device, kind of memory, bytes)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One piece of work.
+
+    Attributes:
+        name: for people.
+        duration_s: at least 0.
+        resources: what it occupies from start to end: ``device 0``, ``link node``, ...; may be none.
+        after: positions of its predecessors in the list of tasks.
+        allocates: taken when it starts.
+        frees: given back when it ends.
+        phase, group: for people: ``forward``, ``backward``, ...; the operators it belongs to.
+    """
+
+    name: str
+    duration_s: float
+    resources: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+    allocates: tuple[Holding, ...] = ()
+    frees: tuple[Holding, ...] = ()
+    phase: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A task with its place in time."""
+
+    task: Task
+    start_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.task.duration_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Scheduled tasks.
+
+    Attributes:
+        events: in the order of the tasks given.
+        order: positions in the order in which they were started.
+        initial: what is alive before the first task.
+    """
+
+    events: tuple[Event, ...]
+    order: tuple[int, ...]
+    initial: tuple[Holding, ...] = field(default=())
+
+    @cached_property
+    def total_s(self) -> float:
+        return max((e.end_s for e in self.events), default=0.0)
+
+    def on(self, resource: str) -> tuple[Event, ...]:
+        """What a resource does, in time."""
+        found = (self.events[i] for i in self.order)
+        return tuple(e for e in found if resource in e.task.resources)
+
+    def busy(self, resources: Iterable[str]) -> tuple[tuple[float, float], ...]:
+        """Spans (start, end) in which at least one of the resources works, joined where they touch."""
+        wanted = set(resources)
+        return joined(
+            (e.start_s, e.end_s)
+            for e in self.events
+            if e.task.duration_s > 0 and wanted.intersection(e.task.resources)
+        )
+
+    def memory(self, device: str) -> tuple[tuple[float, Mapping[str, float]], ...]:
+        """(time, bytes by kind) after every change on a device, in time; the first is the initial state.
+
+        What ends at a moment gives its memory back before anything that starts then takes some.
+        """
+        now: dict[str, float] = {}
+        for where, kind, size in self.initial:
+            if where == device:
+                now[kind] = now.get(kind, 0.0) + size
+        curve = [(0.0, dict(now))]
+        for time_s, holdings, sign in self._changes():
+            moved = [(kind, size) for where, kind, size in holdings if where == device and size]
+            for kind, size in moved:
+                now[kind] = now.get(kind, 0.0) + sign * size
+            if moved:
+                curve.append((time_s, dict(now)))
+        return tuple(curve)
+
+    def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
+        """(time, bytes by kind) when most is alive; the first of several such moments."""
+        return max(self.memory(device), key=lambda point: sum(point[1].values()))
+
+    def _changes(self) -> list[tuple[float, tuple[Holding, ...], int]]:
+        found = []
+        for position, i in enumerate(self.order):
+            event = self.events[i]
+            lasting = event.task.duration_s > 0
+            found.append((event.start_s, 1, position, 0, event.task.allocates, 1))
+            found.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
+        found.sort(key=lambda change: change[:4])
+        return [(change[0], change[4], change[5]) for change in found]
+
+
+def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The union of spans as disjoint spans in time."""
+    result: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], end))
+        else:
+            result.append((start, end))
+    return tuple(result)
+
+
+def length_s(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline:
+    """Place tasks in time.
+
+    Raises:
+        PlanError: a duration is negative or no number, a predecessor does not exist, or tasks wait for each
+            other; names the tasks.
+    """
+    waiting, successors = _links(tasks)
+    ready = [(0.0, i) for i, count in enumerate(waiting) if not count]
+    heapq.heapify(ready)
+    earliest = [0.0] * len(tasks)
+    free: dict[str, float] = {}
+    starts: list[float | None] = [None] * len(tasks)
+    order: list[int] = []
+    while ready:
+        start, i = heapq.heappop(ready)
+        task = tasks[i]
+        start = max([start, *(free.get(r, 0.0) for r in task.resources)])
+        end = start + task.duration_s
+        starts[i] = start
+        order.append(i)
+        free.update(dict.fromkeys(task.resources, end))
+        for j in successors[i]:
+            earliest[j] = max(earliest[j], end)
+            waiting[j] -= 1
+            if not waiting[j]:
+                heapq.heappush(ready, (earliest[j], j))
+    events = tuple(Event(t, s) for t, s in zip(tasks, starts, strict=True) if s is not None)
+    if len(events) < len(tasks):
+        stuck = [t.name for t, s in zip(tasks, starts, strict=True) if s is None]
+        raise PlanError(
+            f"{len(stuck)} tasks wait for each other for ever, among them {', '.join(stuck[:3])}; "
+            "give an order without a cycle"
+        )
+    return Timeline(events, tuple(order), tuple(initial))
+
+
+def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
+    """(number of predecessors, successors) per task."""
+    waiting: list[int] = []
+    successors: list[list[int]] = [[] for _ in tasks]
+    for i, task in enumerate(tasks):
+        if not task.duration_s >= 0 or task.duration_s == float("inf"):
+            raise PlanError(
+                f"task {task.name} takes {task.duration_s} s; durations are finite and at least 0"
+            )
+        before = set(task.after)
+        for j in before:
+            if not 0 <= j < len(tasks):
+                raise PlanError(f"task {task.name} comes after task {j}, but there are only {len(tasks)}")
+            successors[j].append(i)
+        waiting.append(len(before))
+    return waiting, successors
+
+
+def longest_path_s(tasks: Sequence[Task]) -> float:
+    """Seconds of the longest chain of predecessors: no schedule is shorter."""
+    waiting, successors = _links(tasks)
+    ends = [task.duration_s for task in tasks]
+    ready = [i for i, count in enumerate(waiting) if not count]
+    while ready:
+        i = ready.pop()
+        for j in successors[i]:
+            ends[j] = max(ends[j], ends[i] + tasks[j].duration_s)
+            waiting[j] -= 1
+            if not waiting[j]:
+                ready.append(j)
+    return max(ends, default=0.0)

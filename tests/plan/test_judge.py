@@ -1,0 +1,197 @@
+"""The judge's time, against prices added up edge by edge and a schedule of the same step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tensoropt.cluster import Mesh, load_cluster
+from tensoropt.costs.collectives import predicted_collectives
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.upkeep import Upkeep
+from tensoropt.costs.workload import workload
+from tensoropt.plan.judge import Judged, judge, judge_strategy
+from tensoropt.plan.overlap import BLOCKING, Overlap, link_levels, overlap_of
+from tensoropt.plan.simulate import simulate
+from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tests.costs.models import (
+    ToyCommunication,
+    ToyCompute,
+    facts_of,
+    gates,
+    gpt2,
+    llama,
+    problem,
+    tables_of,
+    two_layers,
+)
+
+MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
+MESHES = [(1, 2), (2, 2), (1, 2, 2)]
+BESIDE = Overlap(True, "buckets beside backward")
+
+
+class Hand:
+    """Round figures: forward 1 s and backward 2 s per group, a collective 0.01 s per byte and rank axis."""
+
+    optimizer_s_per_element = 0.0
+    source = "measured"
+
+    def seconds(self, work, facts):
+        return 1.0, 2.0
+
+    def source_of(self, work):
+        return "measured"
+
+
+class PerByte:
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+
+    def time_s(self, kind, axes, num_bytes):
+        return num_bytes * self.seconds
+
+    def source(self, kind, axes):
+        return "data sheet"
+
+
+def played(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Judged:  # noqa: B008
+    works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    facts = {n: facts_of(w) for n, w in works.items()}
+    prices = Prices(strategy.graph, strategy.mesh, compute, communication, "sgd", upkeep)
+    return judge_strategy(strategy, works, facts, prices, "sgd", overlap)
+
+
+def data_parallel(mesh=(1, 2)) -> Strategy:
+    graph = problem(two_layers).graph
+    data = {
+        "mesh": list(mesh),
+        "groups": {g.name: ["d0" if mesh[0] > 1 else "none", "d0"] for g in graph.groups},
+        "hubs": {},
+        "stored": {f"p_model_{n}_weight": ["R", "R/P"] for n in ("first", "second")},
+    }
+    return strategy_from_dict(data, graph)
+
+
+W1, W2 = 24 * 32 * 4, 32 * 8 * 4
+
+
+def figures(judged: Judged) -> tuple[float, float, float, float]:
+    p = judged.played
+    return tuple(float(x[0]) for x in (p.total_s, p.compute_s, p.communication_s, p.exposed_s))
+
+
+def test_one_bucket_of_a_small_model_is_all_exposed():
+    """Three groups, 3 s forward, 6 s backward; both gradients in one bucket, complete at the very end."""
+    bucket = (W1 + W2) * 1e-3
+    for overlap in (BESIDE, BLOCKING):
+        total, compute, communication, exposed = figures(
+            played(data_parallel(), Hand(), PerByte(1e-3), overlap)
+        )
+        # the loss is reduced as well: 4 bytes
+        assert (compute, communication) == pytest.approx((9.0, bucket + 0.004))
+        assert total == pytest.approx(9.0 + bucket + 0.004)
+        assert exposed == pytest.approx(communication)
+
+
+def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
+    """Buckets of one gradient each: the second layer's runs beside the first layer's backward of 2 s."""
+    from tensoropt.plan import play
+
+    fill = play.fill_buckets
+    monkeypatch.setattr(play, "fill_buckets", lambda gradients: fill(gradients, limit_bytes=1))
+    each = PerByte(1.5 / W2)
+    first = W1 * 1.5 / W2
+    total, _, communication, exposed = figures(played(data_parallel(), Hand(), each, BESIDE))
+    loss = 4 * 1.5 / W2
+    assert communication == pytest.approx(1.5 + first + loss)
+    assert exposed == pytest.approx(first + loss)  # 1.5 s of the 2 s are hidden
+    assert total == pytest.approx(9.0 + first + loss)
+    slow = PerByte(3.0 / W2)  # sticks out of the 2 s by 1 s, and the next bucket queues behind it
+    total, *_ = figures(played(data_parallel(), Hand(), slow, BESIDE))
+    assert total == pytest.approx(9.0 + 1.0 + 2 * first + 2 * loss)
+    total, *_ = figures(played(data_parallel(), Hand(), slow, BLOCKING))
+    assert total == pytest.approx(9.0 + 3.0 + 2 * first + 2 * loss)
+
+
+def test_micro_batches_reduce_once_and_hide_nothing():
+    total, compute, communication, exposed = figures(
+        played(data_parallel((2, 2)), Hand(), PerByte(1e-3), BESIDE)
+    )
+    assert compute == pytest.approx(18.0)
+    assert communication == pytest.approx((W1 + W2) * 1e-3 + 2 * 0.004)
+    assert exposed == pytest.approx(communication)
+    assert total == pytest.approx(compute + communication)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
+    """With nothing beside anything, the walk's sum is that of the strategy's edges, kernels and buckets."""
+    prepared, rng = problem(MODELS[name]), random.Random(f"{name}{mesh}")
+    micro = micro_strategies(prepared.graph, mesh[0])
+    for _ in range(2):
+        strategy = random_strategy(prepared.graph, mesh, micro, rng)
+        upkeep = Upkeep(1e-9, 1e-9, 1e-6)
+        works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
+        facts = {n: facts_of(w) for n, w in works.items()}
+        prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", upkeep)
+        judged = judge_strategy(strategy, works, facts, prices, "sgd", BLOCKING)
+        assert judged.collectives(0) == predicted_collectives(strategy, facts)
+        sent = sum(
+            prices.communication.time_s(c.kind, c.axes, c.bytes) * n for c, n in judged.collectives(0).items()
+        )
+        assert judged.played.communication_s[0] == pytest.approx(sent)
+        # the additive price shares buckets out by bytes; take its own reductions off and ours on
+        shares = sum(prices.parameter(n, s, None, 0)[2] for n, s in strategy.stored.items())
+        reductions = sum(send.seconds for send in judged.play.reductions(0))
+        additive = sum(prices.strategy_s(strategy, works, facts))
+        assert judged.played.total_s[0] == pytest.approx(additive - shares + reductions)
+        beside = judge_strategy(strategy, works, facts, prices, "sgd", BESIDE).played
+        assert judged.played.compute_s[0] == pytest.approx(beside.compute_s[0])
+        assert beside.compute_s[0] <= beside.total_s[0] <= judged.played.total_s[0] * (1 + 1e-12)
+        assert judged.played.sources.sum() == pytest.approx(judged.played.total_s[0])
+        assert simulate(strategy, facts, "sgd").peak.total == judged.played.memory.sum()
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", ["gates", "gpt2"])
+def test_many_at_once_are_played_as_one_by_one(name, mesh):
+    tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(0)
+    chosen = []
+    for _ in range(12):
+        choice = {v.name: rng.randrange(len(v.memory)) for v in tables.variables}
+        options = {v.name: rng.randrange(len(v.memory[choice[v.name]])) for v in tables.variables}
+        chosen.append((choice, options))
+    (together,) = judge(tables, chosen, "adam", BESIDE)
+    for row, one in enumerate(chosen):
+        (alone,) = judge(tables, [one], "adam", BESIDE)
+        for field in ("memory", "total_s", "compute_s", "communication_s", "exposed_s", "sources"):
+            expected = getattr(alone.played, field)[0]
+            assert np.allclose(getattr(together.played, field)[row], expected, rtol=1e-12), field
+        assert together.collectives(row) == alone.collectives(0)
+
+
+def test_which_links_a_mesh_axis_crosses():
+    cluster = load_cluster("dgx-a100x2")
+    names = [level.name for level in cluster.levels]
+    mesh = Mesh(shape=(2, 8), names=("node", "gpu"))
+    assert link_levels(cluster, mesh, (0,)) == (names[0],)
+    assert link_levels(cluster, mesh, (1,)) == (names[1],)
+    assert link_levels(cluster, mesh, (0, 1)) == tuple(names)
+    inside = Mesh(shape=(2, 2, 4), names=("node", "gpu0", "gpu1"))
+    assert link_levels(cluster, inside, (1,)) == link_levels(cluster, inside, (2,)) == (names[1],)
+
+
+def test_what_overlaps_is_said_per_device_kind():
+    gpu, cpu = load_cluster("dgx-a100"), load_cluster("local:2")
+    assert overlap_of(gpu, gpu.meshes(1)[0]).beside
+    local = overlap_of(cpu, cpu.meshes(1)[0])
+    assert not local.beside
+    assert "own cores" in local.words
+    assert replace(local, beside=True).links((0,)) == local.links((0,))

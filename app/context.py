@@ -10,6 +10,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 
+from .jobs.manager import JobManager
 from .library import Library
 from .state import View
 from .views.frontier import FrontierData
@@ -42,7 +43,7 @@ class Context:
     """Handed to every page when its callbacks are registered."""
 
     library: Library
-    jobs: Any = None
+    jobs: JobManager | None = None
     frontiers: Recent = field(default_factory=Recent)
     details: Recent = field(default_factory=lambda: Recent(size=6))
 

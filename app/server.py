@@ -14,6 +14,7 @@ from tensoropt.errors import TensorOptError
 
 from . import downloads
 from .context import Context
+from .jobs.manager import JobManager
 from .library import Library
 from .pages import shell
 from .pages.parts import note
@@ -23,7 +24,7 @@ TITLE = "TensorOpt"
 PORT = 8050
 
 
-def create_app(library: Library, jobs: Any = None, *, any_host: bool = False) -> Dash:
+def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bool = False) -> Dash:
     """The dashboard as a Dash application (``.server`` is its WSGI side).
 
     Args:
@@ -91,8 +92,13 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PO
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     beyond = not is_loopback(host)
-    library = Library(folder)
-    server = listen(create_app(library, any_host=beyond), host, port)
+    jobs = JobManager()
+    library = Library(folder, jobs.results)
+    try:
+        server = listen(create_app(library, jobs, any_host=beyond), host, port)
+    except TensorOptError:
+        jobs.close()
+        raise
     address = f"http://{_shown(host)}:{server.server_port}/"
     say(f"TensorOpt dashboard: {address}  (Ctrl-C ends it)")
     if beyond:
@@ -106,6 +112,7 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PO
         say("ended")
     finally:
         server.server_close()
+        jobs.close()
     return address
 
 

@@ -1,0 +1,241 @@
+"""Jobs: started in spawned processes, watched, cancelled with all their children, remembered in folders."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tensoropt.errors import TensorOptError
+
+from ..safety import LOG as LOGGER
+from .record import LOG, Job, is_alive, read_job, tail, this_server
+from .request import Request
+from .uploads import Uploads
+from .worker import home_folder, run
+
+SAVE_EVERY_S = 1.0
+MOST_RUNNING = 2
+"""Jobs at a time; one that measures this machine's ranks runs alone, or its figures would be wrong."""
+
+
+@dataclass
+class _Running:
+    process: Any
+    messages: Connection
+    cancelled: bool = False
+    saved: float = 0.0
+
+
+class JobManager:
+    """The jobs of one home folder.
+
+    Args:
+        home: private folder for jobs and uploads; by default beside the profile store.
+        target: what runs in the child, for tests.
+    """
+
+    def __init__(self, home: Path | None = None, target: Callable[..., None] = run):
+        self.home = home or home_folder()
+        self.folder = self.home / "jobs"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)
+        self.uploads = Uploads(self.home / "uploads")
+        self._target = target
+        self._context = multiprocessing.get_context("spawn")
+        self._lock = threading.RLock()
+        self._server = this_server()
+        self._running: dict[str, _Running] = {}
+        self._jobs: dict[str, Job] = {}
+        self._closed = False
+        for child in self.folder.iterdir():
+            job = read_job(child)
+            if job is not None:
+                self._jobs[job.id] = self._settled(job)
+
+    def _settled(self, job: Job) -> Job:
+        """A job that another, dead server was running when it died is interrupted."""
+        if not job.active or is_alive(job.server):
+            return job
+        job = replace(job, state="interrupted", error="the dashboard ended while this ran", ended=time.time())
+        self._save(job)
+        return job
+
+    # -- what pages ask -----------------------------------------------------------------------------
+
+    def jobs(self) -> list[Job]:
+        """All jobs, newest first."""
+        with self._lock:
+            for id, job in self._jobs.items():
+                if job.active and job.server != self._server:  # another dashboard's: its file knows better
+                    self._jobs[id] = self._settled(read_job(self.folder / id) or job)
+            return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
+
+    def results(self) -> list[tuple[str, Path]]:
+        """(key, folder) of the jobs that left an exploration, newest first."""
+        return [(f"job-{j.id}", self.folder / j.id) for j in self.jobs() if j.state == "done"]
+
+    def log(self, id: str) -> str:
+        """The end of a job's log; "" for a job that is not known."""
+        return tail(self.folder / id) if id in self._jobs else ""
+
+    def submit(self, request: Request) -> Job:
+        """Queue a request. Raises :class:`TensorOptError` if it cannot even be written down."""
+        id = secrets.token_hex(6)
+        folder = self.folder / id
+        folder.mkdir(mode=0o700)
+        try:
+            arguments = tuple(request.arguments(folder))
+            job = Job(
+                id,
+                request.title,
+                arguments,
+                measures=request.measures,
+                created=time.time(),
+                server=self._server,
+            )
+            job.save(folder)
+        except (TensorOptError, OSError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise (
+                error
+                if isinstance(error, TensorOptError)
+                else TensorOptError(f"cannot write into {self.folder} ({error.strerror}); free some space")
+            ) from error
+        with self._lock:
+            self._jobs[id] = job
+            self._start_waiting()
+        return self._jobs[id]
+
+    def cancel(self, id: str) -> None:
+        """End a job and every process it started; nothing for one that has ended or isn't known."""
+        with self._lock:
+            job, running = self._jobs.get(id), self._running.get(id)
+            if job is not None and job.state == "queued" and job.server == self._server:
+                self._update(replace(job, state="cancelled", ended=time.time()))
+            if running is None:
+                return
+            running.cancelled = True
+        kill_tree(running.process.pid)
+
+    def forget(self, id: str) -> None:
+        """Delete a job that has ended, with its folder."""
+        with self._lock:
+            job = self._jobs.get(id)
+            if job is None or job.active:
+                return
+            del self._jobs[id]
+        shutil.rmtree(self.folder / id, ignore_errors=True)
+
+    def close(self) -> None:
+        """End what runs; called when the server ends."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running.values())
+        for one in running:
+            kill_tree(one.process.pid)
+        for one in running:
+            one.process.join(timeout=10)
+
+    # -- what runs ----------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        """Start queued jobs, oldest first, as far as there is room for them."""
+        mine = sorted((j for j in self._jobs.values() if j.server == self._server), key=lambda j: j.created)
+        for job in mine:
+            active = [self._jobs[id] for id in self._running]
+            alone = any(j.measures for j in active) or (job.measures and active)
+            if job.state != "queued":
+                continue
+            if alone or len(active) >= MOST_RUNNING or self._closed:
+                return
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        folder = self.folder / job.id
+        reader, writer = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=self._target,
+            args=(list(job.arguments), str(folder / LOG), writer, self._server[0]),
+            name=f"tensoropt-job-{job.id}",
+        )
+        process.start()
+        writer.close()  # the child's copy is the only one: its end is the end of the messages
+        self._running[job.id] = _Running(process, reader)
+        self._update(replace(job, state="running", started=time.time()))
+        threading.Thread(target=self._watch, args=(job.id,), daemon=True).start()
+
+    def _watch(self, id: str) -> None:
+        """Read a job's messages until it ends, then say how it ended."""
+        running = self._running[id]
+        outcome: tuple[str, str] | None = None
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                kind, content = running.messages.recv()
+                if kind == "progress":
+                    self._progress(id, running, *content)
+                else:
+                    outcome = (kind, str(content))
+        running.process.join()
+        running.messages.close()
+        with self._lock:
+            self._running.pop(id, None)
+            self._ended(self._jobs[id], running, outcome)
+            self._start_waiting()
+
+    def _progress(self, id: str, running: _Running, stage: str, done: int, total: int, what: str) -> None:
+        now = time.time()
+        with self._lock:
+            job = self._jobs[id].progressed(stage, done, total, what[:200], now)
+            self._jobs[id] = job
+            if now - running.saved >= SAVE_EVERY_S:
+                running.saved = now
+                self._save(job)
+
+    def _ended(self, job: Job, running: _Running, outcome: tuple[str, str] | None) -> None:
+        state, error = outcome or ("failed", "")
+        if outcome is None:
+            error = (
+                f"its process ended without a result (exit code {running.process.exitcode}); "
+                "the machine's memory may be used up"
+            )
+        if running.cancelled:
+            state, error = "cancelled", ""
+        elif self._closed and outcome is None:
+            state, error = "interrupted", "the dashboard ended while this ran"
+        for path, label in self.uploads.known().values():
+            error = error.replace(str(path), label)
+        self._update(replace(job, state=state, error=error, ended=time.time()))
+
+    def _update(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        self._save(job)
+
+    def _save(self, job: Job) -> None:
+        try:
+            job.save(self.folder / job.id)
+        except TensorOptError as error:
+            LOGGER.warning("the state of job %s is not saved: %s", job.id, error)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a child of this process and everything it started; nothing if it has ended meanwhile."""
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        child = psutil.Process(pid)
+        if child.ppid() == psutil.Process().pid:  # else the id is another process's by now
+            found = [child, *child.children(recursive=True)]
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=5)

@@ -1,0 +1,226 @@
+"""What a page asks for, checked, and the command line it stands for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
+from tensoropt.cluster.files import cluster_from
+from tensoropt.errors import TensorOptError
+from tensoropt.zoo import list_models
+
+CLUSTER_FILE = "cluster.json"
+MOST_RANKS = 64
+MOST_DEVICES = 1024
+
+
+class RequestError(TensorOptError):
+    """A form that cannot be started; says which field and what would do."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A cluster as the form shows it.
+
+    Attributes:
+        name: the preset or ``local``; what is below may have been edited.
+        kind, per_node, nodes: devices; links by name, "" where there is nothing to link.
+        price: of one device-hour, None where unknown.
+    """
+
+    name: str
+    kind: str
+    per_node: int
+    nodes: int
+    inside: str
+    between: str
+    price: float | None = None
+
+    @classmethod
+    def of(cls, name: str) -> Hardware:
+        """A preset as it is."""
+        cluster = load_cluster(name)
+        nodes = next((level.size for level in cluster.levels if level.name == "node"), 1)
+        links = {level.name: level.link.name for level in cluster.levels}
+        between = links.pop("node", "")
+        return cls(
+            name=name,
+            kind=cluster.device.name,
+            per_node=cluster.device_count // nodes,
+            nodes=nodes,
+            inside=next(reversed(links.values()), ""),
+            between=between,
+            price=cluster.device.price_per_hour,
+        )
+
+    @property
+    def is_local(self) -> bool:
+        return self.name == "local"
+
+    def argument(self, folder: Path) -> str:
+        """What follows ``--cluster``; an edited cluster is written into ``folder`` first.
+
+        Raises:
+            RequestError, ClusterError: the edited cluster is none.
+        """
+        if self.is_local:
+            return f"local:{self.per_node}"
+        plain = Hardware.of(self.name)
+        if self == plain:
+            return self.name
+        scaled = f"{self.name}x{self.nodes}"
+        alike = (self.kind, self.per_node, self.inside, self.price) == (
+            plain.kind, plain.per_node, plain.inside, plain.price,
+        )  # fmt: skip
+        if alike and f"{self.name}xN" in list_clusters() and plain.nodes == 1:
+            whole = Hardware.of(scaled)
+            if self.between in ("", whole.between):
+                return scaled
+        described = self.described()
+        (folder / CLUSTER_FILE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        return str(folder / CLUSTER_FILE)
+
+    def described(self) -> dict[str, Any]:
+        """In the format of a cluster file."""
+        if self.nodes * self.per_node > MOST_DEVICES:
+            raise RequestError(
+                f"{self.nodes} nodes of {self.per_node} are more than {MOST_DEVICES} devices; take fewer"
+            )
+        device: dict[str, Any] = {"kind": self.kind, "count": self.per_node}
+        if self.price is not None:
+            device["price_per_hour"] = self.price
+        links = {"intra_node": self.inside, "inter_node": self.between}
+        described = {
+            "name": f"{self.nodes * self.per_node} x {self.kind}",
+            "devices": [device],
+            "nodes": self.nodes,
+            "links": {name: link for name, link in links.items() if link},
+        }
+        cluster_from(described, name="edited")
+        return described
+
+
+@dataclass(frozen=True)
+class Request:
+    """One exploration to run.
+
+    Attributes:
+        model: ``zoo:NAME``, or the path of an uploaded file.
+        label: what people call the model.
+        options: further arguments of ``tensoropt explore``.
+    """
+
+    model: str
+    label: str
+    hardware: Hardware
+    options: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        where = f"local:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
+        nodes = f" × {self.hardware.nodes}" if self.hardware.nodes > 1 else ""
+        return f"{self.label} on {where}{nodes}"
+
+    @property
+    def measures(self) -> bool:
+        """Whether this machine's own ranks are timed, so that nothing else should run beside it."""
+        return self.hardware.is_local
+
+    def arguments(self, folder: Path) -> list[str]:
+        """The words after ``tensoropt``; the result lands in ``folder``."""
+        cluster = self.hardware.argument(folder)
+        return ["explore", self.model, "--cluster", cluster, "--out", str(folder), *self.options]
+
+
+def hardware_from(form: Mapping[str, Any]) -> Hardware:
+    """The cluster part of the form.
+
+    Raises:
+        RequestError: a field is missing or impossible.
+    """
+    name = form.get("cluster")
+    if name == "local":
+        return Hardware("local", "CPU", _count(form.get("per_node"), "ranks", MOST_RANKS), 1, "", "")
+    if name not in list_clusters():
+        raise RequestError("choose a cluster from the list")
+    kind = form.get("kind")
+    if kind not in list_devices() and kind != Hardware.of(str(name)).kind:
+        raise RequestError("choose a device kind from the list")
+    for field in ("inside", "between"):
+        if form.get(field) and form[field] not in list_links():
+            raise RequestError("choose links from the list")
+    price = form.get("price")
+    return Hardware(
+        name=str(name),
+        kind=str(kind),
+        per_node=_count(form.get("per_node"), "devices per node", MOST_DEVICES),
+        nodes=_count(form.get("nodes"), "nodes", MOST_DEVICES),
+        inside=str(form.get("inside") or ""),
+        between=str(form.get("between") or ""),
+        price=float(price) if isinstance(price, (int, float)) and price > 0 else None,
+    )
+
+
+def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]]) -> Request:
+    """A request from the form's fields.
+
+    Args:
+        uploads: token -> (file, name for people) of what was uploaded.
+
+    Raises:
+        RequestError: a field is missing or impossible; says which.
+    """
+    hardware = hardware_from(form)
+    options: list[str] = []
+    model = form.get("model")
+    if isinstance(model, str) and model in uploads:
+        path, label = uploads[model]
+        source = str(path)
+        for dim in _words(form.get("dims")):
+            if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
+                raise RequestError(f"'{dim}' is not a size of an input's dim; write for example batch=8")
+            options += ["--dim", dim]
+    else:
+        source = label = str(model)
+        if source.removeprefix("zoo:") not in {m.name for m in list_models()}:
+            raise RequestError("choose a model from the list, or upload an ONNX file")
+        label = source.removeprefix("zoo:")
+        if form.get("batch") not in (None, ""):
+            options += ["--batch", str(_count(form["batch"], "the batch", 10**6))]
+    if form.get("mode") == "inference":
+        options += ["--mode", "inference"]
+    if form.get("optimizer") in ("sgd", "momentum"):
+        options += ["--optimizer", str(form["optimizer"])]
+    micro = str(form.get("micro") or "auto").replace(" ", "")
+    if not re.fullmatch(r"auto|[1-9]\d{0,4}(,[1-9]\d{0,4}){0,15}", micro):
+        raise RequestError(f"micro-batches '{micro[:40]}' are neither auto nor a list such as 1,2,4")
+    if micro != "auto":
+        options += ["--micro-batches", micro]
+    epsilon = form.get("epsilon")
+    if epsilon not in (None, ""):
+        if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool) or not 0 <= epsilon < 100:
+            raise RequestError("the allowed gap is between 0 and 100 %; 0.1 is the usual one, 0 is exact")
+        options += ["--epsilon", f"{epsilon / 100:.6g}"]
+    if form.get("max_points") not in (None, ""):
+        points = _count(form["max_points"], "points kept", 10**6)
+        if points < 2:
+            raise RequestError("points kept: at least 2")
+        options += ["--max-points", str(points)]
+    return Request(source, label, hardware, tuple(options))
+
+
+def _count(value: Any, what: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value % 1:
+        raise RequestError(f"{what}: give a whole number")
+    if not 1 <= value <= most:
+        raise RequestError(f"{what}: between 1 and {most:,}")
+    return int(value)
+
+
+def _words(value: Any) -> list[str]:
+    return [w for w in re.split(r"[,\s]+", str(value or "")) if w][:32]

@@ -1,0 +1,81 @@
+"""What runs in a job's own process: the command line's ``explore``, with its progress sent to the server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+WATCH_S = 1.0
+
+
+def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    """Run ``tensoropt`` with ``arguments``; send ``progress``, then ``done`` or ``failed``.
+
+    Everything printed goes to the file ``log``. The process leads a session of its own, so that Ctrl-C in the
+    server's terminal does not race the server, and it ends when the server is gone.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    with open(log, "a", buffering=1, encoding="utf-8", errors="replace") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        messages.send(_explored(arguments, messages))
+    messages.close()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(1)
+
+
+def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
+    from tensoropt import cli
+    from tensoropt.console import Progress
+    from tensoropt.errors import TensorOptError
+    from tensoropt.verbs import VERBS
+
+    class Sent(Progress):
+        """Lines for the log, and every step for the page."""
+
+        def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
+            super().__call__(stage, done, total, what)
+            with contextlib.suppress(OSError):  # the server is gone; so will this process be
+                messages.send(("progress", (stage, int(done), int(total), str(what))))
+
+    progress = Sent()
+    try:
+        options = cli.parser().parse_args(arguments)
+        _, text, code = VERBS[options.run](options, progress)
+        print(text)
+        return ("done", "") if code == 0 else ("failed", f"ended with exit code {code}")
+    except TensorOptError as error:
+        print(f"error: {error}")
+        return "failed", cli.sentence(error)
+    except SystemExit:
+        return "failed", "the command line did not understand its arguments; the log has its words"
+    except MemoryError:
+        return "failed", "this machine's memory is used up; take a smaller batch"
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        return (
+            "failed",
+            f"unexpected {type(error).__name__}: {cli.sentence(error)}; the log has the traceback",
+        )
+
+
+def home_folder() -> Path:
+    """Where jobs and uploads live: beside the profile store, under the user's cache directory."""
+    from tensoropt.costs.store import default_path
+
+    return Path(default_path()).parent / "dashboard"

@@ -1,0 +1,187 @@
+"""What happens on the explore page: presets fill the form, the form starts jobs, jobs report."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from tensoropt.cluster import list_clusters
+from tensoropt.cluster.local import available_cores
+from tensoropt.errors import TensorOptError
+
+from ..context import Context
+from ..jobs.manager import JobManager
+from ..jobs.request import Hardware, hardware_from, request_from
+from ..views.jobs import JobCard, job_card, models
+from .parts import copyable, empty, note
+
+FORM = {
+    "model": "model", "batch": "batch", "dims": "dims", "cluster": "cluster", "kind": "kind",
+    "per_node": "per-node", "nodes": "nodes", "inside": "inside", "between": "between",
+    "price": "device-price", "mode": "mode", "optimizer": "optimizer", "micro": "micro",
+    "epsilon": "epsilon", "max_points": "max-points",
+}  # fmt: skip
+"""Field of the form -> id of its control."""
+SHOWN_JOBS = 30
+
+
+def register(app: Dash, context: Context) -> None:
+    _register_jobs(app, context)
+    if context.jobs is not None:
+        _register_form(app, context.jobs)
+
+
+def _register_form(app: Dash, jobs: JobManager) -> None:
+    @app.callback(
+        *(Output(n, "value") for n in ("kind", "per-node", "nodes", "inside", "between", "device-price")),
+        *(Output(n, "disabled") for n in ("kind", "nodes", "inside", "between", "device-price")),
+        Input("cluster", "value"),
+    )
+    def preset(name: Any) -> Any:
+        """A preset fills the fields; they may be edited then."""
+        if name == "local":
+            return None, len(available_cores()), 1, None, None, "", *[True] * 5
+        if name not in list_clusters():
+            return (no_update,) * 11
+        found = Hardware.of(name)
+        price = "" if found.price is None else found.price
+        filled = (found.kind, found.per_node, found.nodes, found.inside or None, found.between or None, price)
+        return *filled, *[False] * 5
+
+    @app.callback(Output("cluster-said", "children"), *(Input(FORM[n], "value") for n in _CLUSTER))
+    def say(*values: Any) -> Any:
+        """What the fields amount to, or what is wrong with them."""
+        try:
+            found = hardware_from(dict(zip(_CLUSTER, values, strict=True)))
+            if found.is_local:
+                cores = len(available_cores())
+                words = f"{found.per_node} ranks, measured here ({cores} cores); nothing else runs meanwhile."
+                if found.per_node > cores:
+                    words += " More ranks than cores: their times say little about a real cluster."
+                return words
+            if found != Hardware.of(found.name):
+                found.described()
+            return f"{found.per_node * found.nodes} × {found.kind}, priced from data sheets."
+        except TensorOptError as error:
+            return note(str(error), "warn")
+
+    @app.callback(
+        Output("model", "data"),
+        Output("model", "value"),
+        Output("upload-said", "children"),
+        Input("upload", "contents"),
+        State("upload", "filename"),
+        prevent_initial_call=True,
+    )
+    def upload(contents: Any, name: Any) -> Any:
+        if contents is None:
+            return no_update, no_update, no_update
+        try:
+            token = jobs.uploads.keep(contents, name)
+        except TensorOptError as error:
+            return no_update, no_update, note(str(error), "error")
+        known = jobs.uploads.known()
+        return models(known), token, note(f"{known[token][1]} is here; it is read when the job starts.")
+
+    @app.callback(
+        Output("start-said", "children"),
+        Input("start", "n_clicks"),
+        *(State(control, "value") for control in FORM.values()),
+        prevent_initial_call=True,
+    )
+    def start(clicks: Any, *values: Any) -> Any:
+        if not clicks:
+            return no_update
+        try:
+            request = request_from(dict(zip(FORM, values, strict=True)), jobs.uploads.known())
+            job = jobs.submit(request)
+        except TensorOptError as error:
+            return note(str(error), "error")
+        return note(f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}.")
+
+
+_CLUSTER = ("cluster", "kind", "per_node", "nodes", "inside", "between", "price")
+
+
+def _register_jobs(app: Dash, context: Context) -> None:
+    @app.callback(
+        Output("jobs", "children"),
+        Output("finished", "data"),
+        Input("tick", "n_intervals"),
+        Input("page", "data"),
+        Input({"job": ALL, "do": ALL}, "n_clicks"),
+        State("finished", "data"),
+    )
+    def report(_: Any, page: Any, clicks: Any, finished: Any) -> Any:
+        """Every second while the page is shown; the list of explorations follows what has finished."""
+        asked = ctx.triggered_id
+        if context.jobs is not None and isinstance(asked, dict) and any(t["value"] for t in ctx.triggered):
+            if asked.get("do") == "cancel":
+                context.jobs.cancel(str(asked.get("job")))
+            elif asked.get("do") == "forget":
+                context.jobs.forget(str(asked.get("job")))
+        jobs = context.jobs.jobs() if context.jobs is not None else []
+        done = [j.id for j in jobs if j.state == "done"]
+        news = no_update if done == finished else done
+        if page != "explore":
+            return no_update, news
+        if not jobs:
+            return empty("No jobs yet", "Choose a model and a cluster, then press Explore."), news
+        now = time.time()
+        return [_card(job_card(j, now), _log(context, j.id)) for j in jobs[:SHOWN_JOBS]], news
+
+
+def _log(context: Context, id: str) -> str:
+    return context.jobs.log(id) if context.jobs is not None else ""
+
+
+def _card(job: JobCard, log: str) -> Any:
+    buttons: list[Any] = []
+    if job.result:
+        buttons.append(dcc.Link("open the frontier", href=f"/frontier?x={job.result}", className="open"))
+    if job.active:
+        buttons.append(_button("cancel", job.id))
+    else:
+        buttons.append(_button("forget", job.id))
+    stages = [
+        html.Div(
+            [
+                html.Span(stage.name, className="stage-name"),
+                dmc.Progress(value=100 * stage.share, size="sm", **_label(f"{stage.name}: {stage.words}")),
+                html.Span(stage.words, className="muted small"),
+            ],
+            className="stage",
+        )
+        for stage in job.stages
+    ]
+    return html.Article(
+        [
+            html.Div(
+                [html.Strong(job.title), html.Span(job.words, className=f"state state-{job.state}"),
+                 html.Span(className="grow"), *buttons],
+                className="row tight",
+            ),
+            note(job.error, "error"),
+            *stages,
+            html.Details(
+                [
+                    html.Summary("log and command"),
+                    copyable(job.command, "the command", f"job-command-{job.id}"),
+                    html.Pre(log or "nothing yet", className="log", tabIndex=0),
+                ]
+            ),
+        ],
+        className="job",
+        key=job.id,
+    )  # fmt: skip
+
+
+def _button(what: str, job: str) -> Any:
+    return dmc.Button(what, id={"job": job, "do": what}, size="compact-xs", variant="default")
+
+
+def _label(text: str) -> dict[str, Any]:
+    return {"aria-label": text}

@@ -1,0 +1,104 @@
+"""Jobs as people read them."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..jobs.record import Job
+
+STATE_WORDS = {
+    "queued": "waiting for its turn",
+    "running": "running",
+    "done": "done",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "interrupted": "interrupted",
+}
+
+
+@dataclass(frozen=True)
+class StageLine:
+    """One stage: its name, how far it is (0 to 1), and in words."""
+
+    name: str
+    share: float
+    words: str
+
+
+@dataclass(frozen=True)
+class JobCard:
+    """A job with its progress by stage.
+
+    Attributes:
+        command: the line that does the same without the dashboard.
+        result: key of its exploration, "" while there is none.
+    """
+
+    id: str
+    title: str
+    state: str
+    words: str
+    stages: tuple[StageLine, ...]
+    error: str
+    command: str
+    result: str
+    active: bool
+
+
+def job_card(job: Job, now: float) -> JobCard:
+    """A job at the moment ``now`` (seconds since the epoch)."""
+    spent = (job.ended or now) - (job.started or job.ended or now)
+    when = time.strftime("%d %b %H:%M", time.localtime(job.created))
+    words = STATE_WORDS[job.state]
+    if job.started is not None:
+        words += f" · {duration(spent)}"
+    last = job.stages[-1].name if job.stages else ""
+    lines = []
+    for stage in job.stages:
+        running = job.state == "running" and stage.name == last and stage.done < stage.total
+        seconds = (now if running else stage.last) - stage.began
+        share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)
+        lines.append(
+            StageLine(
+                stage.name, share, f"{stage.done} of {stage.total} · {duration(seconds)} · {stage.what}"
+            )
+        )
+    return JobCard(
+        id=job.id,
+        title=job.title,
+        state=job.state,
+        words=f"{words} · {when}",
+        stages=tuple(lines),
+        error=job.error,
+        command="tensoropt " + shlex.join(job.arguments),
+        result=f"job-{job.id}" if job.state == "done" else "",
+        active=job.active,
+    )
+
+
+def duration(seconds: float) -> str:
+    """``4.2 s``, ``3 min 20 s``, ``1 h 05 min``."""
+    seconds = max(seconds, 0.0)
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
+    """The zoo by size, and what was uploaded, as grouped options of a select."""
+    from tensoropt.zoo import list_models
+
+    found: dict[str, list[dict[str, str]]] = {"Uploaded": []}
+    for token, (_, label) in reversed(list(uploads.items())):
+        found["Uploaded"].append({"value": token, "label": label})
+    for entry in list_models():
+        group = "Zoo, laptop size" if entry.size == "laptop" else "Zoo, the papers' size"
+        found.setdefault(group, []).append({"value": f"zoo:{entry.name}", "label": entry.name})
+    return [{"group": group, "items": items} for group, items in found.items() if items]

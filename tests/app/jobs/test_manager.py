@@ -1,0 +1,135 @@
+"""Jobs: run, fail, die, are cancelled with all they started, and are remembered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import workers_app
+from tensoropt_app.jobs.manager import JobManager
+from tensoropt_app.jobs.record import Job, read_job
+from tensoropt_app.jobs.request import Hardware, Request
+
+from tensoropt.plan import load_exploration
+
+WAIT_S = 60.0
+REQUEST = Request("zoo:mlp", "mlp", Hardware.of("dgx-h100"))
+
+
+@pytest.fixture
+def managed(tmp_path: Path) -> Iterator[Callable[[Any], JobManager]]:
+    made = []
+
+    def make(target: Any) -> JobManager:
+        made.append(JobManager(tmp_path / "home", target))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(manager: JobManager, id: str, wanted: Callable[[Job], bool]) -> Job:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        job = next(j for j in manager.jobs() if j.id == id)
+        if wanted(job):
+            return job
+        time.sleep(0.05)
+    raise AssertionError(f"still {job}")
+
+
+def ended(job: Job) -> bool:
+    return not job.active
+
+
+def test_a_job_leaves_its_result_and_its_history(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    job = until(manager, manager.submit(REQUEST).id, ended)
+    assert (job.state, job.error) == ("done", "")
+    assert [(s.name, s.done, s.total) for s in job.stages] == [("capture", 1, 1)]
+    (key, folder), *_ = manager.results()
+    assert key == f"job-{job.id}"
+    assert len(load_exploration(folder).points) == 8
+    again = managed(workers_app.quick)  # a restart
+    assert again.jobs() == [job]
+    again.forget(job.id)
+    assert not folder.exists()
+
+
+def test_a_job_that_fails_says_why(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.failing)
+    job = until(manager, manager.submit(REQUEST).id, ended)
+    assert (job.state, job.error) == ("failed", "zoo:mlp is not a model")
+    assert manager.results() == []
+
+
+def test_a_process_that_dies_is_a_failure(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.dying)
+    job = until(manager, manager.submit(REQUEST).id, ended)
+    assert job.state == "failed"
+    assert "exit code 9" in job.error
+
+
+def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.endless)
+    id = manager.submit(REQUEST).id
+    until(manager, id, lambda j: bool(j.stages))
+    child = psutil.Process(int((manager.folder / id / workers_app.PIDS).read_text()))
+    manager.cancel(id)
+    assert until(manager, id, ended).state == "cancelled"
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_that_measures_runs_alone(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.endless)
+    first = manager.submit(REQUEST)
+    local = manager.submit(replace(REQUEST, hardware=Hardware("local", "CPU", 2, 1, "", "")))
+    later = manager.submit(REQUEST)
+    assert [manager.submit(REQUEST).state for _ in range(1)] == ["queued"]
+    assert (local.state, later.state) == ("queued", "queued")  # those behind it don't overtake
+    manager.cancel(first.id)
+    assert until(manager, local.id, lambda j: j.state != "queued").state == "running"
+    manager.cancel(later.id)
+    assert until(manager, later.id, ended).state == "cancelled"
+
+
+def test_a_job_whose_dashboard_died_is_interrupted(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    done = until(manager, manager.submit(REQUEST).id, ended)
+    dead = replace(done, id="a" * 12, state="running", server=(done.server[0], 1.0))
+    (manager.folder / dead.id).mkdir()
+    dead.save(manager.folder / dead.id)
+    seen = next(j for j in managed(workers_app.quick).jobs() if j.id == dead.id)
+    assert (seen.state, seen.error) == ("interrupted", "the dashboard ended while this ran")
+    assert read_job(manager.folder / dead.id) == seen
+
+
+def test_the_server_takes_its_jobs_along(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.endless)
+    id = manager.submit(REQUEST).id
+    until(manager, id, lambda j: bool(j.stages))
+    manager.close()
+    assert until(manager, id, ended).state == "interrupted"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "b", "state": "odd"}', '{"id": 3}'])
+def test_a_damaged_record_is_left_out(
+    managed: Callable[[Any], JobManager], tmp_path: Path, text: str
+) -> None:
+    folder = tmp_path / "home" / "jobs" / "b"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(text)
+    assert managed(workers_app.quick).jobs() == []
+
+
+def test_the_folder_is_private(managed: Callable[[Any], JobManager]) -> None:
+    manager = managed(workers_app.quick)
+    assert manager.home.stat().st_mode & 0o077 == 0
+    assert manager.uploads.folder.stat().st_mode & 0o077 == 0

@@ -1,0 +1,110 @@
+"""Forms become command lines that the command line understands, or a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensoropt_app.jobs.request import Hardware, RequestError, hardware_from, request_from
+
+from tensoropt import cli
+from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
+
+FORM: dict[str, Any] = {
+    "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
+    "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train", "optimizer": "adam",
+    "micro": "auto", "epsilon": 0.1, "max_points": "",
+}  # fmt: skip
+
+
+def words(tmp_path: Path, **changes: Any) -> list[str]:
+    return request_from({**FORM, **changes}, {}).arguments(tmp_path)
+
+
+def test_a_preset_stays_its_name(tmp_path: Path) -> None:
+    found = words(tmp_path)
+    assert found[:4] == ["explore", "zoo:gpt2-tiny", "--cluster", "dgx-h100"]
+    assert words(tmp_path, nodes=4, between="IB-400G")[3] == "dgx-h100x4"
+    assert words(tmp_path, cluster="local", per_node=3)[3] == "local:3"
+
+
+def test_an_edited_cluster_becomes_a_file_that_loads(tmp_path: Path) -> None:
+    file = words(
+        tmp_path, kind="A100-80GB", per_node=4, nodes=2, inside="NVLink3", between="IB-200G", price=2.5
+    )[3]
+    cluster = load_cluster(file)
+    assert (cluster.device_count, cluster.device.name, cluster.price_per_hour) == (8, "A100-80GB", 20.0)
+    assert [level.size for level in cluster.levels] == [2, 4]
+
+
+def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
+    found = words(
+        tmp_path, mode="inference", optimizer="sgd", micro="1, 2", epsilon=0, max_points=50, batch=8
+    )
+    options = cli.parser().parse_args(found)
+    assert (options.mode, options.optimizer, options.micro_batches) == ("inference", "sgd", "1,2")
+    assert (options.epsilon, options.max_points, options.batch) == (0.0, 50, 8)
+
+
+def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
+    uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
+    request = request_from({**FORM, "model": "upload-1", "dims": "batch=8, x[0]=4"}, uploads)
+    assert request.model == str(tmp_path / "x.onnx")
+    assert request.title == "mine.onnx on dgx-h100"
+    assert request.options[:4] == ("--dim", "batch=8", "--dim", "x[0]=4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "train.py:build"}, "choose a model from the list"),
+        ({"model": "/etc/passwd"}, "choose a model from the list"),
+        ({"model": "os:getcwd"}, "choose a model from the list"),
+        ({"model": None}, "choose a model from the list"),
+        ({"cluster": "/etc/passwd"}, "choose a cluster from the list"),
+        ({"kind": "GTX-9"}, "choose a device kind"),
+        ({"inside": "string"}, "choose links from the list"),
+        ({"per_node": 0}, "devices per node: between 1 and"),
+        ({"per_node": 2.5}, "whole number"),
+        ({"per_node": float("nan")}, "whole number"),
+        ({"nodes": 10**9}, "nodes: between 1 and"),
+        ({"micro": "1;rm -rf"}, "neither auto nor a list"),
+        ({"epsilon": 300}, "between 0 and 100 %"),
+        ({"max_points": 1}, "at least 2"),
+        ({"batch": -1}, "the batch: between 1 and"),
+    ],
+)
+def test_what_cannot_be_started_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        words(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("dim", ["batch=0", "--out=/etc", "batch=8;x", "=8", "batch"])
+def test_dims_hold_sizes_only(tmp_path: Path, dim: str) -> None:
+    uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
+    with pytest.raises(RequestError, match="is not a size"):
+        request_from({**FORM, "model": "upload-1", "dims": dim}, uploads)
+
+
+def test_a_cluster_that_lacks_a_link_is_refused_with_the_remedy() -> None:
+    with pytest.raises(TensorOptError, match="links lacks inter_node"):
+        hardware_from({**FORM, "nodes": 2}).described()
+
+
+def test_every_preset_is_shown_as_it_is(tmp_path: Path) -> None:
+    from tensoropt.cluster import list_clusters
+
+    for name in list_clusters():
+        if not name.endswith("xN"):
+            assert Hardware.of(name).argument(tmp_path) == name
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_edited_cluster_is_data(tmp_path: Path) -> None:
+    words(tmp_path, per_node=4)
+    assert json.loads((tmp_path / "cluster.json").read_text())["devices"] == [
+        {"kind": "H100-80GB", "count": 4}
+    ]

@@ -1,0 +1,54 @@
+"""Uploads: taken as data, under generated names, or refused in words."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from tensoropt_app.jobs import uploads
+from tensoropt_app.jobs.uploads import UploadError, Uploads
+
+
+def url(data: bytes) -> str:
+    return "data:application/octet-stream;base64," + base64.b64encode(data).decode()
+
+
+def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:
+    store = Uploads(tmp_path / "uploads")
+    token = store.keep(url(b"abc"), "../../evil/$(rm)\x00model.onnx")
+    path, label = store.known()[token]
+    assert path.parent == tmp_path / "uploads"
+    assert path.name == f"{token}.onnx"
+    assert path.read_bytes() == b"abc"
+    assert path.stat().st_mode & 0o177 == 0
+    assert label == "__rm__model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("contents", "name", "said"),
+    [
+        (url(b"abc"), "model.pt", "only files that end in .onnx"),
+        (url(b"abc"), "model.onnx.pkl", "only files that end in .onnx"),
+        (url(b""), "model.onnx", "is empty"),
+        ("data:;base64,!!!", "model.onnx", "did not arrive whole"),
+        (None, "model.onnx", "did not arrive whole"),
+        ({"a": 1}, "model.onnx", "did not arrive whole"),
+    ],
+)
+def test_what_is_not_taken_is_said(tmp_path: Path, contents: object, name: str, said: str) -> None:
+    store = Uploads(tmp_path)
+    with pytest.raises(UploadError, match=said):
+        store.keep(contents, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Uploads(tmp_path)
+    monkeypatch.setattr(uploads, "MAX_UPLOAD_BYTES", 10)
+    with pytest.raises(UploadError, match="at most 0 MiB"):
+        store.keep(url(b"x" * 11), "a.onnx")
+    monkeypatch.setattr(uploads, "MOST_TOGETHER_BYTES", 15)
+    store.keep(url(b"x" * 8), "a.onnx")
+    with pytest.raises(UploadError, match="delete some"):
+        store.keep(url(b"x" * 8), "b.onnx")

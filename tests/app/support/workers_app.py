@@ -1,0 +1,38 @@
+"""What jobs run in tests instead of the real pipeline; importable in a spawned process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+PIDS = "pids.txt"
+
+
+def endless(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    """Starts a child of its own, as a pool of ranks does, and never ends by itself."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(log).write_text("looking for something that is not there\n")
+    Path(log).with_name(PIDS).write_text(f"{child.pid}")
+    messages.send(("progress", ("search", 1, 4, "mesh 2x4")))
+    time.sleep(600)
+
+
+def quick(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    """Leaves an exploration and says so."""
+    from samples_app import exploration
+
+    messages.send(("progress", ("capture", 0, 1, "")))
+    exploration().save(arguments[arguments.index("--out") + 1])
+    messages.send(("progress", ("capture", 1, 1, "4 operators")))
+    messages.send(("done", ""))
+
+
+def failing(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    messages.send(("failed", f"{arguments[1]} is not a model"))
+
+
+def dying(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
+    sys.exit(9)

@@ -30,6 +30,8 @@ from tensoropt.plan.plan import (
 from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.exploration/2"
+ADDITIVE_SCHEMA = "tensoropt.exploration/1"
+"""Of before points were played in time: their time is the additive one, and nothing says how they came about."""
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 
 
@@ -292,7 +294,9 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
         )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        if data.get("schema") != SCHEMA:
+        if data.get("schema") == ADDITIVE_SCHEMA:
+            data["points"] = [_from_additive(point) for point in data["points"]]
+        elif data.get("schema") != SCHEMA:
             raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
         spaces = tuple(
             Space(**{**s, "mesh": MeshInfo(**s["mesh"]), "notes": tuple(s["notes"])}) for s in data["spaces"]
@@ -323,6 +327,11 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
         data["versions"],
         data["report"],
     )
+
+
+def _from_additive(point: Mapping[str, Any]) -> dict[str, Any]:
+    waited = {"exposed_s": point["communication_s"], "hidden_s": 0.0}
+    return {**point, **waited, "additive_time_s": point["time_s"]}
 
 
 def _point_from_dict(data: Mapping[str, Any], choice: np.ndarray, options: np.ndarray) -> Point:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -153,3 +154,19 @@ def test_reduce_keeps_what_nothing_beats() -> None:
     costs = [(3.0, 1.0), (1.0, 3.0), (2.0, 3.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)]
     kept = reduce_points(list(enumerate(costs)), lambda item: item[1])
     assert [i for i, _ in kept] == [1, 4, 0]
+
+
+def test_explorations_from_before_time_was_played_keep_their_additive_time(
+    found: Exploration, tmp_path: Path
+) -> None:
+    found.save(tmp_path)
+    file = tmp_path / "exploration.json"
+    data = json.loads(file.read_text())
+    data["schema"] = "tensoropt.exploration/1"
+    for saved in data["points"]:
+        for name in ("exposed_s", "hidden_s", "idle_s", "additive_time_s"):
+            del saved[name]
+    file.write_text(json.dumps(data))
+    loaded = load_exploration(tmp_path)
+    assert [p.time_s for p in loaded.points] == [p.additive_time_s for p in loaded.points]
+    assert [p.exposed_s for p in loaded.points] == [p.communication_s for p in found.points]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
+from tensoropt.search.aim import aim, looseness
 from tensoropt.search.crossover import mix_neighbours
 from tensoropt.search.engine import Engine, Messages, TableTooLargeError
 from tensoropt.search.hull import Hull, HullSearch
@@ -22,11 +23,13 @@ from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 
 log = logging.getLogger(__name__)
 
-FEW_LINES, LINES = 8, 32
+FEW_LINES, LINES = 16, 32
 CORNERS = 2048
 COARSE_POINTS = 256
 TIGHT = 0.01
 WORTH_NARROWING = 20_000
+FEW_PAIRS = 20_000
+CLOSENESS = 0.25
 MESSAGE_BYTES = 1 << 30
 
 
@@ -122,39 +125,50 @@ def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | No
 def _passes(
     program: Program, search: HullSearch, hull: Hull, sources: list[Source], settings: Settings
 ) -> Found:
-    """Thinned passes, each pruned by all strategies known before it, until exact or good enough."""
+    """Passes pruned by all strategies known before them, until exact or good enough."""
     inside, outside = search.messages()
     engine = Engine(program, settings.threads)
     known = settings.with_rivals(sources)
-    most = settings.max_points
+
+    def below(goal: Points) -> Messages:
+        return Messages.of(inside, outside, corners_of(hull, goal.memory, goal.time, CORNERS))
+
     log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
-    if settings.epsilon == 0 and most is None and gaps(known, hull)[0] <= TIGHT:
-        sizes = [0]  # known strategies are tight enough to prune by
-    else:  # a small pass often closes a gap at one steep place
-        coarse = (*((16, 64) if settings.epsilon > 0 else ()), COARSE_POINTS)
-        sizes = [*(p for p in coarse if most is None or p < most), most or 0]
-    for points in sizes:
+    for points in _sizes(settings):
         if gaps(known, hull)[1] <= settings.epsilon:
             break
-        corners = corners_of(hull, known.memory, known.time, CORNERS)
+        messages, aimed = below(known), False
+        if points != (settings.max_points or 0):
+            pairs = messages.pairs(program)
+            if pairs <= FEW_PAIRS:
+                continue
+            hoped = below(aim(known, CLOSENESS * looseness(known)))
+            aimed = 2 * hoped.pairs(program) < pairs
+            if aimed:
+                messages = hoped
+            elif settings.epsilon == 0 and gaps(known, hull)[0] <= TIGHT:
+                continue  # known strategies are tight enough to prune by
         try:
-            result = engine.run(Messages(inside, outside, corners), points)
+            result = engine.run(messages, points)
         except TableTooLargeError as error:
             note = f"not searched to the end: {error}"
             log.warning(note)
             return Found(tuple(sources), merge(sources), hull, False, (note,))
         latest = PassSource(program, result)
-        log.debug(
-            "pass with %d points per entry: %d points, %d at the root",
-            points,
-            result.points,
-            len(latest.time),
-        )
-        if not result.thinned:
+        found = f"{result.points} points, {len(latest.time)} at the root"
+        log.debug("%s pass, %d points per entry: %s", "aimed" if aimed else "plain", points, found)
+        if not (aimed or result.thinned):
             return Found((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
         known = settings.with_rivals(sources)
     return Found(tuple(sources), merge(sources), hull, gaps(known, hull)[1] == 0.0)
+
+
+def _sizes(settings: Settings) -> list[int]:
+    """Points per table entry of the passes to come, 0 for all: a small pass often closes a gap."""
+    coarse = (64, COARSE_POINTS) if settings.epsilon > 0 else (COARSE_POINTS,)
+    most = settings.max_points
+    return [*(points for points in coarse if most is None or points < most), most or 0]
 
 
 def gaps(known: Frontier, hull: Hull) -> tuple[float, float]:

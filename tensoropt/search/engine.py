@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tensoropt.errors import TensorOptError
 from tensoropt.frontier.kernels import grown, thin, union_of_products
 from tensoropt.search.costgraph import FloatArray, IntArray
-from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable
+from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable_entries
 from tensoropt.search.program import Program
 from tensoropt.units import format_bytes
 
@@ -59,11 +59,28 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Messages:
-    """Scalar bounds (entries, W) of every entry, inside and outside, and the corners to beat."""
+    """Scalar bounds (entries, W) of every entry, inside and outside, and the corners to beat.
+
+    ``alive`` (entries,): what can reach a corner at all.
+    """
 
     inside: FloatArray
     outside: FloatArray
     corners: Corners
+    alive: NDArray[np.bool_]
+
+    @staticmethod
+    def of(inside: FloatArray, outside: FloatArray, corners: Corners) -> Messages:
+        alive = reachable_entries(inside, outside, corners.height, corners.slack)
+        return Messages(inside, outside, corners, alive)
+
+    def pairs(self, program: Program) -> int:
+        """How many pairs of entries a pass has to look at."""
+        first = program.base[program.leaves :]
+        if not len(first):
+            return 0
+        alive = np.add.reduceat(self.alive.astype(np.int64), first)
+        return int(alive @ np.array([len(s.left_k) for s in program.steps]))
 
 
 @njit(cache=True, nogil=True)
@@ -84,7 +101,7 @@ def step_entries(
     outside,
     corner_m,
     corner_t,
-    height,
+    alive,
     weight_m,
     weight_t,
     slack,
@@ -92,8 +109,8 @@ def step_entries(
 ):
     """Entries ``first:last`` of a step; returns (counts, memory, time, label, thinned).
 
-    ``inside``, ``outside`` (entries, W): the step's rows, or (0, W) for no pruning. ``most``: points
-    kept per entry, 0 for all.
+    ``inside``, ``outside`` (entries, W), ``alive`` (entries,): the step's rows, or no rows for no pruning.
+    ``most``: points kept per entry, 0 for all.
     """
     n_k = left_k.shape[0]
     counts = np.zeros(last - first, np.int64)
@@ -122,7 +139,7 @@ def step_entries(
     thinned = False
     end = 0
     for o in range(first, last):
-        if pruned and not reachable(inside[o], outside[o], height, slack):
+        if pruned and not alive[o]:
             continue
         candidates = 0
         for c in range(n_k):
@@ -170,7 +187,7 @@ def step_entries(
 
 _NO_ROWS = np.empty((0, 1))
 _NO_LINES = np.empty(0)
-_NO_HEIGHT = np.empty((0, 0))
+_ALL_ALIVE = np.empty(0, np.bool_)
 
 
 class Engine:
@@ -201,12 +218,15 @@ class Engine:
                 points = (left.offsets, left.memory, left.time, right.offsets, right.memory, right.time)
                 size = len(step.left_out)
                 if messages is None:
-                    rest = (_NO_ROWS, _NO_ROWS, _NO_LINES, _NO_LINES, _NO_HEIGHT, *(_NO_LINES,) * 3)
+                    rest = (_NO_ROWS, _NO_ROWS, _NO_LINES, _NO_LINES, _ALL_ALIVE, *(_NO_LINES,) * 3)
                 else:
                     base = int(self.program.base[self.program.leaves + n])
                     c = messages.corners
-                    rows = messages.inside[base : base + size], messages.outside[base : base + size]
-                    rest = (*rows, c.memory, c.time, c.height, c.weight_m, c.weight_t, c.slack)
+                    rows = slice(base, base + size)
+                    rest = (
+                        messages.inside[rows], messages.outside[rows], c.memory, c.time, messages.alive[rows],
+                        c.weight_m, c.weight_t, c.slack,
+                    )  # fmt: skip
                 work = size * len(step.left_k)
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
                 parts = min(size, 8 * self.threads) if self.threads > 1 and work > INLINE_WORK else 1

@@ -29,7 +29,7 @@ BREAKPOINTS = 64
 class Corners:
     """Inner corners of the known strategies' staircase and the lines of the hull, for kernels.
 
-    ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (C, W) their weighted
+    ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (W, C) their weighted
     costs; ``weight_m``, ``weight_t``, ``slack`` (W,) the lines, slack against rounding of sums.
     """
 
@@ -64,8 +64,8 @@ def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> C
         ends = np.append(starts[1:], len(m)) - 1
         m, t = m[ends], t[starts]
     with np.errstate(invalid="ignore"):
-        height_m = np.where(hull.weight_m > 0, m[:, None] * hull.weight_m, 0.0)
-        height_t = np.where(hull.weight_t > 0, t[:, None] * hull.weight_t, 0.0)
+        height_m = np.where(hull.weight_m[:, None] > 0, hull.weight_m[:, None] * m, 0.0)
+        height_t = np.where(hull.weight_t[:, None] > 0, hull.weight_t[:, None] * t, 0.0)
     slack = SLACK * np.abs(hull.value)
     return Corners(m, t, height_m + height_t, hull.weight_m, hull.weight_t, slack)
 
@@ -73,17 +73,20 @@ def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> C
 @njit(cache=True, nogil=True)
 def reachable(inside, outside, height, slack):
     """Whether any strategy through an entry can still reach the frontier (all lines, some corner)."""
-    count = slack.shape[0]
+    lines = slack.shape[0]
     if inside[0] == np.inf or outside[0] == np.inf:
         return False
     hint = 0
-    for c in range(height.shape[0]):
-        if inside[hint] + outside[hint] - slack[hint] > height[c, hint]:
+    least = inside[0] + outside[0] - slack[0]
+    for c in range(height.shape[1]):
+        if least > height[hint, c]:
             continue
         alive = True
-        for w in range(count):
-            if inside[w] + outside[w] - slack[w] > height[c, w]:
-                hint = w
+        for w in range(lines):
+            value = inside[w] + outside[w] - slack[w]
+            if value > height[w, c]:
+                hint = w  # the line that ruled this corner out rules out most others
+                least = value
                 alive = False
                 break
         if alive:

@@ -1,0 +1,72 @@
+"""Where strategies are hoped for: a staircase close above the convex hull of the known ones.
+
+Pruning is only as good as the known strategies. Where they leave wide corners, as at a lean end where a
+thousandth of the memory is worth a fifth of the time, most of a large table survives. A pass that is pruned
+by what we *hope* to find costs little, and what it finds is real: the next pass is pruned by that. Hope
+prunes nothing for good, since the last pass is pruned by known strategies only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensoropt.frontier.tools import Points
+from tensoropt.search.costgraph import FloatArray
+
+SAMPLES = 256
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Staircase:
+    """``memory`` (n,) ascending, ``time`` (n,) strictly descending; not always strategies."""
+
+    memory: FloatArray
+    time: FloatArray
+
+
+def aim(known: Points, distance: float) -> Staircase:
+    """The known staircase, lowered to ``distance`` (relative, of memory and of time) above its hull."""
+    hull = _lower_hull(known)
+    with np.errstate(divide="ignore"):
+        logs = np.log(np.maximum(hull, hull.max(axis=0) * 1e-12 + 1e-300))
+    span = np.maximum(np.ptp(logs, axis=0), 1e-300)
+    along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(logs, axis=0) / span).max(axis=1))])
+    spots = np.interp(np.linspace(0.0, along[-1], SAMPLES), along, hull[:, 0])
+    memory = np.unique(np.concatenate([spots, known.memory]))
+    time = known.time[np.searchsorted(known.memory, memory, side="right") - 1]
+    for stretch, scale in ((1.0, 1.0 + distance), (1.0 / (1.0 + distance), 1.0)):
+        above = scale * np.interp(memory * stretch, hull[:, 0], hull[:, 1], left=np.inf)
+        time = np.minimum(time, above)
+    time = np.maximum(time, known.time[-1])
+    kept = np.append(True, np.diff(time) < 0)
+    return Staircase(memory[kept], time[kept])
+
+
+def looseness(known: Points) -> float:
+    """How far the known strategies lie from their hull: the mean over corners, relative.
+
+    Of a corner's distances along memory and along time the larger counts.
+    """
+    hull = _lower_hull(known)
+    memory, time = known.memory[1:], known.time[:-1]
+    if not len(memory):
+        return 0.0
+    below = np.interp(memory, hull[:, 0], hull[:, 1])
+    before = np.interp(time, hull[::-1, 1], hull[::-1, 0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.maximum(time / below, memory / before) - 1.0
+    return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else 0.0
+
+
+def _lower_hull(known: Points) -> FloatArray:
+    """(n, 2) vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
+    hull: list[tuple[float, float]] = []
+    for m, t in zip(known.memory.tolist(), known.time.tolist(), strict=True):
+        while len(hull) > 1 and (hull[-1][0] - hull[-2][0]) * (t - hull[-2][1]) <= (
+            hull[-1][1] - hull[-2][1]
+        ) * (m - hull[-2][0]):
+            hull.pop()
+        hull.append((m, t))
+    return np.array(hull)

@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard test test-all lint clean
+.PHONY: help install demo dashboard ready-made test test-all lint clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,9 @@ demo: $(STAMP) ## the whole loop on a GPT-2-style model: frontier, plan, run, co
 
 dashboard: $(STAMP) ## the web page: frontiers, plans, exports (DIR=... opens your explorations)
 	$(BIN)/python -m tensoropt dashboard $(DIR)
+
+ready-made: $(STAMP) ## make the explorations that ship with the dashboard again
+	$(BIN)/python -m tensoropt_app.ready_made
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)

@@ -72,13 +72,12 @@ def _register_figures(app: Dash, context: Context) -> None:
             return text, {"display": "none"}, None, None, None, None, None
         assert view.point is not None
         detail, why = _detail(context, data, view.point)
-        step = detail.step if detail is not None else None
         return (
             None,
             {},
             headline(data, view, detail),
             bar(memory_bar(data, view, view.point)),
-            bar(step_bar(data, view.point, step)),
+            bar(step_bar(data, view.point)),
             note(why and f"Timelines and the costs of single operators are not shown: {why}"),
             difference(data, view),
         )

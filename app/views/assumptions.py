@@ -32,7 +32,7 @@ def assumptions(data: FrontierData, view: View) -> tuple[Fact, ...]:
         Fact("optimizer", str(settings.get("optimizer", "adam"))),
         Fact("micro-batches", _micro(settings.get("micro_batches"))),
         Fact("allowed gap", percent(float(settings.get("epsilon") or 0.0))),
-        Fact("time", "sum of compute and communication, nothing overlapped"),
+        Fact("time", "one step by the judge: compute, communication it waits for, idle"),
         Fact("memory", "peak of the largest device, by the judge; inputs and buffers left out"),
         Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
         Fact("figures", _figures(report)),

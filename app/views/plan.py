@@ -64,20 +64,12 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
 
 
-def step_bar(data: FrontierData, row: int, step: Any = None) -> Bar:
-    """One step of one device: compute, communication that is waited for, idle; what is hidden is said.
-
-    ``step`` has ``total_s, compute_s, exposed_s, hidden_s, idle_s``; without it the point's own two figures.
-    """
+def step_bar(data: FrontierData, row: int) -> Bar:
+    """One step of one device: compute, communication that is waited for, idle; what is hidden is said."""
     point = data.exploration.points[row]
     unit = data.units.time
-    if step is None:
-        parts = {"compute": point.compute_s, "exposed": point.communication_s, "idle": 0.0}
-        total, hidden = point.time_s, 0.0
-    else:
-        parts = {"compute": step.compute_s, "exposed": step.exposed_s, "idle": step.idle_s}
-        total, hidden = step.total_s, step.hidden_s
-    total = total or 1.0
+    parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
+    total, hidden = point.time_s or 1.0, point.hidden_s
     segments = tuple(
         Segment(kind, STEP_TITLES[kind], value / total, unit.text(value), percent(value / total))
         for kind, value in parts.items()

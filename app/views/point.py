@@ -67,11 +67,12 @@ def point_card(data: FrontierData, view: View, row: int) -> PointCard:
         )
     cost = step_cost(data, row, price_of(data, view))
     marks = [word for word, at in _special(data) if at == row]
+    hidden = f", {time.text(point.hidden_s)} hidden" if point.hidden_s > 0 else ""
     facts = [
         Fact("mesh", f"{data.mesh[row]} ({plural(int(data.devices[row]), 'device')})"),
         Fact("micro-batches", str(int(data.micro[row]))),
         Fact("compute", time.text(point.compute_s)),
-        Fact("communication", time.text(point.communication_s)),
+        Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
         Fact("figures", source_words(dict(point.sources)) or "—"),
         Fact("proof", "exact" if point.exact else f"at most {percent(point.gap)} above the optimum"),
@@ -105,8 +106,8 @@ def dominant_words(exploration: Exploration, row: int) -> str:
     kind, size = max(zip(MEMORY_KINDS, point.memory, strict=True), key=lambda item: item[1])
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
     step = point.time_s or 1.0
-    if point.communication_s > point.compute_s:
-        return f"{memory}; time is mostly communication ({percent(point.communication_s / step)})."
+    if point.exposed_s > point.compute_s:
+        return f"{memory}; time is mostly communication ({percent(point.exposed_s / step)})."
     return f"{memory}; time is mostly compute ({percent(point.compute_s / step)})."
 
 
@@ -130,6 +131,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         ("time", a.time_s, b.time_s),
         ("compute", a.compute_s, b.compute_s),
         ("communication", a.communication_s, b.communication_s),
+        ("waited for", a.exposed_s, b.exposed_s),
     ]
     found = [
         *(_changed(label, x, y, unit.text) for label, x, y in (sizes[0],)),

@@ -15,7 +15,8 @@ from tensoropt.errors import TensorOptError
 
 FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
-    "per_node": 8, "nodes": 1, "inside": "NVLink4", "between": None, "price": "", "mode": "train", "optimizer": "adam",
+    "per_node": 8, "nodes": 1,
+    "inside": "NVLink4", "between": None, "price": "", "mode": "train", "optimizer": "adam",
     "micro": "auto", "epsilon": 0.1, "max_points": "",
 }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 from samples_app import GIB, exploration, point
@@ -31,8 +30,8 @@ def test_a_plan_larger_than_the_device_says_by_how_much() -> None:
 
 def test_the_step_is_compute_waiting_and_idle() -> None:
     assert [s.size for s in step_bar(DATA, 0).segments] == ["533 ms", "267 ms", "0 ms"]
-    step = SimpleNamespace(total_s=0.8, compute_s=0.5, exposed_s=0.2, hidden_s=0.05, idle_s=0.1)
-    bar = step_bar(DATA, 0, step)
+    parts = {"compute_s": 0.5, "exposed_s": 0.2, "hidden_s": 0.05, "idle_s": 0.1}
+    bar = step_bar(FrontierData.of(exploration([point(GIB, 0.8, **parts)])), 0)
     assert "50.0 ms of communication hide behind compute" in bar.summary
     assert sum(s.share for s in bar.segments) == pytest.approx(1.0)
 

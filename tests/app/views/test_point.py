@@ -22,7 +22,7 @@ def test_the_card_says_memory_time_and_whether_it_fits() -> None:
 def test_what_dominates_is_named() -> None:
     lean = exploration([point(GIB, 1.0, memory=(0.1 * GIB, 0, 0, 0.9 * GIB, 0))])
     assert "kept activations (90 %)" in dominant_words(lean, 0)
-    waiting = exploration([point(GIB, 1.0, compute_s=0.2, communication_s=0.8)])
+    waiting = exploration([point(GIB, 1.0, compute_s=0.2, communication_s=0.8, exposed_s=0.8)])
     assert "communication (80 %)" in dominant_words(waiting, 0)
 
 

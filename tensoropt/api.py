@@ -87,6 +87,7 @@ def explore(
     memory_bytes: float | None = None,
     epsilon: float = 1e-3,
     max_points: int | None = None,
+    dtype: str = "float32",
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     source: str = "",
@@ -106,6 +107,8 @@ def explore(
         memory_bytes: refuse to return when not even the leanest plan fits this budget.
         epsilon: allowed gap of the frontier; 0 for the exact one.
         max_points: points kept per mesh and micro-batch count.
+        dtype: ``float32`` leaves the model's own dtypes; ``bfloat16`` computes in it, with float32 master
+            weights, gradients and optimizer state (:mod:`tensoropt.capture.precision`).
         store: profile store; the user's own by default.
         progress: called with (stage, done, total, what).
         source, seed: where the model comes from, for plans that are run without a script.
@@ -114,25 +117,24 @@ def explore(
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = Settings(mode, optimizer, micro_batches, memory_bytes, epsilon, max_points)
+    settings = Settings(mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype)
     report_progress = progress or silent
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     where = load_cluster(cluster)
     report_progress("capture", 0, 1, type(model).__name__)
     with clock("capture"):
-        captured = capture(model, args, kwargs, loss=loss, mode=mode)
+        captured = capture(model, args, kwargs, loss=loss, mode=mode, dtype=dtype)
         problem = prepare(captured)
     report_progress(
         "capture", 1, 1, f"{len(captured.graph.operators)} operators, {len(problem.graph.groups)} groups"
     )
     counts = micro_batch_counts(problem, settings)
     meshes = searched_meshes(where)
-    dtype = captured.graph.parameters[0].dtype if captured.graph.parameters else "float32"
     with ExitStack() as stack:
         own = store or stack.enter_context(ProfileStore())
         pool = stack.enter_context(RankPool(where.device_count)) if is_local(where) else None
-        costs = CostSource(where, own, settings, dtype, pool, report_progress)
+        costs = CostSource(where, own, settings, pool, report_progress)
         with clock("costs"):
             built = build_tables(problem.graph, problem.micro, costs, meshes, counts)
     with clock("search"):

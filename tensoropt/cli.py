@@ -56,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
         "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
     )
     explore.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="what operators compute in; bfloat16 keeps float32 master weights; default: %(default)s",
+    )
+    explore.add_argument(
         "--micro-batches",
         default="auto",
         metavar="auto|1,2,4",
@@ -103,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
     verify.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
     verify.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
+    verify.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
+    )
     verify.set_defaults(run="verify")
 
     listing = verb("list", "name what there is")

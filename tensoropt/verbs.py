@@ -30,7 +30,13 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.plan.table import frontier_text, points_data, summary_lines
 
     settings = Settings(
-        options.mode, options.optimizer, counts, memory_bytes, options.epsilon, options.max_points
+        options.mode,
+        options.optimizer,
+        counts,
+        memory_bytes,
+        options.epsilon,
+        options.max_points,
+        options.dtype,
     )
     progress.note(defaults_line(options, cluster, settings))
     loaded = build_model(options, on_meta=not is_local(cluster))
@@ -45,6 +51,7 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
         memory_bytes=memory_bytes,
         epsilon=settings.epsilon,
         max_points=settings.max_points,
+        dtype=settings.dtype,
         source=options.model,
         seed=options.seed,
         progress=progress,
@@ -130,6 +137,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "cluster": f"{cluster.name} ({cluster.device_count} x {cluster.device.name})",
         "mode": settings.mode,
         "optimizer": settings.optimizer,
+        "dtype": settings.dtype,
         "micro-batches": micro,
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,
@@ -178,10 +186,8 @@ def export(options: argparse.Namespace, progress: Progress) -> Answer:
 
 def verify(options: argparse.Namespace, progress: Progress) -> Answer:
     if options.random is None:
-        if options.cluster is not None or options.batch is not None:
-            raise TensorOptError(
-                "--cluster and --batch belong to --random N; a plan names its own mesh and batch"
-            )
+        if any(given is not None for given in (options.cluster, options.batch, options.dtype)):
+            raise TensorOptError("--cluster, --batch and --dtype belong to --random N; a plan names its own")
         if ":" in options.target and not Path(options.target).exists():
             raise TensorOptError(
                 f"there is no plan file {options.target}; to verify a model add --cluster local --random 20"
@@ -203,6 +209,7 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
             options.random,
             seed=options.seed,
             batch=options.batch,
+            dtype=options.dtype or "float32",
             progress=progress,
         )
     return data, verify_text(data), 0 if data["ok"] else 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensoropt.api import MAX_AXES
@@ -102,7 +102,7 @@ def _check_runnable(plan: Plan) -> None:
 def model_spec(plan: Plan) -> ModelSpec:
     """The model of a plan, as ranks build it."""
     settings = () if plan.model.batch is None else (("batch", plan.model.batch),)
-    return ModelSpec(plan.model.source, plan.model.seed, settings=settings)
+    return ModelSpec(plan.model.source, plan.model.seed, settings=settings, compute_dtype=plan.compute_dtype)
 
 
 def verify_random(
@@ -112,6 +112,7 @@ def verify_random(
     *,
     seed: int = 0,
     batch: int | None = None,
+    dtype: str = "float32",
     store: ProfileStore | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -123,17 +124,19 @@ def verify_random(
         count: how many strategies.
         seed: decides the weights and the strategies.
         batch: of a zoo model.
+        dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
     """
     if count < 1:
         raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
     where = load_cluster(cluster)
     check_room(where.device_count)
-    spec = ModelSpec(source, seed, settings=() if batch is None else (("batch", batch),))
+    settings = Settings(dtype=dtype)
+    sizes = () if batch is None else (("batch", batch),)
+    spec = ModelSpec(source, seed, settings=sizes, compute_dtype=dtype)
     progress("capture", 0, 1, source)
     loaded = load_model(spec)
     problem = _problem(loaded)
     progress("capture", 1, 1, source)
-    settings = Settings()
     meshes, counts = where.meshes(MAX_AXES), micro_batch_counts(problem, settings)
     rng = random.Random(seed)
     drawn: list[tuple[Strategy, Mesh]] = []
@@ -195,7 +198,6 @@ def _predict_and_run(
     store: ProfileStore | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    parameters = loaded.captured.graph.parameters
     with ExitStack() as stack:
         own = store or stack.enter_context(ProfileStore())
         pool = stack.enter_context(RankPool(where.device_count, timeout_s=TIMEOUT_S))
@@ -203,7 +205,6 @@ def _predict_and_run(
             where,
             own,
             settings,
-            parameters[0].dtype if parameters else "float32",
             pool if is_local(where) else None,
             progress,
         )
@@ -263,7 +264,7 @@ def _run(
     progress: Progress,
 ) -> dict[str, Any]:
     progress("reference", 0, 1, "the unsplit graph against the model itself")
-    module = verify_module(spec, pool, spec.seed)
+    module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
     progress("reference", 1, 1, "")
     progress("run", 0, len(strategies), "")
     results = verify_strategies(

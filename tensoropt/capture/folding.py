@@ -37,6 +37,8 @@ class Folder:
         self._known: dict[torch.fx.Node, Any] = {}
         self.values: dict[str, torch.Tensor] = {}
         self._names: dict[Any, str] = {}
+        self._results: dict[Any, Any] = {}
+        self._kept: dict[int, tuple[torch.Tensor, Any]] = {}
 
     def __contains__(self, node: torch.fx.Node) -> bool:
         return node in self._known
@@ -53,30 +55,48 @@ class Folder:
         return all(source in self._known for source in node.all_input_nodes)
 
     def fold(self, node: torch.fx.Node) -> None:
+        """Compute a node; layers that ask the same of the same constants share the result."""
+
         def known(value: Any) -> Any:
             return self._known[value] if isinstance(value, torch.fx.Node) else value
 
-        args = torch.fx.node.map_aggregate(node.args, known)
-        kwargs = dict(torch.fx.node.map_aggregate(node.kwargs, known))
-        if "device" in kwargs:
-            kwargs["device"] = torch.device("cpu")
-        tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-        if any(t.is_meta for t in tensors):
-            args, kwargs = torch.utils._pytree.tree_map(
-                lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
-            )
-        with torch.no_grad():
-            self._known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
+        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
+        key = (node.target, same, str(spec))
+        if key not in self._results:
+            # Operands are kept beside the result: an id says nothing once its tensor is gone.
+            self._results[key] = (_evaluate(node.target, args, kwargs), leaves)
+        self._known[node] = self._results[key][0]
 
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
         """Record the value of a folded node that a live operator reads; equal values share a name."""
-        value = broadcast_reduced(self._known[node])
-        if not value.is_meta:
-            digest = hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-            key = (shape, tuple(value.shape), str(value.dtype), digest.digest())
+        whole = self._known[node]
+        if id(whole) not in self._kept:
+            reduced = broadcast_reduced(whole)
+            self._kept[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
+        value, digest = self._kept[id(whole)]
+        if digest is not None:
+            key = (shape, tuple(value.shape), str(value.dtype), digest)
             name = self._names.setdefault(key, name)
         self.values[name] = value
         return name
+
+
+def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    if any(t.is_meta for t in tensors):
+        args, kwargs = torch.utils._pytree.tree_map(
+            lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
+        )
+    with torch.no_grad():
+        return target(*args, **kwargs)
+
+
+def _digest(value: torch.Tensor) -> bytes:
+    return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 
 def broadcast_reduced(value: torch.Tensor) -> torch.Tensor:

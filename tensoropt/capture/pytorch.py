@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.loss import Returned, WithLoss
+from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 
@@ -75,6 +76,7 @@ def capture(
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
     mode: Mode = "train",
+    dtype: str = "float32",
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
@@ -85,6 +87,8 @@ def capture(
             holds a scalar, which is then taken to be the loss.
         mode: ``"train"`` keeps only the loss and expects a backward pass; ``"inference"`` keeps all
             outputs.
+        dtype: what operators compute in: ``float32`` leaves the model's own dtypes, ``bfloat16`` adds casts
+            and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
 
     Raises:
         CaptureError: the export fails (with its reason), or no loss is found.
@@ -108,7 +112,7 @@ def capture(
         for module, training in modes.items():
             module.training = training
     prefix = "model." if mode == "train" else ""
-    graph = Converter(exported, prefix, mode, subject).convert()
+    graph = with_compute_dtype(Converter(exported, prefix, mode, subject).convert(), dtype)
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None
     return Capture(graph, model, in_spec, exported.call_spec.out_spec, returned, tuple(leaves))

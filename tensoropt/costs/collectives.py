@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tensoropt.costs.facts import Facts
+from tensoropt.graph import DTYPE_BYTES
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.resharding import COLLECTIVES, Step
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, made_again
 
 
 class Collective(NamedTuple):
@@ -57,7 +58,7 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
         if not training:
             continue
         add_steps(backward, size, micro)
-        if forwards == 1 and edge.kind == "parameter" and any(s.kind == "all_gather" for s in forward):
+        if forwards == 1 and edge.kind == "parameter" and made_again(strategy.tensor(edge.tensor), forward):
             again = facts[edge.reader].parameters_kept.get(short[edge.reader][edge.tensor], 0)
             add_steps(forward, size, micro * again)
     for group in strategy.graph.groups:
@@ -69,6 +70,5 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
                     add(c.kind, c.axes, c.bytes, micro * times)
     if training:
         for bucket in gradient_buckets(strategy):
-            element = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[bucket.dtype]
-            add("all_reduce", bucket.axes, bucket.elements * element, 1)
+            add("all_reduce", bucket.axes, bucket.elements * DTYPE_BYTES[bucket.dtype], 1)
     return found

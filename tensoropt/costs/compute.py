@@ -79,21 +79,20 @@ class RooflineCompute:
     def source_of(self, work: Workload) -> str:
         return self.source
 
-    def __init__(self, device: DeviceKind, dtype: str, optimizer: str):
+    def __init__(self, device: DeviceKind, optimizer: str):
         self.device = device
-        self.dtype = dtype
         self.optimizer = optimizer
 
-    def _seconds(self, flops: float, traffic: float, launches: int) -> float:
-        arithmetic = flops / (self.device.flops_of(self.dtype) * MATRIX_EFFICIENCY)
+    def _seconds(self, dtype: str, flops: float, traffic: float, launches: int) -> float:
+        arithmetic = flops / (self.device.flops_of(dtype) * MATRIX_EFFICIENCY)
         memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
         return max(arithmetic, memory) + launches * LAUNCH_S
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         moving = ("view", "reshape", "transpose", "permute", "expand", "split", "slice", "select")
         calls = sum(1 for call, _ in work.calls if call.function.split(".")[1].rstrip("_") not in moving)
-        forward = self._seconds(facts.forward_flops, facts.traffic_bytes, calls)
-        backward = self._seconds(facts.backward_flops, 2.0 * facts.traffic_bytes, 2 * calls)
+        forward = self._seconds(work.dtype, facts.forward_flops, facts.traffic_bytes, calls)
+        backward = self._seconds(work.dtype, facts.backward_flops, 2.0 * facts.traffic_bytes, 2 * calls)
         return forward, backward
 
     @property

@@ -154,7 +154,14 @@ class EdgeBuilder:
         # Layers repeat: the same placements of a tensor like this one cost the same everywhere.
         tensor = self.tensors[name]
         kind = [end.partition(":")[0] if ":" in end else "group" for end in (a, b)]
-        like = (self.graph.atoms.atoms[name], tensor.element_bytes, tensor.requires_grad, inside, *kind)
+        like = (
+            self.graph.atoms.atoms[name],
+            tensor.dtype,
+            tensor.stored_dtype,
+            tensor.requires_grad,
+            inside,
+            *kind,
+        )
         key = (like, tuple(rows), tuple(cols))
         if key not in self._tables:
             self._tables[key] = np.array([[cost(r, c) for c in cols] for r in rows], dtype=np.float64)

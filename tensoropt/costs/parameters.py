@@ -66,5 +66,5 @@ def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def stored_bytes(tensor: Tensor, elements: int, optimizer: str) -> int:
     """Bytes a stored shard costs all through training: parameter, gradient, optimizer state."""
     if not tensor.requires_grad:
-        return elements * tensor.element_bytes
-    return elements * tensor.element_bytes * (2 + OPTIMIZER_STATE[optimizer])
+        return elements * tensor.stored_element_bytes
+    return elements * tensor.stored_element_bytes * (2 + OPTIMIZER_STATE[optimizer])

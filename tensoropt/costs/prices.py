@@ -19,7 +19,7 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import Placed, localise
 from tensoropt.sharding.placement import PARTIAL_GRAD, Layout, local_shape
 from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.strategy import Strategy, made_again
 
 
 class ComputeCosts(Protocol):
@@ -148,16 +148,16 @@ class Prices:
         memory = (
             stored_bytes(tensor, elements, self.optimizer)
             if self.training
-            else elements * tensor.element_bytes
+            else elements * tensor.stored_element_bytes
         )
         compute = 0.0
         if tensor.requires_grad:
-            accumulate = elements * tensor.element_bytes * self.upkeep.add_s_per_byte
+            accumulate = elements * tensor.stored_element_bytes * self.upkeep.add_s_per_byte
             compute = elements * self.compute.optimizer_s_per_element + accumulate * self.mesh[0]
         communication = 0.0
         axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
         if axes and tensor.requires_grad:
-            share = elements * tensor.element_bytes / BUCKET_BYTES
+            share = elements * tensor.stored_element_bytes / BUCKET_BYTES
             communication += share * self.collective_s("all_reduce", axes, BUCKET_BYTES)
         if use is not None:
             communication += self.use_s(name, stored, use, kept, forwards) * self.mesh[0]
@@ -172,11 +172,22 @@ class Prices:
         """
         forward, backward = self.edge_s(name, stored, use)
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
-        regathers = 0
-        if stored != use and self.training and forwards == 1:
-            steps = edge_steps(atoms, self.mesh, stored, use)[0]
-            regathers = kept if any(s.kind == "all_gather" for s in steps) else 0
-        return forward * (forwards + regathers) + (backward if tensor.requires_grad else 0.0)
+        again = 0
+        if self.training and forwards == 1:
+            steps = edge_steps(atoms, self.mesh, stored, use)[0] if stored != use else ()
+            again = kept if made_again(tensor, steps) else 0
+        cast = self.cast_s(name, stored)
+        forward, backward = forward + cast, backward + cast
+        return forward * (forwards + again) + (backward if tensor.requires_grad else 0.0)
+
+    def cast_s(self, name: str, stored: Layout) -> float:
+        """Seconds of a cast between a stored shard's dtype and the one its readers see, either way."""
+        tensor = self.tensors[name]
+        if tensor.master_dtype is None:
+            return 0.0
+        elements = prod(local_shape(self.graph.atoms.atoms[name], stored, self.mesh))
+        moved = elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2
+        return self.upkeep.call_s + moved * self.upkeep.copy_s_per_byte
 
     def move_s(self, name: str, source: Layout, target: Layout, forwards: int = 1) -> float:
         """Seconds of an edge, forward (``forwards`` times) and backward, all micro-batches."""

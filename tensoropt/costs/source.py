@@ -57,7 +57,6 @@ class CostSource:
     cluster: Cluster
     store: ProfileStore
     settings: CostSettings
-    dtype: str
     pool: RankPool | None = None
     progress: Progress = silent
     facts: dict[str, Facts] = field(default_factory=dict)
@@ -98,7 +97,7 @@ class CostSource:
 
     def compute(self) -> MeasuredCompute | RooflineCompute:
         if self.pool is None:
-            return RooflineCompute(self.cluster.device, self.dtype, self.settings.optimizer)
+            return RooflineCompute(self.cluster.device, self.settings.optimizer)
         per_element = (
             measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
             if self.training

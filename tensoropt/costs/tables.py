@@ -161,7 +161,7 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         parts.append((op.target, shapes, [names[n] for n in op.outputs]))
     for name in names:
         t = tensors[name]
-        parts.append((t.shape, t.dtype, t.kind, t.requires_grad, graph.atoms.atoms[name]))
+        parts.append((t.shape, t.dtype, t.stored_dtype, t.kind, t.requires_grad, graph.atoms.atoms[name]))
     roles = [[names[n] for n in part] for part in (group.reads, group.parameters, group.shared, group.writes)]
     roles.append([names[n] for n in group.writes if n not in graph.hubs and leaves_model(graph, n)])
     labels = [s.label for s in group.strategies]

@@ -72,6 +72,12 @@ class Workload:
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
         return hashlib.sha256(payload.encode()).hexdigest()[:32]
 
+    @property
+    def dtype(self) -> str:
+        """The narrowest floating type it reads: that of its matrix products, where there are any."""
+        found = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
+        return min(found, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
+
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
         """Per call the tensors made inside that nobody needs after it."""

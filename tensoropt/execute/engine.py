@@ -18,16 +18,16 @@ from tensoropt.execute.counts import TargetCounts
 from tensoropt.execute.gradients import Pending
 from tensoropt.execute.lower import Lowered, lower
 from tensoropt.execute.parameters import ParameterShards
-from tensoropt.execute.redistribute import EdgeSpec, run_steps
+from tensoropt.execute.redistribute import EdgeSpec, travel
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.strategy import Strategy
 
 
 class GatheredParameters:
-    """Keeps autograd from holding gathered parameters: what it would save is gathered again.
+    """Keeps autograd from holding gathered or cast parameters: what it would save is made again.
 
-    A saved tensor that lies in the storage of a gathered parameter is replaced by a note; backward
-    unpacks the note by issuing the edge's gather once more (ZeRO stage 3).
+    A saved tensor that lies in the storage of such a parameter is replaced by a note; backward unpacks
+    the note by casting the stored shard and issuing the edge's gather once more (ZeRO stage 3).
     """
 
     def __init__(self, runtime: Runtime):
@@ -52,7 +52,7 @@ class GatheredParameters:
         shard, spec, micro, shape, stride, offset = packed
         self.runtime.micro_batch = micro
         with torch.no_grad():
-            whole = run_steps(self.runtime, shard, spec, spec.forward, spec.source, spec.target)
+            whole = travel(self.runtime, shard, spec)
         return whole.as_strided(shape, stride, offset)
 
 

@@ -180,7 +180,9 @@ class _Lowering:
 
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         forward, backward = self.strategy.steps(edge)
-        if not edge.moves or not (forward or backward):
+        tensor = self.source.tensors[edge.tensor]
+        cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None else None
+        if cast is None and not (forward or backward):
             return value
         spec = EdgeSpec(
             edge.tensor,
@@ -191,6 +193,7 @@ class _Lowering:
             forward,
             backward,
             parameter=edge.kind == "parameter",
+            dtype=cast,
         )
         node = self.graph.call_function(
             _named(functools.partial(redistribute, self.runtime, spec), "redistribute"), (value,)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import Capture, capture
 from tensoropt.errors import PlanError
-from tensoropt.plan import load_model as open_model
+from tensoropt.plan import load_model as build_from_source
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
@@ -26,12 +26,14 @@ class ModelSpec:
         seed: of weights and example inputs.
         dtype: name of a floating dtype to convert weights and inputs to, or None.
         settings: overrides of a zoo model, ``batch`` among them.
+        compute_dtype: ``bfloat16`` for mixed precision: what :func:`tensoropt.capture.capture` calls dtype.
     """
 
     source: str
     seed: int = 0
     dtype: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
+    compute_dtype: str = "float32"
 
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         """(model, args, kwargs), equal in every process."""
@@ -42,7 +44,7 @@ class ModelSpec:
                 raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
             built: Any = zoo.build(self.source.removeprefix("zoo:"), batch, seed=self.seed, **settings)
         else:
-            built = open_model(self.source, seed=self.seed, batch=batch)
+            built = build_from_source(self.source, seed=self.seed, batch=batch)
         model, args, kwargs = built.model, built.args, dict(built.kwargs)
         if self.dtype is not None:
             dtype = getattr(torch, self.dtype)
@@ -100,13 +102,18 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     """Build and capture a model; the last one asked for is kept for the next call."""
     if spec not in _loaded:
         _loaded.clear()
-        model, args, kwargs = spec.build()
-        captured = capture(model, args, kwargs)
-        graph = group_operators(refine_graph(captured.graph))
-        inputs = tuple(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))
-        values = {name: value.clone() for name, value in model_values(captured).items()}
-        _loaded[spec] = LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
+        _loaded[spec] = open_model(spec)
     return _loaded[spec]
+
+
+def open_model(spec: ModelSpec) -> LoadedModel:
+    """Build and capture a model; nothing is kept."""
+    model, args, kwargs = spec.build()
+    captured = capture(model, args, kwargs, dtype=spec.compute_dtype)
+    graph = group_operators(refine_graph(captured.graph))
+    inputs = tuple(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))
+    values = {name: value.clone() for name, value in model_values(captured).items()}
+    return LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
 
 
 def forget_models() -> None:

@@ -72,7 +72,8 @@ def parallelize(
     if args is None and kwargs is None:
         args, kwargs = _example(plan)
     mode = plan.model.mode if isinstance(plan, Plan) else _mode(plan)
-    captured = capture(model, args or (), kwargs, loss=loss, mode=mode)
+    dtype = plan.compute_dtype if isinstance(plan, Plan) else plan.graph.atoms.graph.compute_dtype
+    captured = capture(model, args or (), kwargs, loss=loss, mode=mode, dtype=dtype)
     graph = group_operators(refine_graph(captured.graph))
     if isinstance(plan, Plan):
         strategy = plan.strategy(graph)

@@ -47,8 +47,10 @@ class ParameterShards:
         self.book = Gradients(runtime, gradient_buckets(strategy), self.leaves)
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a whole parameter."""
-        return shard_of(self.runtime, name, self.strategy.atoms(name), self.strategy.stored[name], value)
+        """This rank's shard of a whole parameter, in the type it is stored in."""
+        layout = self.strategy.stored[name]
+        shard = shard_of(self.runtime, name, self.strategy.atoms(name), layout, value)
+        return shard.to(getattr(torch, self.strategy.tensor(name).stored_dtype))
 
     @torch.no_grad()
     def load(self, values: Mapping[str, torch.Tensor]) -> None:

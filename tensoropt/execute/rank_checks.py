@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from tensoropt.capture import find_loss
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
+from tensoropt.execute.models import LoadedModel, ModelSpec, load_model, open_model
 from tensoropt.execute.parameters import shard_of
 from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker, summarise
 from tensoropt.sharding.placement import REPLICATE
@@ -26,6 +26,8 @@ OPTIMIZER_STEPS = 2
 GRADIENT_FLOOR = 1e-3
 """A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
 model's largest: BERT's key biases have gradients that are zero but for rounding."""
+NARROW_FLOOR = 5e-2
+"""The same under mixed precision, where rounding is 4e-3 and sums of it more."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,10 @@ class CheckOptions:
     timed_steps: int = 5
 
 
-def test_optimizers(largest_gradient: float) -> dict[str, Any]:
+def test_optimizers(floor: float) -> dict[str, Any]:
     """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
     where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
-    eps = max(GRADIENT_FLOOR * largest_gradient, 1e-8)
+    eps = max(floor, 1e-8)
     return {
         "momentum": lambda leaves: torch.optim.SGD(leaves, lr=1e-2, momentum=0.9),
         "adam": lambda leaves: torch.optim.Adam(leaves, lr=1e-3, eps=eps),
@@ -65,25 +67,58 @@ test_optimizers.__test__ = False  # type: ignore[attr-defined]  # pytest, this i
 
 @dataclass
 class Reference:
-    """What the unsplit model gives: loss, gradients, parameters and buffers after the steps."""
+    """What the unsplit model gives: loss, gradients, parameters and buffers after the steps.
+
+    ``floor`` is the size below which gradients are not looked at, ``rounding`` what mixed precision alone
+    changes.
+    """
 
     loss: float
     gradients: dict[str, torch.Tensor]
     after: dict[str, dict[str, torch.Tensor]]
     buffers: dict[str, torch.Tensor]
-    largest_gradient: float
+    floor: float
+    rounding: dict[str, float]
 
 
-def reference(loaded: LoadedModel, seed: int) -> Reference:
+def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Reference:
     """Run the unsplit model once; kept with the loaded model."""
     key = ("reference", seed)
+    narrow = loaded.spec.compute_dtype != "float32"
     if key not in loaded.memory:
         engine = Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
         loss, gradients = _loss_and_gradients(engine, loaded)
         largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
-        after, buffers = _train(engine, loaded, largest)
-        loaded.memory[key] = Reference(loss, gradients, after, buffers, largest)
+        floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest if floor is None else floor
+        after, buffers = _train(engine, loaded, floor)
+        found = Reference(loss, gradients, after, buffers, floor, {})
+        if narrow:
+            found.rounding.update(_rounding(loaded.spec, seed, found))
+        loaded.memory[key] = found
     return loaded.memory[key]
+
+
+def _rounding(spec: ModelSpec, seed: int, narrow: Reference) -> dict[str, float]:
+    """How far the narrower type alone takes the unsplit model from what it gives in float32."""
+    wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
+    parameters = [
+        _difference(narrow.after[optimizer][n], want, want, GRADIENT_FLOOR)
+        for optimizer, values in wide.after.items()
+        for n, want in values.items()
+    ]
+    gradients = [
+        _difference(narrow.gradients[n], want, want, narrow.floor) for n, want in wide.gradients.items()
+    ]
+    buffers = [
+        _difference(narrow.buffers[n].double(), v.double(), v.double(), GRADIENT_FLOOR)
+        for n, v in wide.buffers.items()
+    ]
+    return {
+        "loss": abs(narrow.loss - wide.loss) / max(abs(wide.loss), 1e-12),
+        "gradient": max(gradients, default=0.0),
+        "parameter": max(parameters, default=0.0),
+        "buffer": max(buffers, default=0.0),
+    }
 
 
 def _loss_and_gradients(engine: Engine, loaded: LoadedModel) -> tuple[float, dict[str, torch.Tensor]]:
@@ -94,12 +129,12 @@ def _loss_and_gradients(engine: Engine, loaded: LoadedModel) -> tuple[float, dic
 
 
 def _train(
-    engine: Engine, loaded: LoadedModel, largest_gradient: float
+    engine: Engine, loaded: LoadedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
     after = {}
     buffers: dict[str, torch.Tensor] = {}
-    for name, make in test_optimizers(largest_gradient).items():
+    for name, make in test_optimizers(floor).items():
         engine.load(loaded.values)
         engine.runtime.step = 0
         optimizer = make(list(engine.shards.leaves.values()))
@@ -130,7 +165,7 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
         if tensor.requires_grad:
             want = parameters[str(tensor.key)].grad
             assert want is not None
-            worst = max(worst, _difference(ref.gradients[tensor.name], want, want, ref.largest_gradient))
+            worst = max(worst, _difference(ref.gradients[tensor.name], want, want, ref.floor))
     return {
         "loss_difference": abs(ref.loss - float(loss.detach())) / max(abs(float(loss.detach())), 1e-12),
         "gradient_difference": worst,
@@ -172,6 +207,7 @@ def check_plan(
     found["collectives"] = summarise(recorder.issued)
     found["precision"] = precision(loaded)
     if ref is not None:
+        found["rounding"] = ref.rounding
         found |= _numerics(engine, loaded, ref, loss, gradients)
         found["replicas"] = dict(_checksums(engine))
     optimizer = make_optimizer(
@@ -183,11 +219,11 @@ def check_plan(
     return found
 
 
-def _difference(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor, floor_scale: float) -> float:
-    """Largest difference of a shard, relative to the largest value of the whole tensor."""
+def _difference(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor, floor: float) -> float:
+    """Largest difference of a shard, relative to the largest value of the whole tensor, or to ``floor``."""
     if not want.numel():
         return 0.0
-    scale = max(float(whole.abs().max()), GRADIENT_FLOOR * floor_scale, 1e-30)
+    scale = max(float(whole.abs().max()), floor, 1e-30)
     return float((got - want).abs().max()) / scale
 
 
@@ -200,18 +236,18 @@ def _numerics(
         return shard_of(engine.runtime, name, strategy.atoms(name), strategy.stored[name], whole)
 
     per_gradient = {
-        name: _difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.largest_gradient)
+        name: _difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
         for name, got in gradients.items()
     }
-    after, buffers = _train(engine, loaded, ref.largest_gradient)
+    after, buffers = _train(engine, loaded, ref.floor)
     per_parameter = {
-        f"{optimizer}:{name}": _difference(got, shard(name, want), want, 1.0)
+        f"{optimizer}:{name}": _difference(got, shard(name, want), want, GRADIENT_FLOOR)
         for optimizer, values in after.items()
         for name, got in values.items()
         for want in [ref.after[optimizer][name]]
     }
     per_buffer = {
-        name: _difference(got.double(), want.double(), want.double(), 1.0)
+        name: _difference(got.double(), want.double(), want.double(), GRADIENT_FLOOR)
         for name, got in buffers.items()
         for want in [ref.buffers[name]]
     }

@@ -31,6 +31,8 @@ class EdgeSpec:
         source, target: layouts.
         forward, backward: steps; backward empty when no gradient flows.
         parameter: the source is a stored parameter (its gathered form need not be kept for backward).
+        dtype: what the source is cast to before it moves (the master weights of a parameter), or None; its
+            gradient is cast back after it moved.
     """
 
     name: str
@@ -41,10 +43,13 @@ class EdgeSpec:
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     parameter: bool = False
+    dtype: torch.dtype | None = None
 
     @property
-    def gathers(self) -> bool:
-        return self.parameter and any(step.kind == "all_gather" for step in self.forward)
+    def made_again(self) -> bool:
+        """Whether backward makes the result anew instead of keeping it."""
+        gathered = any(step.kind == "all_gather" for step in self.forward)
+        return self.parameter and (gathered or self.dtype is not None)
 
 
 def run_steps(
@@ -175,8 +180,8 @@ _STEPS = {
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, runtime: Runtime, spec: EdgeSpec) -> torch.Tensor:
-        ctx.runtime, ctx.spec, ctx.micro_batch = runtime, spec, runtime.micro_batch
-        result = run_steps(runtime, x, spec, spec.forward, spec.source, spec.target)
+        ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
+        result = travel(runtime, x, spec)
         return result.view_as(result) if result is x else result
 
     @staticmethod
@@ -184,13 +189,20 @@ class _Redistribute(torch.autograd.Function):
         spec = ctx.spec
         source, target = gradient_placements(spec.target), gradient_placements(spec.source)
         ctx.runtime.micro_batch = ctx.micro_batch
-        return run_steps(ctx.runtime, grad, spec, spec.backward, source, target), None, None
+        result = run_steps(ctx.runtime, grad, spec, spec.backward, source, target)
+        return result.to(ctx.dtype), None, None
+
+
+def travel(runtime: Runtime, x: torch.Tensor, spec: EdgeSpec) -> torch.Tensor:
+    """``x`` cast and moved from ``spec.source`` to ``spec.target``, forward only."""
+    value = x if spec.dtype is None else x.to(spec.dtype)
+    return run_steps(runtime, value, spec, spec.forward, spec.source, spec.target)
 
 
 def redistribute(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
     """``x`` moved from ``spec.source`` to ``spec.target``, differentiably."""
     result = _Redistribute.apply(x, runtime, spec)
-    if spec.gathers:
+    if spec.made_again:
         runtime.gathered(result, x, spec)
     return result
 

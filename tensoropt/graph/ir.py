@@ -52,7 +52,9 @@ class Tensor:
     """One tensor of the graph at its global shape.
 
     ``key`` is the model's own name for a parameter or buffer (its ``state_dict`` key), or the
-    position of an input in the flattened call.
+    position of an input in the flattened call. ``dtype`` is what operators read; a parameter that is
+    stored, differentiated and optimised in a wider type (its master weight, cast at every use) names
+    that type as ``master_dtype``.
     """
 
     name: str
@@ -61,6 +63,16 @@ class Tensor:
     kind: TensorKind
     requires_grad: bool = False
     key: str | None = None
+    master_dtype: str | None = None
+
+    @property
+    def stored_dtype(self) -> str:
+        """Of a parameter between steps, of its gradient and of its optimizer state."""
+        return self.master_dtype or self.dtype
+
+    @property
+    def stored_element_bytes(self) -> int:
+        return DTYPE_BYTES[self.stored_dtype]
 
     @property
     def elements(self) -> int:
@@ -128,6 +140,8 @@ class OperatorGraph:
             shape); absent where the model has no data (meta device).
         aliases: state-dict keys that share a parameter: further key -> the key in ``tensors``.
         training: whether a backward pass follows.
+        compute_dtype: ``float32`` leaves every operator in the model's own dtypes; ``bfloat16`` says that
+            casts were added (:mod:`tensoropt.capture.precision`).
     """
 
     tensors: Mapping[str, Tensor]
@@ -139,6 +153,7 @@ class OperatorGraph:
     aliases: Mapping[str, str] = field(default_factory=dict)
     training: bool = True
     notes: tuple[str, ...] = ()
+    compute_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         validate(self)
@@ -166,7 +181,10 @@ class OperatorGraph:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that decides what is computed: structure, shapes and dtypes."""
-        tensors = [(t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key) for t in self.tensors.values()]
+        tensors = [
+            (t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key, *filter(None, [t.master_dtype]))
+            for t in self.tensors.values()
+        ]
         operators = [
             (o.name, o.target, repr(o.args), repr(dict(o.kwargs)), o.outputs) for o in self.operators
         ]

@@ -26,7 +26,7 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import Layout, local_shape
 from tensoropt.sharding.resharding import Step, edge_steps
-from tensoropt.sharding.strategy import output_layout
+from tensoropt.sharding.strategy import made_again, output_layout
 
 OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
 """Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
@@ -98,9 +98,15 @@ class PieceMaker:
         self.tensors: Mapping[str, Tensor] = graph.atoms.graph.tensors
         self.training = graph.atoms.graph.training
 
+    def elements(self, name: str, layout: Layout) -> int:
+        return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
+
     def bytes(self, name: str, layout: Layout) -> int:
-        shape = local_shape(self.graph.atoms.atoms[name], layout, self.mesh)
-        return prod(shape) * self.tensors[name].element_bytes
+        return self.elements(name, layout) * self.tensors[name].element_bytes
+
+    def _stored_bytes(self, name: str, layout: Layout) -> int:
+        """Of a parameter between steps, or of its gradient."""
+        return self.elements(name, layout) * self.tensors[name].stored_element_bytes
 
     def _steps(self, name: str, source: Layout, target: Layout) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
         """(forward, backward) steps of an edge; no backward steps without a gradient."""
@@ -152,7 +158,7 @@ class PieceMaker:
             source = self.prices.compute.source_of(work)
         gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
         effects = [
-            *self._gather(GATHER, gather, held + buffers),
+            *self._gather(GATHER, gather, stored, held + buffers),
             Effect(
                 COMPUTE,
                 kept=facts.kept_bytes if self.training else 0,
@@ -165,7 +171,7 @@ class PieceMaker:
         if self.training:
             again, held, buffers = self._gathered(configuration, facts, stored, again=True)
             effects += [
-                *self._gather(GATHER_AGAIN, again, held + buffers),
+                *self._gather(GATHER_AGAIN, again, stored, held + buffers),
                 Effect(
                     COMPUTE_BACK,
                     spot=held + facts.backward_peak_bytes,
@@ -181,7 +187,7 @@ class PieceMaker:
     def _gathered(
         self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout], *, again: bool
     ) -> tuple[list[tuple[str, tuple[Step, ...], int]], int, int]:
-        """Parameters brought to their use, forward or ``again`` for backward.
+        """Parameters brought to their use (cast, moved), forward or ``again`` for backward.
 
         Returns:
             (name, steps, how often) of what is moved; bytes of what is held while the group runs; bytes of
@@ -191,27 +197,34 @@ class PieceMaker:
         for name in (*group.parameters, *group.shared):
             use = configuration.layout(name)
             steps = self._steps(name, stored[name], use)[0]
-            if not steps:
+            cast = self.tensors[name].master_dtype is not None
+            if not steps and not cast:
                 continue
-            gathers = any(s.kind == "all_gather" for s in steps)
-            wanted = facts.parameters_kept.get(group.short_names[name], 0) if gathers else 0
-            if again and gathers and not wanted:
+            anew = made_again(self.tensors[name], steps)
+            wanted = facts.parameters_kept.get(group.short_names[name], 0) if anew else 0
+            if again and anew and not wanted:
                 continue
             total += self.bytes(name, use)
-            buffers = max(buffers, self._resharding(steps, name) - self.bytes(name, use))
+            if steps:
+                narrow = self.bytes(name, stored[name]) if cast else 0
+                buffers = max(buffers, self._resharding(steps, name) + narrow - self.bytes(name, use))
             if not again or wanted:
                 moved.append((name, steps, wanted if again else 1))
         return moved, total, max(buffers, 0)
 
     def _gather(
-        self, slot: int, moved: Sequence[tuple[str, tuple[Step, ...], int]], spot: int
+        self,
+        slot: int,
+        moved: Sequence[tuple[str, tuple[Step, ...], int]],
+        stored: Mapping[str, Layout],
+        spot: int,
     ) -> list[Effect]:
         if not moved:
             return []
         local_s, sends = 0.0, []
         for name, steps, times in moved:
             seconds, issued = self._move(name, steps)
-            local_s += seconds * times
+            local_s += (seconds + self._cast_s(name, stored[name])) * times
             sends += list(issued) * times
         return [Effect(slot, spot=spot, local_s=local_s, source=self._upkeep, sends=tuple(sends))]
 
@@ -221,9 +234,17 @@ class PieceMaker:
         found = []
         for name in (*group.parameters, *group.shared):
             steps = self._steps(name, stored[name], configuration.layout(name))[1]
-            if steps:
+            if self.tensors[name].master_dtype is not None and self._learns(name):
+                local_s, sends = self._move(name, steps)
+                local_s += self._cast_s(name, stored[name])
+                spot = self.bytes(name, configuration.layout(name)) + self._stored_bytes(name, stored[name])
+                found.append(Effect(PARAMETERS, spot=spot, local_s=local_s, source=self._upkeep, sends=sends))
+            elif steps:
                 found.append(self._moved(PARAMETERS, name, steps, 0))
         return found
+
+    def _cast_s(self, name: str, stored: Layout) -> float:
+        return self.prices.cast_s(name, stored) if self.prices is not None else 0.0
 
     def _inner(self, configuration: Configuration, *, backward: bool) -> list[Effect]:
         """What is communicated inside a group: a resolved partial sum, kernels' own collectives."""
@@ -338,14 +359,13 @@ class PieceMaker:
 
     def parameter(self, name: str, stored: Layout) -> Piece:
         """A parameter between uses: its bytes, its gradient's addition, its share of the optimizer step."""
-        tensor, size = self.tensors[name], self.bytes(name, stored)
+        tensor, size = self.tensors[name], self._stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Piece((), parameters=size)
         add_s = step_s = 0.0
         if self.prices is not None:
             add_s = size * self.prices.upkeep.add_s_per_byte
-            elements = size // tensor.element_bytes
-            step_s = elements * self.prices.compute.optimizer_s_per_element
+            step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
         effects = (
             Effect(ARRIVED, local_s=add_s, source=self._upkeep),
             Effect(

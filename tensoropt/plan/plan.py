@@ -124,6 +124,11 @@ class Plan(_Strict):
     def seed(self) -> int:
         return self.model.seed
 
+    @property
+    def compute_dtype(self) -> str:
+        """``bfloat16`` for mixed precision; see :mod:`tensoropt.capture.precision`."""
+        return str(self.settings.get("dtype", "float32"))
+
     def strategy_data(self) -> dict[str, Any]:
         """The strategy as :func:`tensoropt.sharding.serialise.strategy_from_dict` reads it."""
         return {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.costs.prices import Prices, Send
+from tensoropt.graph import DTYPE_BYTES
 from tensoropt.plan.menu import Indices, Menu
 from tensoropt.plan.moments import Course, Moment, course_of
 from tensoropt.plan.overlap import BLOCKING, Overlap
@@ -144,7 +145,7 @@ class Play:
                 ids = [c[0] for c in columns] + ([homes[0]] if homes else [])
                 firsts, which = distinct(ids)
                 tensor = graph.atoms.graph.tensors[name]
-                like = (graph.atoms.atoms[name], tensor.element_bytes, tensor.requires_grad)
+                like = (graph.atoms.atoms[name], tensor.dtype, tensor.requires_grad)
                 final = self.course.index.get(Moment("forward", "output", group.name, name), -1)
                 pieces = []
                 for r in firsts:
@@ -200,7 +201,8 @@ class Play:
         step = self._slot("optimizer", "step", "")
         for name, (which, layouts) in self.stored.items():
             tensor = self.graph.atoms.graph.tensors[name]
-            like = (self.graph.atoms.atoms[name], tensor.element_bytes, tensor.requires_grad)
+            dtypes = tensor.dtype, tensor.stored_dtype
+            like = (self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad)
             pieces = tuple(
                 self._piece(("parameter", *like, x), lambda n=name, x=x: self.maker.parameter(n, x))  # type: ignore[misc]
                 for x in layouts
@@ -246,12 +248,12 @@ class Play:
         for name in names:
             which, layouts = self.stored[name]
             layout, tensor = layouts[which[row]], tensors[name]
-            elements = self.maker.bytes(name, layout) // tensor.element_bytes
-            gradients.append((name, reduction_axes(layout, self.mesh), tensor.dtype, elements))
+            elements = self.maker.elements(name, layout)
+            gradients.append((name, reduction_axes(layout, self.mesh), tensor.stored_dtype, elements))
         found = []
         assert self.prices is not None
         for bucket in fill_buckets(gradients):
-            size = bucket.elements * tensors[bucket.parameters[0]].element_bytes
+            size = bucket.elements * DTYPE_BYTES[bucket.dtype]
             send = self.prices.send("all_reduce", bucket.axes, size)
             if send is None:
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.capture import Capture, Mode
+from tensoropt.capture import COMPUTE_DTYPES, Capture, Mode
 from tensoropt.errors import TensorOptError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
@@ -29,8 +29,11 @@ class Settings:
     memory_bytes: float | None = None
     epsilon: float = 1e-3
     max_points: int | None = None
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        if self.dtype not in COMPUTE_DTYPES:
+            raise TensorOptError(f"unknown dtype '{self.dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
         if self.optimizer not in ("sgd", "momentum", "adam"):
             raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use sgd, momentum or adam")
         if self.mode not in ("train", "inference"):

@@ -50,7 +50,7 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
         stored = strategy.stored[name]
         elements = prod(strategy.local_shape(name, stored))
         axes = reduction_axes(stored, strategy.mesh)
-        gradients.append((name, axes, strategy.tensor(name).dtype, elements))
+        gradients.append((name, axes, strategy.tensor(name).stored_dtype, elements))
     return fill_buckets(gradients, limit_bytes)
 
 

@@ -329,7 +329,10 @@ def index_relative(
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """Batch norm over a batch split over ``axes``: statistics of the whole batch, forward and backward."""
+    """Batch norm over a batch split over ``axes``: statistics of the whole batch, forward and backward.
+
+    Statistics and their sums are float32 for narrower inputs, as in PyTorch's own kernels.
+    """
 
     @staticmethod
     def forward(
@@ -344,15 +347,17 @@ class _SyncBatchNorm(torch.autograd.Function):
     ) -> Any:
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        sums = context.all_reduce(x.sum(dims), axes)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        sums = context.all_reduce(x.sum(dims, dtype=wide), axes)
         mean = sums / count
         centred = x - mean.view(shape)
         var = context.all_reduce(centred.square().sum(dims), axes) / count
         inverse = torch.rsqrt(var + eps)
-        normalised = centred.mul_(inverse.view(shape))
+        normalised = centred.mul_(inverse.view(shape)).to(x.dtype)
         y = normalised if weight is None else normalised * weight.view(shape)
         if bias is not None:
             y = y + bias.view(shape)
+        y = y.to(x.dtype)
         ctx.save_for_backward(normalised, weight, inverse)
         ctx.context, ctx.axes, ctx.count, ctx.has_bias = context, axes, count, bias is not None
         ctx.mark_non_differentiable(mean, inverse, var)
@@ -363,12 +368,13 @@ class _SyncBatchNorm(torch.autograd.Function):
         normalised, weight, inverse = ctx.saved_tensors
         dims = [d for d in range(grad.dim()) if d != 1]
         shape = [1, -1] + [1] * (grad.dim() - 2)
-        local = torch.stack([grad.sum(dims), (grad * normalised).sum(dims)])
+        wide = inverse.dtype
+        local = torch.stack([grad.sum(dims, dtype=wide), (grad * normalised).sum(dims, dtype=wide)])
         total = ctx.context.all_reduce(local, ctx.axes) / ctx.count
         scale = inverse if weight is None else inverse * weight
         gx = (grad - total[0].view(shape) - normalised * total[1].view(shape)) * scale.view(shape)
         return (
-            gx,
+            gx.to(grad.dtype),
             None if weight is None else local[1],
             local[0] if ctx.has_bias else None,
             None,

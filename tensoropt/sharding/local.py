@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.graph import Operator, Ref, TorchLiteral, map_refs
+from tensoropt.graph import DTYPE_BYTES, Operator, Ref, TorchLiteral, map_refs
 from tensoropt.sharding import kernels
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import canonical
@@ -395,7 +395,7 @@ def _batch_norm(placed: Placed, call: LocalCall) -> LocalCall:
         return call
     x = placed.atoms.graph.tensors[placed.op.inputs()[0]]
     count = x.elements // x.shape[1]
-    channels = placed.read_shape(0)[1] * x.element_bytes
+    channels = placed.read_shape(0)[1] * max(x.element_bytes, DTYPE_BYTES["float32"])
     collectives = (
         InnerCollective("all_reduce", axes, channels),
         InnerCollective("all_reduce", axes, channels),

@@ -6,7 +6,7 @@ its :meth:`Strategy.edges`, the executor issues them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,6 +146,12 @@ class Strategy:
 def output_layout(source: Layout) -> Layout:
     """What leaves the model is whole on every rank; the micro-batch axis stays as it is."""
     return (source[0], *(REPLICATE for _ in source[1:]))
+
+
+def made_again(tensor: Tensor, steps: Iterable[Step]) -> bool:
+    """Whether backward makes a used parameter anew from its stored shard instead of keeping it: what had to
+    be gathered, or cast."""
+    return tensor.master_dtype is not None or any(step.kind == "all_gather" for step in steps)
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:

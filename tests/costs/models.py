@@ -84,9 +84,9 @@ def llama() -> Recipe:
 
 
 @cache
-def problem(build: Callable[[], Recipe], mode: str = "train") -> Problem:
+def problem(build: Callable[[], Recipe], mode: str = "train", dtype: str = "float32") -> Problem:
     model, args, kwargs = build()
-    return prepare(capture(model, args, kwargs, mode=mode))
+    return prepare(capture(model, args, kwargs, mode=mode, dtype=dtype))
 
 
 def grouped(graph: OperatorGraph) -> GroupGraph:

@@ -23,9 +23,9 @@ from tensoropt.graph import Ref
 from tensoropt.sharding.local import LocalCall
 
 
-def work(*functions: str) -> Workload:
+def work(*functions: str, dtype: str = "float32") -> Workload:
     calls = tuple((LocalCall(f, (Ref("x"),), {}), (f"y{i}",)) for i, f in enumerate(functions))
-    return Workload((("x", TensorSpec((4,), "float32", True), "read"),), calls, None, ("y0",), {})
+    return Workload((("x", TensorSpec((4,), dtype, True), "read"),), calls, None, ("y0",), {})
 
 
 def facts(flops: float = 0.0, traffic: int = 0) -> Facts:
@@ -38,7 +38,7 @@ def device():
 
 
 def test_a_large_product_is_bound_by_arithmetic(device):
-    forward, backward = RooflineCompute(device, "float32", "adam").seconds(
+    forward, backward = RooflineCompute(device, "adam").seconds(
         work("aten.linear.default"), facts(1e13, 1000)
     )
     peak = device.flops_of("float32") * MATRIX_EFFICIENCY
@@ -47,23 +47,21 @@ def test_a_large_product_is_bound_by_arithmetic(device):
 
 
 def test_an_addition_is_bound_by_memory(device):
-    forward, backward = RooflineCompute(device, "float32", "adam").seconds(
-        work("aten.add.Tensor"), facts(0.0, 10**9)
-    )
+    forward, backward = RooflineCompute(device, "adam").seconds(work("aten.add.Tensor"), facts(0.0, 10**9))
     bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY
     assert forward == pytest.approx(1e9 / bandwidth + LAUNCH_S)
     assert backward == pytest.approx(2e9 / bandwidth + 2 * LAUNCH_S)
 
 
 def test_views_launch_nothing(device):
-    roofline = RooflineCompute(device, "float32", "adam")
+    roofline = RooflineCompute(device, "adam")
     assert roofline.seconds(work("aten.reshape.default"), facts())[0] == 0.0
     assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == LAUNCH_S
 
 
 def test_half_precision_is_faster(device):
     single, half = (
-        RooflineCompute(device, dtype, "adam").seconds(work("aten.linear.default"), facts(1e13))[0]
+        RooflineCompute(device, "adam").seconds(work("aten.linear.default", dtype=dtype), facts(1e13))[0]
         for dtype in ("float32", "float16")
     )
     assert half < single
@@ -72,7 +70,7 @@ def test_half_precision_is_faster(device):
 @pytest.mark.parametrize(("optimizer", "values"), [("sgd", 3), ("momentum", 5), ("adam", 7)])
 def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
     """Read parameter, gradient, state; write parameter, state."""
-    per_element = RooflineCompute(device, "float32", optimizer).optimizer_s_per_element
+    per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
     assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * MEMORY_EFFICIENCY))
 
 

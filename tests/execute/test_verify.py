@@ -96,6 +96,20 @@ def test_double_precision_is_much_closer(ranks: RankPool) -> None:
     assert result["gradient_difference"] < 1e-12
 
 
+@pytest.mark.parametrize(("name", "mesh"), [("mlp", (2, 2)), ("transformer", (1, 2)), ("vgg_norm", (1, 2))])
+def test_mixed_precision(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    """Compared with the unsplit model under the same policy; collectives in the types really sent."""
+    check(name, mesh, 2, ranks, compute_dtype="bfloat16")
+
+
+def test_rounding_of_the_narrow_type_sets_the_tolerance() -> None:
+    found = {f"{kind}_difference": 0.05 for kind in ("loss", "gradient", "parameter", "buffer")}
+    rounding = dict.fromkeys(("loss", "gradient", "parameter", "buffer"), 0.02)
+    assert within_tolerance(found, "bfloat16", rounding)
+    for kind in rounding:
+        assert not within_tolerance(found, "bfloat16", rounding | {kind: 0.01})
+
+
 def test_captured_graph_equals_the_module(ranks: RankPool) -> None:
     found = verify_module(jobs.spec("transformer"), ranks)
     assert found is not None

@@ -1,0 +1,283 @@
+"""Mixed precision as a pass over the graph: which operators compute in bfloat16, and the casts between.
+
+Parameters stay float32 between steps (master weights), and so do their gradients and the optimizer's state;
+every reader that computes in bfloat16 sees them cast. Three classes of operators, after PyTorch's autocast
+(docs, "Autocast Op Reference") and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1):
+
+- *bfloat16*: matrix products, convolutions, attention, lookups and the norms that are one kernel, whose
+  statistics the kernel itself takes in float32. Batch norm's weights and running statistics stay float32;
+- *float32*: losses, softmax, powers, exponentials, sums and means: their operands are cast up;
+- *the rest* follows the widest tensor with a gradient among its operands, so that the residual stream, which
+  autocast leaves in float32 from the embedding on, is bfloat16. Masks, constants and parameters never widen.
+
+The pass is over the captured graph rather than ``torch.autocast`` around the export, because autocast knows
+no meta device. An operator that cannot run on these types keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tensoropt.errors import CaptureError
+from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+WIDE, NARROW = "float32", "bfloat16"
+
+# fmt: off
+_NARROW = frozenset(
+    {
+        "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "einsum", "bilinear", "mv", "dot",
+        "_grouped_mm", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
+        "conv_transpose3d", "scaled_dot_product_attention", "embedding", "layer_norm", "group_norm",
+        "rms_norm", "native_layer_norm", "native_group_norm", "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit_no_training", "batch_norm", "lstm", "gru", "rnn_tanh", "rnn_relu",
+        "prelu",
+    }
+)
+_WIDE = frozenset(
+    {
+        "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "mse_loss", "l1_loss",
+        "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+        "kl_div", "ctc_loss", "cosine_embedding_loss", "poisson_nll_loss", "margin_ranking_loss",
+        "triplet_margin_loss", "multi_margin_loss", "soft_margin_loss", "log_softmax", "_log_softmax",
+        "softmax", "_softmax", "logsumexp", "pow", "rsqrt", "exp", "expm1", "log", "log2", "log10", "log1p",
+        "mean", "sum", "prod", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "cumsum",
+        "cumprod", "dist", "cdist", "cosh", "sinh", "tan", "acos", "asin",
+    }
+)
+# fmt: on
+_OWN_PARAMETERS = frozenset({"_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"})
+"""Operators whose kernels take float32 parameters and statistics beside a bfloat16 input."""
+
+
+def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
+    """The graph computing in ``dtype``, with float32 master weights; ``float32`` leaves it as it is.
+
+    Raises:
+        CaptureError: there is no such policy.
+    """
+    if dtype not in COMPUTE_DTYPES:
+        raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
+    return graph if dtype == WIDE else _Policy(graph).run()
+
+
+def _short(op: Operator) -> str:
+    return op.target.split(".")[1]
+
+
+class _Policy:
+    """One walk that decides what each operator reads, then one that writes the casts down.
+
+    Attributes:
+        now: dtype of each tensor after the pass.
+        carries: tensors that depend on a parameter or a floating input; only they widen others.
+        read_as: per operator the dtype of each operand.
+    """
+
+    def __init__(self, graph: OperatorGraph):
+        self.graph = graph
+        self.now = {name: t.dtype for name, t in graph.tensors.items()}
+        self.carries = {n for n in graph.inputs if graph.tensors[n].dtype == WIDE}
+        self.read_as: dict[str, dict[str, str]] = {}
+        self.results: dict[object, tuple[str, ...] | None] = {}
+        self.kept: dict[str, None] = {}
+        self.tensors: dict[str, Tensor] = dict(graph.tensors)
+        self.operators: list[Operator] = []
+        self.constants: dict[str, Any] = dict(graph.constants)
+        self.casts: dict[tuple[str, str], str] = {}
+
+    def run(self) -> OperatorGraph:
+        for op in self.graph.operators:
+            self._decide(op)
+        self._parameters()
+        for op in self.graph.operators:
+            self._write(op)
+        mutations = {
+            buffer: self._cast(value, self.graph.tensors[buffer].dtype)
+            for buffer, value in self.graph.mutations.items()
+        }
+        outputs = list(self.graph.outputs)
+        if self.graph.training:
+            outputs[0] = self._cast(outputs[0], WIDE)
+        read = {n for op in self.operators for n in op.inputs()} | {*outputs, *mutations, *mutations.values()}
+        unread = [n for n, t in self.tensors.items() if t.kind == "constant" and n not in read]
+        for name in unread:
+            del self.tensors[name]
+            self.constants.pop(name, None)
+        return replace(
+            self.graph,
+            tensors=self.tensors,
+            operators=tuple(self.operators),
+            outputs=tuple(outputs),
+            mutations=mutations,
+            constants=self.constants,
+            notes=(*self.graph.notes, *self._notes()),
+            compute_dtype=NARROW,
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self.kept:
+            return ()
+        return (f"float32 kept, for want of a bfloat16 kernel: {', '.join(self.kept)}",)
+
+    # -- deciding ---------------------------------------------------------------------------------
+
+    def _decide(self, op: Operator) -> None:
+        tensors = self.graph.tensors
+        floats = [n for n in dict.fromkeys(op.inputs()) if tensors[n].dtype == WIDE]
+        if not floats:
+            return
+        wanted = self._wanted(op, floats)
+        made = self._made(op, wanted)
+        if made is None:
+            self.kept.setdefault(op.target)
+            wanted = dict.fromkeys(floats, WIDE)
+            made = tuple(tensors[n].dtype for n in op.outputs)
+        self.read_as[op.name] = wanted
+        self.now.update(zip(op.outputs, made, strict=True))
+        if any(n in self.carries or tensors[n].kind == "parameter" for n in floats):
+            self.carries.update(n for n in op.outputs if self.now[n] in (WIDE, NARROW))
+
+    def _wanted(self, op: Operator, floats: list[str]) -> dict[str, str]:
+        tensors, short = self.graph.tensors, _short(op)
+        if short in _OWN_PARAMETERS:
+            first = op.inputs()[0]
+            return {n: NARROW if n == first else WIDE for n in floats}
+        if short in _NARROW:
+            return dict.fromkeys(floats, NARROW)
+        if short in _WIDE:
+            return dict.fromkeys(floats, WIDE)
+        carrying = [self.now[n] for n in floats if n in self.carries]
+        parameters = any(tensors[n].kind == "parameter" for n in floats)
+        narrow = WIDE not in carrying if carrying else parameters
+        return dict.fromkeys(floats, NARROW if narrow else WIDE)
+
+    def _made(self, op: Operator, wanted: Mapping[str, str]) -> tuple[str, ...] | None:
+        """dtypes of the outputs, found on the meta device; None if the operator refuses the operands."""
+        read = [(n, self.graph.tensors[n].shape, wanted.get(n, self.now[n])) for n in op.inputs()]
+        place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
+        args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))
+        key = (op.target, repr(args), tuple((place[n], shape, dtype) for n, shape, dtype in read))
+        if key not in self.results:
+            self.results[key] = _dtypes(op, {n: (shape, dtype) for n, shape, dtype in read})
+        return self.results[key]
+
+    def _parameters(self) -> None:
+        """A parameter that every reader wants narrow is seen narrow; its stored form stays wide."""
+        wants: dict[str, set[str]] = {}
+        for operands in self.read_as.values():
+            for name, dtype in operands.items():
+                wants.setdefault(name, set()).add(dtype)
+        for tensor in self.graph.parameters:
+            if wants.get(tensor.name) == {NARROW} and tensor.name not in self.graph.outputs:
+                # Without a backward pass nobody needs the wide values.
+                master = WIDE if self.graph.training and tensor.requires_grad else None
+                self.tensors[tensor.name] = replace(tensor, dtype=NARROW, master_dtype=master)
+                self.now[tensor.name] = NARROW
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def _write(self, op: Operator) -> None:
+        wanted = self.read_as.get(op.name, {})
+        names = {n: self._cast(n, dtype, op) for n, dtype in wanted.items()}
+
+        def read(value: Any) -> Any:
+            return map_refs(value, lambda n: Ref(names.get(n, n)))
+
+        narrow = any(self.now[n] == NARROW for n in op.outputs)
+        args, kwargs = read(op.args), {k: read(v) for k, v in op.kwargs.items()}
+        if narrow:
+            args, kwargs = _representable(args), {k: _representable(v) for k, v in kwargs.items()}
+        for name in op.outputs:
+            self.tensors[name] = replace(self.tensors[name], dtype=self.now[name])
+        self.operators.append(replace(op, args=args, kwargs=kwargs))
+
+    def _cast(self, name: str, dtype: str, reader: Operator | None = None) -> str:
+        """The tensor in ``dtype``: itself, a folded constant, or the result of one cast for all readers."""
+        tensor = self.tensors[name]
+        if tensor.dtype == dtype:
+            return name
+        if (name, dtype) not in self.casts:
+            made = f"{name}_{dtype}"
+            while made in self.tensors:
+                made += "_"
+            self.casts[name, dtype] = made
+            if tensor.kind == "constant":
+                self.tensors[made] = replace(tensor, name=made, dtype=dtype)
+                self.constants[made] = _narrowed(self.constants[name], dtype)
+            else:
+                source = name
+                if dtype == NARROW and tensor.kind != "parameter" and name not in self.carries:
+                    limit = torch.finfo(torch.bfloat16).max  # a mask, perhaps of float32's least number
+                    source = f"{made}_range"
+                    self._insert(source, "aten.clamp.default", (Ref(name), -limit, limit), {}, tensor, reader)
+                literal = {"dtype": TorchLiteral(dtype)}
+                cast = replace(tensor, dtype=dtype)
+                self._insert(made, "aten._to_copy.default", (Ref(source),), literal, cast, reader)
+        return self.casts[name, dtype]
+
+    def _insert(
+        self,
+        name: str,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        like: Tensor,
+        reader: Operator | None,
+    ) -> None:
+        self.tensors[name] = Tensor(name, like.shape, like.dtype, "activation", like.requires_grad)
+        where = (reader.module, reader.source) if reader else ("", "")
+        self.operators.append(Operator(name, target, args, kwargs, (name,), *where))
+
+
+def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[str, ...] | None:
+    namespace, packet, overload = op.target.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+    def tensor(name: str) -> torch.Tensor:
+        shape, dtype = operands[name]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+    try:
+        with torch.no_grad():
+            args = _torch(map_refs(_representable(op.args), tensor))
+            results = function(*args, **{k: _torch(map_refs(v, tensor)) for k, v in op.kwargs.items()})
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    values = [results] if isinstance(results, torch.Tensor) else results
+    values = [v for v in values if isinstance(v, torch.Tensor)][: len(op.outputs)]
+    if len(values) < len(op.outputs):
+        return None
+    return tuple(str(v.dtype).removeprefix("torch.") for v in values)
+
+
+def _torch(value: Any) -> Any:
+    """Torch literals resolved; generators are made where the operands are."""
+    if isinstance(value, TorchLiteral):
+        return getattr(torch, value.name)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_torch(item) for item in value)
+    return value
+
+
+def _representable(value: Any) -> Any:
+    """Numbers beyond bfloat16's range (masks filled with float32's least) brought into it."""
+    if isinstance(value, float) and abs(value) not in (0.0, float("inf")):
+        limit = torch.finfo(torch.bfloat16).max
+        return min(max(value, -limit), limit)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_representable(item) for item in value)
+    return value
+
+
+def _narrowed(value: Any, dtype: str) -> Any:
+    """A constant in a narrower type; finite values stay finite (a row of -inf would be NaN after softmax)."""
+    target = getattr(torch, dtype)
+    limit = torch.finfo(target).max
+    finite = value.clamp(-limit, limit).to(target)
+    return torch.where(value.isinf(), value.to(target), finite)

@@ -1,0 +1,13 @@
+"""What an ONNX file can be refused for."""
+
+from __future__ import annotations
+
+from tensoropt.errors import CaptureError
+
+
+class OnnxError(CaptureError):
+    """An ONNX file that cannot be imported; the message names the file or node, the reason and the remedy."""
+
+
+class DataDependentError(OnnxError):
+    """A node whose shapes depend on the values of an input: such a graph has no fixed cost."""

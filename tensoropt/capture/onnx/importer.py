@@ -1,0 +1,273 @@
+"""The walk over a file's nodes: each is handed to its converter, and what cannot be imported is collected.
+
+A node that fails does not stop the walk; what depends on it is skipped. The error at the end therefore
+names everything that stands in the way, not the first thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.capture.onnx.reader import MAX_NODES, label, opsets_of, ordered, reads, subgraphs
+from tensoropt.capture.onnx.registry import Call, find_converter
+from tensoropt.capture.onnx.standard import standard_function
+from tensoropt.capture.onnx.tensors import TensorReader, attribute_value
+from tensoropt.capture.onnx.values import Builder, Value
+from tensoropt.capture.onnx.weights import is_weight, weight_names
+
+_LISTED = 12
+
+
+class _Failed:
+    """Stands for what a node that cannot be imported would have made."""
+
+
+class Importer:
+    """Converts the graph of one file.
+
+    Args:
+        model: checked and inlined.
+        reader: of its tensors.
+        device: ``meta`` keeps the weights' shapes only.
+        batch: (the file's batch size, the one asked for), if a fixed one was replaced.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        reader: TensorReader,
+        *,
+        device: str = "cpu",
+        batch: tuple[int, int] | None = None,
+    ):
+        self.model, self.reader, self.device, self.batch = model, reader, device, batch
+        self.builder = Builder()
+        self.opsets = opsets_of(model)
+        self.weights = weight_names(model.graph)
+        self.unsupported: dict[str, list[str]] = {}
+        self.problems: list[str] = []
+        self.made: dict[str, tuple[int, ...]] = {}
+        self._nodes_run = 0
+        self._live: set[str] = set()
+
+    # -- one graph --------------------------------------------------------------------------------
+
+    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str]) -> list[Value]:
+        """Convert what the named tensors depend on; gives them.
+
+        Raises:
+            OnnxError: lists every unsupported operator with its nodes, and every other obstacle.
+        """
+        env: dict[str, Any] = dict(inputs)
+        stored = self._initializers(self.model.graph)
+        self._evaluate(list(self.model.graph.node), env, stored, outputs)
+        found = [self._lookup(name, env, stored) for name in outputs]
+        self._refuse()
+        for name, value in zip(outputs, found, strict=True):
+            if not isinstance(value, Value):
+                raise OnnxError(f"the output '{name}' is a sequence; only tensors can be returned")
+        return found
+
+    @staticmethod
+    def _initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+        if len(graph.sparse_initializer):
+            raise OnnxError("it has sparse initializers, which cannot be imported; store them dense")
+        stored = {t.name: t for t in graph.initializer}
+        if len(stored) != len(graph.initializer):
+            names = [t.name for t in graph.initializer]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise OnnxError(f"the initializer '{twice}' is there twice")
+        return stored
+
+    def _evaluate(
+        self,
+        nodes: list[onnx.NodeProto],
+        env: dict[str, Any],
+        stored: Mapping[str, onnx.TensorProto],
+        outputs: Iterable[str],
+    ) -> None:
+        """Run nodes into ``env``."""
+        outputs = list(outputs)
+        needed = ordered(nodes, env.keys() | stored.keys(), outputs)
+        live = {name for node in needed for name in reads(node)} | set(outputs)
+        for node in needed:
+            self._nodes_run += 1
+            if self._nodes_run > MAX_NODES:
+                raise OnnxError(f"it takes more than {MAX_NODES} nodes once its loops are unrolled")
+            results = self._node(node, env, stored, live)
+            for name, result in zip(node.output, results, strict=False):
+                if name:
+                    env[name] = result
+                    if isinstance(result, Value):
+                        self.made[name] = result.shape
+
+    def _lookup(self, name: str, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]) -> Any:
+        if name not in env:
+            try:
+                env[name] = self._stored(stored[name])
+            except OnnxError as error:
+                self.problems.append(str(error))
+                env[name] = _Failed()
+        return env[name]
+
+    def _stored(self, tensor: onnx.TensorProto) -> Value:
+        shape, dtype = self.reader.shape_and_dtype(tensor)
+        weight = tensor.name in self.weights and dtype.is_floating_point
+        if weight and self.device == "meta" and torch.Size(shape).numel() > 2**16:
+            return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
+        data = self.reader.read(tensor)
+        if weight and is_weight(data):
+            return self.builder.parameter(tensor.name, data.to(self.device))
+        return self.builder.known(data, hint=tensor.name)
+
+    # -- one node ---------------------------------------------------------------------------------
+
+    def _node(
+        self,
+        node: onnx.NodeProto,
+        env: dict[str, Any],
+        stored: Mapping[str, onnx.TensorProto],
+        live: set[str],
+    ) -> Sequence[Any]:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        opset = self.opsets.get(domain, 1)
+        convert = find_converter(domain, node.op_type, opset)
+        body = None if convert else standard_function(node, domain, opset, self.model.graph)
+        if convert is None and body is None:
+            self._note_unsupported(node)
+            return [_Failed() for _ in node.output]
+        operands = [self._lookup(name, env, stored) if name else None for name in node.input]
+        if any(isinstance(v, _Failed) for v in operands):
+            return [_Failed() for _ in node.output]
+        problems = len(self.problems), len(self.unsupported)
+        self.builder.module_name = node.name
+        try:
+            if body is not None:
+                results = self._function(body, node, operands)
+            else:
+                assert convert is not None
+                results = convert(self._call(node, opset, operands, env, stored, live))
+        except RecursionError:
+            raise OnnxError(f"{label(node)} is nested too deep") from None
+        except OnnxError as error:
+            self.problems.append(f"{label(node)}: {error}")
+        except Exception as error:  # a converter met attributes or shapes that its operator does not allow
+            self.problems.append(f"{label(node)} is malformed: {_first_line(error)}")
+        else:
+            if (len(self.problems), len(self.unsupported)) != problems:
+                return [_Failed() for _ in node.output]
+            results = results if isinstance(results, tuple) else (results,)
+            return [self._leaf(node, i, result) for i, result in enumerate(results)]
+        return [_Failed() for _ in node.output]
+
+    def _leaf(self, node: onnx.NodeProto, index: int, result: Any) -> Any:
+        """A constant that a node makes and that is used as a weight becomes a parameter."""
+        name = node.output[index] if index < len(node.output) else ""
+        if name not in self.weights or not isinstance(result, Value) or result.data is None:
+            return result
+        if not is_weight(result.data):
+            return result
+        data = result.data.to(self.device) if self.device == "meta" else result.data.clone()
+        return self.builder.parameter(name, data)
+
+    def _call(
+        self,
+        node: onnx.NodeProto,
+        opset: int,
+        operands: list[Any],
+        env: dict[str, Any],
+        stored: Mapping[str, onnx.TensorProto],
+        live: set[str],
+    ) -> Call:
+        def run(graph: onnx.GraphProto, values: Sequence[Any]) -> list[Any]:
+            inner = dict(env)
+            for name in _captured(graph):
+                if name in stored:
+                    inner[name] = self._lookup(name, env, stored)
+            inner.update(zip([v.name for v in graph.input], values, strict=True))
+            own = self._initializers(graph)
+            outputs = [v.name for v in graph.output]
+            self._evaluate(list(graph.node), inner, own, outputs)
+            found = [self._lookup(name, inner, own) for name in outputs]
+            if any(isinstance(v, _Failed) for v in found) and not (self.problems or self.unsupported):
+                raise OnnxError("its subgraph cannot be imported")
+            return found
+
+        return Call(
+            op=node.op_type,
+            name=node.name,
+            opset=opset,
+            operands=operands,
+            attributes={a.name: attribute_value(a, self.reader) for a in node.attribute},
+            wanted=[name in live for name in node.output],
+            builder=self.builder,
+            batch=self.batch,
+            run=run,
+        )
+
+    def _function(
+        self, body: onnx.FunctionProto, node: onnx.NodeProto, operands: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """An operator that the standard defines through others, evaluated as its definition."""
+        env = {name: v for name, v in zip(body.input, operands, strict=False) if v is not None}
+        opsets, self.opsets = self.opsets, self.opsets | {o.domain: o.version for o in body.opset_import}
+        wanted = [inner for inner, name in zip(body.output, node.output, strict=False) if name]
+        nodes = list(body.node)
+        for inner in nodes:  # optional operands that were left out
+            for i, name in enumerate(inner.input):
+                if name in body.input and name not in env:
+                    inner.input[i] = ""
+        try:
+            self._evaluate(nodes, env, {}, wanted)
+        finally:
+            self.opsets = opsets
+        return tuple(env.get(name) for name in body.output)
+
+    # -- what went wrong --------------------------------------------------------------------------
+
+    def _note_unsupported(self, node: onnx.NodeProto) -> None:
+        name = f"{node.domain}.{node.op_type}".lstrip(".")
+        self.unsupported.setdefault(name, []).append(node.name or (node.output[0] if node.output else "?"))
+        for graph in subgraphs(node):
+            for inner in graph.node:
+                domain = "" if inner.domain == "ai.onnx" else inner.domain
+                if find_converter(domain, inner.op_type, self.opsets.get(domain, 1)) is None:
+                    self._note_unsupported(inner)
+
+    def _refuse(self) -> None:
+        if not self.unsupported and not self.problems:
+            return
+        parts = []
+        if self.unsupported:
+            listed = "; ".join(f"{op} (nodes {_some(names)})" for op, names in sorted(self.unsupported.items()))
+            parts.append(f"operators that are not supported: {listed}")
+        parts += self.problems[:_LISTED]
+        if len(self.problems) > _LISTED:
+            parts.append(f"and {len(self.problems) - _LISTED} more")
+        raise OnnxError(
+            "; ".join(parts) + ". Import only what comes before: --output NAME (a tensor of the file) leaves out "
+            "all that NAME does not depend on"
+        )
+
+
+def _captured(graph: onnx.GraphProto) -> list[str]:
+    """Names that a subgraph may take from outside."""
+    holder = onnx.NodeProto()
+    attribute = holder.attribute.add()
+    attribute.g.CopyFrom(graph)
+    return reads(holder)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,131 @@
+"""From a path (or a model in memory) to a module and example inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import fx
+
+from tensoropt.capture.onnx import ops as _converters  # noqa: F401 - registers them
+from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.capture.onnx.importer import Importer
+from tensoropt.capture.onnx.losses import with_loss
+from tensoropt.capture.onnx.reader import checked, read_model
+from tensoropt.capture.onnx.signature import Input, bind_inputs
+from tensoropt.capture.onnx.tensors import TensorReader
+from tensoropt.capture.onnx.values import Value
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A file as PyTorch runs it.
+
+    Attributes:
+        module: takes the file's inputs in their order; returns its output, or a tuple of several. Weights are
+            parameters, other constants buffers, under the file's names as far as Python allows.
+        inputs: the inputs it takes, sizes bound.
+        outputs: the file's names of what it returns.
+        names: the file's name of each parameter and buffer -> its key in ``module.state_dict()``.
+        notes: what a person should know: the loss that was added, batch norms that keep their statistics.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    names: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def example(self, seed: int = 0, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+        """Inputs the model accepts: whole numbers index the table they are used on."""
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(i.example(generator, device) for i in self.inputs)
+
+
+def load_onnx(
+    path: str | os.PathLike[str],
+    dims: Mapping[str, int] | None = None,
+    *,
+    outputs: Sequence[str] = (),
+    loss: str | None = None,
+    device: str = "cpu",
+) -> fx.GraphModule:
+    """The module of :func:`import_onnx`, ready to run and to train."""
+    return import_onnx(path, dims, outputs=outputs, loss=loss, device=device).module
+
+
+def import_onnx(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    *,
+    outputs: Sequence[str] = (),
+    loss: str | None = None,
+    device: str = "cpu",
+) -> ImportedModel:
+    """Import an ONNX file as an ``fx.GraphModule`` of PyTorch calls.
+
+    Args:
+        source: a file; external data is read from its folder only. Or a model in memory.
+        dims: sizes of dims the file leaves open, by name (``batch``) or as ``input[position]``, which also
+            replaces a fixed size.
+        outputs: tensors of the file to return instead of its own outputs; what they do not depend on is left
+            out.
+        loss: ``auto`` or a name of :data:`LOSSES` makes the module return a scalar loss; None the outputs.
+        device: ``meta`` keeps only the shapes of large weights.
+
+    Raises:
+        OnnxError: the file is malformed or hostile, a dim is open, operators are unsupported (all are listed),
+            or shapes depend on the values of an input.
+    """
+    name = "the model" if isinstance(source, onnx.ModelProto) else str(source)
+    try:
+        return _import(source, dict(dims or {}), outputs, loss, device)
+    except OnnxError as error:
+        text = str(error)
+        raise type(error)(text if text.startswith(("there is no file", name)) else f"{name}: {text}") from None
+
+
+def _import(source: Any, dims: dict[str, int], outputs: Sequence[str], loss: str | None, device: str) -> ImportedModel:
+    folder = None
+    if isinstance(source, onnx.ModelProto):
+        model = source
+    else:
+        path = Path(source)
+        model, folder = read_model(path), path.parent
+    model = checked(model)
+    graph = model.graph
+    inputs, batch = bind_inputs(graph, dims)
+    names = [i.name for i in inputs]
+    if len(set(names)) != len(names):
+        raise OnnxError("it has two inputs of one name")
+    importer = Importer(model, TensorReader(folder), device=device, batch=batch)
+    values = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
+    wanted = list(outputs) or [o.name for o in graph.output]
+    if not wanted:
+        raise OnnxError("it has no outputs")
+    results = importer.run(values, wanted)
+    inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
+    notes: list[str] = []
+    if loss is not None:
+        results, added, note = with_loss(importer.builder, loss, results, wanted)
+        inputs += added
+        notes.append(note)
+        wanted = ["loss"]
+    return ImportedModel(
+        _module(importer, results), tuple(inputs), tuple(wanted), dict(importer.builder.keys), tuple(notes)
+    )
+
+
+def _module(importer: Importer, results: Sequence[Value]) -> fx.GraphModule:
+    builder = importer.builder
+    nodes = tuple(builder.node(value) for value in results)
+    builder.graph.output(nodes[0] if len(nodes) == 1 else nodes)
+    builder.graph.eliminate_dead_code()
+    builder.graph.lint()
+    name = "".join(c for c in importer.model.graph.name.title() if c.isalnum())
+    return fx.GraphModule(builder.root, builder.graph, class_name=f"Onnx{name}"[:60])

@@ -1,0 +1,211 @@
+"""Gathers, scatters and selections."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tensoropt.capture.onnx.errors import DataDependentError, OnnxError
+from tensoropt.capture.onnx.registry import Call, converter, positive
+from tensoropt.capture.onnx.values import Traced
+
+
+def _counted_from_front(index: Traced, size: int) -> Traced:
+    """ONNX counts negative indices from the end; PyTorch's gather and scatter take none."""
+    if index.data is not None and not bool((index.data < 0).any()):
+        return index.to(torch.int64)
+    index = index.to(torch.int64)
+    return torch.where(index.method("lt", 0), index + size, index)
+
+
+@converter("Gather")
+def gather(call: Call) -> Traced:
+    x, index, axis = call[0], call[1], call.dim()
+    call.builder.bound(index, x.shape[axis])
+    if index.data is None and x.ndim == 2 and axis == 0 and x.floating:
+        return F.embedding(index if index.dtype == torch.int32 else index.to(torch.int64), x)
+    if index.data is not None and index.ndim == 0:
+        return torch.select(x, axis, positive(int(index.data), x.shape[axis]))
+    flat = _counted_from_front(index, x.shape[axis]).reshape(index.numel)
+    steps = None if flat.data is None else flat.data.tolist()
+    if steps and steps == list(range(steps[0], steps[0] + len(steps))):
+        taken = torch.narrow(x, axis, steps[0], len(steps))
+    else:
+        taken = torch.index_select(x, axis, flat)
+    return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+
+
+@converter("GatherElements")
+def gather_elements(call: Call) -> Traced:
+    axis = call.dim()
+    return torch.gather(call[0], axis, _counted_from_front(call[1], call[0].shape[axis]))
+
+
+@converter("GatherND")
+def gather_nd(call: Call) -> Traced:
+    x, index, batch = call[0], call[1], call.attribute("batch_dims", 0)
+    depth = index.shape[-1]
+    flat, sizes = _flat_index(call, index, x.shape, batch)
+    inner = x.shape[batch + depth :]
+    lead = math.prod(x.shape[:batch])
+    source = x.reshape(lead * math.prod(x.shape[batch : batch + depth]), *inner)
+    taken = torch.index_select(source, 0, flat.reshape(flat.numel))
+    return taken.reshape(*sizes, *inner)
+
+
+def _flat_index(call: Call, index: Traced, shape: tuple[int, ...], batch: int) -> tuple[Traced, tuple[int, ...]]:
+    """Index tuples -> positions in the tensor with its indexed dims merged, and the tuples' own dims."""
+    depth, sizes = index.shape[-1], index.shape[:-1]
+    if not 0 <= batch < max(index.ndim, 1) or batch + depth > len(shape):
+        raise OnnxError(f"index tuples of {depth} do not fit a tensor of shape {list(shape)}")
+    flat: Any = None
+    for i in range(depth):
+        size = shape[batch + i]
+        part = _counted_from_front(torch.select(index, -1, i), size)
+        flat = part if flat is None else flat * size + part
+    if batch:
+        per_sample = math.prod(shape[batch : batch + depth])
+        starts = torch.arange(math.prod(shape[:batch])).reshape(*shape[:batch], *(1,) * (len(sizes) - batch))
+        flat = flat + call.builder.known(starts * per_sample)
+    return flat, sizes
+
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@converter("ScatterND")
+def scatter_nd(call: Call) -> Traced:
+    x, index, updates = call[0], call[1], call[2]
+    depth = index.shape[-1]
+    flat, _ = _flat_index(call, index, x.shape, 0)
+    rows, inner = math.prod(x.shape[:depth]), math.prod(x.shape[depth:])
+    places = flat.reshape(flat.numel, 1).method("expand", [flat.numel, inner])
+    out = _scattered(
+        call, x.reshape(rows, inner), 0, places, updates.reshape(flat.numel, inner).to(x.dtype)
+    )
+    return out.reshape(*x.shape)
+
+
+def _scattered(call: Call, x: Traced, axis: int, index: Traced, updates: Traced) -> Traced:
+    reduction = call.attribute("reduction", "none")
+    if reduction == "none":
+        return torch.scatter(x, axis, index, updates)
+    if reduction not in _REDUCTIONS:
+        raise OnnxError(f"its reduction '{reduction}' is unknown")
+    return torch.scatter_reduce(x, axis, index, updates, _REDUCTIONS[reduction])
+
+
+@converter("ScatterElements", "Scatter")
+def scatter_elements(call: Call) -> Traced:
+    axis = call.dim()
+    return _scattered(call, call[0], axis, _counted_from_front(call[1], call[0].shape[axis]), call[2])
+
+
+@converter("TensorScatter")
+def tensor_scatter(call: Call) -> Traced:
+    past, update = call[0], call[1]
+    axis = positive(call.attribute("axis", -2), past.ndim)
+    steps = torch.arange(update.shape[axis]).reshape(-1, *(1,) * (past.ndim - axis - 1))
+    start = call.optional(2)
+    places: Any = call.builder.known(steps)
+    if start is not None:
+        places = start.reshape(-1, *(1,) * (past.ndim - 1)) + places
+    if call.attribute("mode", "linear") == "circular":
+        places = torch.remainder(places, past.shape[axis])
+    return torch.scatter(past, axis, places.to(torch.int64).method("expand", list(update.shape)), update)
+
+
+@converter("Where")
+def where(call: Call) -> Traced:
+    return torch.where(call[0], call[1], call[2])
+
+
+@converter("OneHot")
+def one_hot(call: Call) -> Traced:
+    depth = int(call.scalar(1, what="depth"))
+    axis = call.attribute("axis", -1)
+    index, values = call[0], call[2]
+    call.builder.reserve(max(depth, 0) * 8)
+    axis = positive(axis, index.ndim + 1)
+    steps = torch.arange(depth, dtype=index.dtype).reshape(depth, *(1,) * (index.ndim - axis))
+    index = torch.remainder(index, depth) if not index.floating else index
+    hit = torch.eq(torch.unsqueeze(index, axis), call.builder.known(steps))
+    return torch.where(hit, torch.select(values, 0, 1), torch.select(values, 0, 0))
+
+
+@converter("Trilu")
+def trilu(call: Call) -> Traced:
+    keep = torch.triu if call.attribute("upper", 1) else torch.tril
+    return keep(call[0], int(call.scalar(1, 0, "diagonal")))
+
+
+@converter("ReverseSequence")
+def reverse_sequence(call: Call) -> Traced:
+    x, lengths = call[0], call.ints(1, "lengths")
+    time, batch = call.attribute("time_axis", 0), call.attribute("batch_axis", 1)
+    size = x.shape[time]
+    order = np.tile(np.arange(size), (len(lengths), 1))
+    for row, length in zip(order, lengths, strict=True):
+        row[:length] = row[:length][::-1].copy()
+    index = torch.from_numpy(order if batch < time else order.T.copy())
+    index = index.reshape(*index.shape, *(1,) * (x.ndim - 2))
+    return torch.gather(x, time, call.builder.known(index).method("expand", list(x.shape)))
+
+
+@converter("Compress")
+def compress(call: Call) -> Traced:
+    chosen = call.known(1, "condition").reshape(-1).nonzero().reshape(-1)
+    x, axis = call[0], call.attribute("axis")
+    if axis is None:
+        x, axis = x.reshape(x.numel), 0
+    return torch.index_select(x, positive(axis, x.ndim), call.builder.known(chosen))
+
+
+@converter("NonZero")
+def non_zero(call: Call) -> Traced:
+    value = call[0]
+    if value.data is None:
+        raise DataDependentError(
+            "how many elements of its input are not zero depends on the values of an input, so the shapes of "
+            "what follows are not fixed"
+        )
+    call.builder.reserve(value.numel * value.ndim * 8)
+    return call.builder.known(value.data.nonzero().t().contiguous())
+
+
+@converter("NonMaxSuppression")
+def non_max_suppression(call: Call) -> Traced:
+    raise DataDependentError(
+        "how many boxes it keeps depends on the values of an input, so the shapes of what follows are not fixed"
+    )
+
+
+@converter("Unique")
+def unique(call: Call) -> Any:
+    value, axis = call.known(0, "input").numpy(), call.attribute("axis")
+    found, first, inverse, counts = np.unique(
+        value, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    if not call.attribute("sorted", 1):
+        order = np.argsort(first)
+        found = np.take(found, order, axis=axis or 0)
+        first, counts = first[order], counts[order]
+        inverse = np.argsort(order)[inverse]
+    arrays = (found, first, inverse.reshape(-1), counts)
+    return tuple(call.builder.known(torch.from_numpy(np.ascontiguousarray(a))) for a in arrays)
+
+
+@converter("Col2Im")
+def col2im(call: Call) -> Traced:
+    image, block = call.ints(1, "image shape"), call.ints(2, "block shape")
+    if len(image) != 2:
+        raise OnnxError("only images of two spatial dims can be put together")
+    pads = call.attribute("pads") or [0, 0, 0, 0]
+    if pads[:2] != pads[2:]:
+        raise OnnxError("uneven pads cannot be imported")
+    dilations, strides = call.attribute("dilations") or [1, 1], call.attribute("strides") or [1, 1]
+    return F.fold(call[0], image, block, dilations, pads[:2], strides)

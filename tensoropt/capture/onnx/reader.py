@@ -1,0 +1,199 @@
+"""File -> a checked ``ModelProto``: decoded, its functions inlined, nodes in order, every name made once.
+
+Nothing of a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
+the first thing that is wrong is an :class:`OnnxError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.units import format_bytes
+
+MIN_OPSET, MAX_OPSET = 7, 26
+"""Below 7 broadcasting was an attribute of its own; above, operators may mean what nobody here has read."""
+MAX_NODES = 500_000
+"""After inlining. The largest exported language models have some tens of thousands."""
+MAX_FILE_BYTES = 2**31
+"""Protobuf's own limit; larger models keep their weights in files beside the model."""
+MAX_NESTING = 16
+"""Of subgraphs (If in If) and of function calls."""
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Decode a file and check its structure.
+
+    Raises:
+        OnnxError: there is no such file, it is not an ONNX model, or its graph is malformed.
+    """
+    if not path.is_file():
+        raise OnnxError(f"there is no file {path}; check the path")
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise OnnxError(
+            f"{path} has {format_bytes(size)}, but an ONNX file has at most {format_bytes(MAX_FILE_BYTES)}; "
+            "save it with external data"
+        )
+    try:
+        model = onnx.ModelProto.FromString(path.read_bytes())
+    except (DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise OnnxError(
+            f"{path} is not an ONNX model (it cannot be decoded: {error}); it is truncated or of another kind"
+        ) from None
+    if not model.graph.node or not model.opset_import:
+        raise OnnxError(f"{path} is not an ONNX model (it has no nodes or no opset); export it again")
+    return model
+
+
+def checked(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its own functions inlined, if all counts and names are sound."""
+    opsets = opsets_of(model)
+    if not MIN_OPSET <= opsets.get("", MIN_OPSET) <= MAX_OPSET:
+        raise OnnxError(
+            f"the file is written in opset {opsets['']}, but {MIN_OPSET} to {MAX_OPSET} are understood; "
+            "convert it with onnx.version_converter.convert_version"
+        )
+    _count(model)
+    if model.functions:
+        try:
+            model = onnx.inliner.inline_local_functions(model)
+        except Exception as error:
+            raise OnnxError(f"its functions cannot be inlined: {error}") from error
+        _count(model)
+    return model
+
+
+def opsets_of(model: onnx.ModelProto) -> dict[str, int]:
+    """Version by domain; the standard domain is the empty string."""
+    return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _count(model: onnx.ModelProto) -> None:
+    """Refuse more nodes than a real model has, counted as if all function calls were inlined."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    known: dict[tuple[str, str, str], int] = {}
+
+    def size(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        if depth > MAX_NESTING:
+            raise OnnxError(
+                f"its subgraphs or functions are nested more than {MAX_NESTING} deep, or call themselves"
+            )
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type, node.overload)
+            if key in functions:
+                if key not in known:
+                    known[key] = size(functions[key].node, depth + 1)
+                total += known[key]
+            total += 1 + sum(size(g.node, depth + 1) for g in subgraphs(node))
+            if total > MAX_NODES:
+                raise OnnxError(f"it has more than {MAX_NODES} nodes once its functions are inlined")
+        return total
+
+    size(model.graph.node, 0)
+
+
+def ordered(nodes: Sequence[onnx.NodeProto], given: set[str], wanted: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that ``wanted`` depends on, each after those it reads.
+
+    Args:
+        nodes: of one graph.
+        given: names that exist before: inputs, initializers, what an outer graph made.
+        wanted: names of outputs.
+
+    Raises:
+        OnnxError: a name is made twice or by nobody, or nodes depend on each other in a circle.
+    """
+    maker: dict[str, onnx.NodeProto] = {}
+    for node in nodes:
+        for name in node.output:
+            if name and (name in maker or name in given):
+                raise OnnxError(f"'{name}' is made twice, the second time by {label(node)}")
+            if name:
+                maker[name] = node
+    order: list[onnx.NodeProto] = []
+    state: dict[int, int] = {}  # 1: being visited, 2: done
+    for start in wanted:
+        if start in maker:
+            _visit(maker[start], maker, given, state, order)
+        elif start not in given:
+            raise OnnxError(f"the output '{start}' is made by no node")
+    position = {id(node): index for index, node in enumerate(nodes)}
+    in_order = sorted(order, key=lambda n: position[id(n)])
+    return in_order if _is_ordered(in_order, given) else order
+
+
+def _visit(
+    start: onnx.NodeProto,
+    maker: dict[str, onnx.NodeProto],
+    given: set[str],
+    state: dict[int, int],
+    order: list[onnx.NodeProto],
+) -> None:
+    """Depth first, without recursion: a chain of nodes may be longer than Python's stack."""
+    stack: list[tuple[onnx.NodeProto, Iterator[str]]] = []
+
+    def enter(node: onnx.NodeProto) -> None:
+        state[id(node)] = 1
+        stack.append((node, iter(reads(node))))
+
+    if id(start) in state:
+        return
+    enter(start)
+    while stack:
+        node, names = stack[-1]
+        for name in names:
+            if name in maker and state.get(id(maker[name])) != 2:
+                if state.get(id(maker[name])) == 1:
+                    circle = [n for n, _ in stack]
+                    raise OnnxError(
+                        f"nodes depend on each other in a circle: {label(maker[name])} needs {label(node)}, "
+                        f"which needs it ({len(circle)} nodes are involved at most)"
+                    )
+                enter(maker[name])
+                break
+            if name not in maker and name not in given:
+                raise OnnxError(f"{label(node)} reads '{name}', which nothing makes")
+        else:
+            state[id(node)] = 2
+            order.append(node)
+            stack.pop()
+
+
+def _is_ordered(nodes: Sequence[onnx.NodeProto], given: set[str]) -> bool:
+    made = set(given)
+    for node in nodes:
+        if not made.issuperset(reads(node)):
+            return False
+        made.update(node.output)
+    return True
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Names a node reads, those that its subgraphs take from outside included."""
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        for inner in graph.node:
+            names += [name for name in reads(inner) if name not in inside]
+            inside.update(inner.output)
+        names += [v.name for v in graph.output if v.name not in inside]
+    return names
+
+
+def label(node: onnx.NodeProto) -> str:
+    """A node as a person finds it in a viewer."""
+    name = node.name or (node.output[0] if node.output else "")
+    return f"{node.domain + '.' if node.domain else ''}{node.op_type} '{name}'"

@@ -1,0 +1,263 @@
+"""Tensors while a file is imported: constants carry their data, everything else an fx node.
+
+Converters are plain PyTorch code over :class:`Value`. A call whose operands are all known is computed at
+once, which folds the shape arithmetic of exported files; any other call becomes an fx node, and is run on the
+meta device for its shape.
+"""
+
+from __future__ import annotations
+
+import re
+from operator import getitem as _getitem
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture.onnx.errors import OnnxError
+from tensoropt.units import format_bytes
+
+FOLDED_BYTES = 2**31
+"""What folding may allocate in total. A file of a few bytes can ask for terabytes (ConstantOfShape, Tile)."""
+
+
+Traced = Any
+"""How converters see a :class:`Value`: to them, and to PyTorch's own functions, it is a tensor."""
+
+
+class Value:
+    """A tensor of the graph being built.
+
+    Attributes:
+        meta: its shape and dtype, as a meta tensor.
+        data: what it holds, if that is known at import.
+        hint: the file's name for it, kept where it becomes a buffer of the module.
+    """
+
+    __slots__ = ("builder", "data", "hint", "meta", "node")
+
+    def __init__(
+        self,
+        builder: Builder,
+        meta: torch.Tensor,
+        data: torch.Tensor | None = None,
+        node: fx.Node | None = None,
+        hint: str = "",
+    ):
+        self.builder, self.meta, self.data, self.node, self.hint = builder, meta, data, node, hint
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.meta.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.meta.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.meta.dim()
+
+    @property
+    def numel(self) -> int:
+        return self.meta.numel()
+
+    @property
+    def floating(self) -> bool:
+        return self.meta.is_floating_point()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        builder = next(leaf.builder for leaf in leaves if isinstance(leaf, Value))
+        return builder.call(func, *args, **(kwargs or {}))
+
+    def __add__(self, other: Any) -> Value:
+        return self.builder.call(torch.add, self, other)
+
+    def __sub__(self, other: Any) -> Value:
+        return self.builder.call(torch.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self.builder.call(torch.add, self.builder.call(torch.neg, self), other)
+
+    def __mul__(self, other: Any) -> Value:
+        return self.builder.call(torch.mul, self, other)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self.builder.call(torch.div, self, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> Value:
+        """``tensor.name(*args)``, for what PyTorch offers as a method only."""
+        return self.builder.method(name, self, *args, **kwargs)
+
+    def to(self, dtype: torch.dtype) -> Value:
+        return self if dtype == self.dtype else self.method("to", dtype)
+
+    def reshape(self, *shape: int) -> Value:
+        return self if shape == self.shape else self.builder.call(torch.reshape, self, tuple(shape))
+
+    def permute(self, *dims: int) -> Value:
+        return self if dims == tuple(range(self.ndim)) else self.builder.call(torch.permute, self, dims)
+
+
+class Builder:
+    """Collects the calls of a module: an fx graph, and its parameters and buffers under the file's names.
+
+    Attributes:
+        keys: the file's name of each parameter and buffer -> its key in the module.
+        bounds: for inputs of whole numbers that index a table, the size of the smallest one.
+        module_name: of the file's node that is being converted.
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.keys: dict[str, str] = {}
+        self.module_name = ""
+        self.bounds: dict[fx.Node, int] = {}
+        self._folded_bytes = 0
+        self._taken: set[str] = set()
+
+    # -- leaves -----------------------------------------------------------------------------------
+
+    def known(self, data: torch.Tensor, hint: str = "") -> Value:
+        return Value(self, torch.empty_like(data, device="meta"), data, hint=hint)
+
+    def constant(self, data: Any, dtype: torch.dtype | None = None) -> Value:
+        return self.known(torch.as_tensor(data, dtype=dtype))
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+        node = self.graph.placeholder(identifier(name))
+        return Value(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
+
+    def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+        """An input found necessary after the others: the last of them."""
+        last = [node for node in self.graph.nodes if node.op == "placeholder"][-1:]
+        with self.graph.inserting_after(*last) if last else self.graph.inserting_before(None):
+            return self.input(name, shape, dtype)
+
+    def bound(self, value: Traced, size: int) -> None:
+        """Note that a value indexes a table: so does the input it was cast or reshaped from."""
+        node = value.node
+        while node is not None and node.op != "placeholder":
+            sources = node.all_input_nodes
+            live = [s for s in sources if s.op != "get_attr"]
+            node = live[0] if len({*live}) == 1 else None
+        if node is not None:
+            self.bounds[node] = min(size, self.bounds.get(node, size))
+
+    def parameter(self, name: str, data: torch.Tensor) -> Value:
+        key = self._register(name, torch.nn.Parameter(data))
+        node = self.graph.get_attr(key)
+        return Value(self, torch.empty_like(data, device="meta"), node=node, hint=name)
+
+    def _register(self, name: str, tensor: torch.Tensor) -> str:
+        """Store under the file's dotted name, made fit for a module and unique; gives the key."""
+        parts = [re.sub(r"\W", "_", part) or "_" for part in name.split(".")]
+        key, number = ".".join(parts), 1
+        while not self._is_free(key):
+            key, number = f"{'_'.join(parts)}_{number}", number + 1
+        module = self.root
+        *path, last = key.split(".")
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, torch.nn.Module())
+            module = module._modules[part]  # type: ignore[assignment]
+        if isinstance(tensor, torch.nn.Parameter):
+            module.register_parameter(last, tensor)
+        else:
+            module.register_buffer(last, tensor)
+        self._taken.add(key)
+        self.keys[name] = key
+        return key
+
+    def _is_free(self, key: str) -> bool:
+        """Neither taken nor a submodule, and no tensor or attribute of a module stands on the way."""
+        module = self.root
+        *path, last = key.split(".")
+        for part in path:
+            if part not in module._modules:
+                return not hasattr(module, part)
+            module = module._modules[part]  # type: ignore[assignment]
+        return not hasattr(module, last)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``func(*args, **kwargs)``: at once if every operand is known, otherwise as a node."""
+        return self._record("call_function", func, func, args, kwargs)
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
+
+    def _record(
+        self, kind: str, target: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
+        meta = self._run(func, args, kwargs, lambda v: v.meta)
+        if all(v.data is not None for v in operands):
+            self._allow(meta, operands)
+            data = self._run(func, args, kwargs, lambda v: v.data)
+            return self._wrap(meta, data, None)
+        args, kwargs = pytree.tree_map(lambda v: self.node(v) if isinstance(v, Value) else v, (args, kwargs))
+        node = self.graph.create_node(kind, target, tuple(args), kwargs)
+        node.meta["onnx"] = self.module_name
+        return self._wrap(meta, None, node)
+
+    @staticmethod
+    def _run(func: Callable[..., Any], args: Any, kwargs: Any, of: Callable[[Value], Any]) -> Any:
+        plain = pytree.tree_map(lambda v: of(v) if isinstance(v, Value) else v, (args, kwargs))
+        with torch.no_grad():
+            return func(*plain[0], **plain[1])
+
+    def _allow(self, meta: Any, operands: list[Value]) -> None:
+        shared = {v.meta.untyped_storage()._cdata for v in operands}
+        for result in pytree.tree_leaves(meta):
+            if isinstance(result, torch.Tensor) and result.untyped_storage()._cdata not in shared:
+                self.reserve(result.untyped_storage().nbytes())
+
+    def reserve(self, count_bytes: int) -> None:
+        """Count what folding is about to allocate.
+
+        Raises:
+            OnnxError: more than :data:`FOLDED_BYTES` in all.
+        """
+        self._folded_bytes += count_bytes
+        if self._folded_bytes > FOLDED_BYTES:
+            raise OnnxError(
+                f"computing its constants takes {format_bytes(self._folded_bytes)}, more than the "
+                f"{format_bytes(FOLDED_BYTES)} allowed; the file's shapes are absurd, or its weights are "
+                "computed in the graph (store them as initializers)"
+            )
+
+    def _wrap(self, meta: Any, data: Any, node: fx.Node | None) -> Any:
+        if isinstance(meta, torch.Tensor):
+            return Value(self, meta, data, node)
+        assert isinstance(meta, (tuple, list)), type(meta)
+        parts = []
+        for index, part in enumerate(meta):
+            item = None if node is None else self.graph.call_function(_getitem, (node, index))
+            parts.append(self._wrap(part, None if data is None else data[index], item))
+        return tuple(parts)
+
+    def node(self, value: Value) -> fx.Node:
+        """The fx node of a value; a constant becomes a buffer when something live first reads it."""
+        if value.node is None:
+            assert value.data is not None
+            key = self._register(value.hint or f"constant_{len(self._taken)}", value.data)
+            value.node = self.graph.get_attr(key)
+        return value.node
+
+
+def identifier(name: str) -> str:
+    """An ONNX name as a Python identifier."""
+    cleaned = re.sub(r"\W", "_", name)
+    return cleaned if cleaned[:1].isalpha() or cleaned.startswith("_") else f"v_{cleaned}"

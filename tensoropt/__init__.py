@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tensoropt.api import explore
+    from tensoropt.capture.onnx import load_onnx
     from tensoropt.execute import parallelize
     from tensoropt.plan import Exploration, Plan, load_plan
     from tensoropt.plan import load_exploration as load
@@ -20,12 +21,13 @@ _HOMES = {
     "explore": ("tensoropt.api", "explore"),
     "parallelize": ("tensoropt.execute", "parallelize"),
     "load": ("tensoropt.plan", "load_exploration"),
+    "load_onnx": ("tensoropt.capture.onnx", "load_onnx"),
     "load_plan": ("tensoropt.plan", "load_plan"),
     "Exploration": ("tensoropt.plan", "Exploration"),
     "Plan": ("tensoropt.plan", "Plan"),
 }
 
-__all__ = ["Exploration", "Plan", "__version__", "explore", "load", "load_plan", "parallelize"]
+__all__ = ["Exploration", "Plan", "__version__", "explore", "load", "load_onnx", "load_plan", "parallelize"]
 
 
 def __getattr__(name: str) -> Any:

@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
         "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
     )
     explore.add_argument("--seed", type=int, default=0, help="of the weights; default: %(default)s")
+    _onnx_arguments(explore)
     explore.set_defaults(run="explore")
 
     choose = verb("choose", "turn a point of a saved frontier into a plan")
@@ -112,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
     )
+    _onnx_arguments(verify)
     verify.set_defaults(run="verify")
 
     listing = verb("list", "name what there is")
@@ -138,6 +140,29 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, default=4, help="training steps to run; default: %(default)s")
     demo.set_defaults(run="demo")
     return top
+
+
+def _onnx_arguments(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("ONNX files")
+    group.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="size of a dim the file leaves open (batch=8), or of one it fixes (x[0]=8)",
+    )
+    group.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="TENSOR",
+        help="import only what this tensor of the file depends on",
+    )
+    group.add_argument(
+        "--loss",
+        metavar="auto|cross_entropy|mean|mse",
+        help="what is trained, since a file has no loss; default: auto",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

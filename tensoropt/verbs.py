@@ -56,7 +56,7 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
         seed=options.seed,
         progress=progress,
     )
-    found = with_batch(found, options.batch)
+    found = with_origin(found, options, loaded.notes)
     found.save(folder)
     data = {
         "out": str(folder),
@@ -84,12 +84,31 @@ def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:
 
     if options.batch is not None and not options.model.startswith("zoo:"):
         raise TensorOptError("--batch is for models of the zoo; other models bring their own example inputs")
+    onnx = onnx_options(options, training=options.mode == "train")
     if on_meta:
         try:
-            return load_model(options.model, device="meta", seed=options.seed, batch=options.batch)
+            return load_model(options.model, device="meta", seed=options.seed, batch=options.batch, onnx=onnx)
         except ModelSourceError:
             pass  # some code needs values; it either builds on the CPU or says there what is wrong
-    return load_model(options.model, device="cpu", seed=options.seed, batch=options.batch)
+    return load_model(options.model, device="cpu", seed=options.seed, batch=options.batch, onnx=onnx)
+
+
+def onnx_options(options: argparse.Namespace, *, training: bool) -> Any:
+    """What ``--dim``, ``--output`` and ``--loss`` say of an ONNX file; None where nothing is said."""
+    from tensoropt.plan.source import OnnxOptions, is_onnx
+
+    source = getattr(options, "model", None) or options.target
+    if not is_onnx(source) and not (options.dim or options.output or options.loss):
+        return None
+    if options.loss is not None and not training:
+        raise TensorOptError("--loss is for training; leave it out with --mode inference")
+    dims: dict[str, int] = {}
+    for text in options.dim:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal():
+            raise TensorOptError(f"--dim '{text}' is not NAME=SIZE, for example --dim batch=8")
+        dims[name] = int(size)
+    return OnnxOptions.of(dims, options.output, (options.loss or "auto") if training else None)
 
 
 def micro_batch_option(text: str) -> str | tuple[int, ...]:
@@ -116,13 +135,18 @@ def writable_folder(path: str) -> Path:
     return folder
 
 
-def with_batch(exploration: Any, batch: int | None) -> Any:
-    """The exploration with the batch noted that its plans need to build the same model."""
-    if batch is None:
-        return exploration
+def with_origin(exploration: Any, options: argparse.Namespace, notes: tuple[str, ...]) -> Any:
+    """The exploration with what its plans need to build the same model, and what its import has to say."""
     from dataclasses import replace
 
-    return replace(exploration, model=exploration.model.model_copy(update={"batch": batch}))
+    from tensoropt.plan.plan import OnnxInfo
+
+    onnx = onnx_options(options, training=options.mode == "train")
+    if onnx is not None:
+        onnx = OnnxInfo(dims=dict(onnx.dims), outputs=onnx.outputs, loss=onnx.loss)
+    report = {**exploration.report, "notes": [*notes, *exploration.report["notes"]]}
+    model = exploration.model.model_copy(update={"batch": options.batch, "onnx": onnx})
+    return replace(exploration, model=model, report=report)
 
 
 def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> str:
@@ -186,8 +210,12 @@ def export(options: argparse.Namespace, progress: Progress) -> Answer:
 
 def verify(options: argparse.Namespace, progress: Progress) -> Answer:
     if options.random is None:
-        if any(given is not None for given in (options.cluster, options.batch, options.dtype)):
-            raise TensorOptError("--cluster, --batch and --dtype belong to --random N; a plan names its own")
+        given = (options.cluster, options.batch, options.dtype, options.loss)
+        if any(one is not None for one in given) or options.dim or options.output:
+            raise TensorOptError(
+                "--cluster, --batch, --dtype, --dim, --output and --loss belong to --random N; a plan names "
+                "its own"
+            )
         if ":" in options.target and not Path(options.target).exists():
             raise TensorOptError(
                 f"there is no plan file {options.target}; to verify a model add --cluster local --random 20"
@@ -210,6 +238,7 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
             seed=options.seed,
             batch=options.batch,
             dtype=options.dtype or "float32",
+            onnx=onnx_options(options, training=True),
             progress=progress,
         )
     return data, verify_text(data), 0 if data["ok"] else 1

@@ -32,6 +32,7 @@ from tensoropt.plan.judge import judge_strategy
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
+from tensoropt.plan.source import OnnxOptions
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
@@ -101,8 +102,7 @@ def _check_runnable(plan: Plan) -> None:
 
 def model_spec(plan: Plan) -> ModelSpec:
     """The model of a plan, as ranks build it."""
-    settings = () if plan.model.batch is None else (("batch", plan.model.batch),)
-    return ModelSpec(plan.model.source, plan.model.seed, settings=settings, compute_dtype=plan.compute_dtype)
+    return ModelSpec.of(plan)
 
 
 def verify_random(
@@ -113,6 +113,7 @@ def verify_random(
     seed: int = 0,
     batch: int | None = None,
     dtype: str = "float32",
+    onnx: OnnxOptions | None = None,
     store: ProfileStore | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -125,6 +126,7 @@ def verify_random(
         seed: decides the weights and the strategies.
         batch: of a zoo model.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
+        onnx: what an ONNX file leaves open.
     """
     if count < 1:
         raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
@@ -132,7 +134,7 @@ def verify_random(
     check_room(where.device_count)
     settings = Settings(dtype=dtype)
     sizes = () if batch is None else (("batch", batch),)
-    spec = ModelSpec(source, seed, settings=sizes, compute_dtype=dtype)
+    spec = ModelSpec(source, seed, settings=sizes, compute_dtype=dtype, onnx=onnx)
     progress("capture", 0, 1, source)
     loaded = load_model(spec)
     problem = _problem(loaded)

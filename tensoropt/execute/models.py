@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import Capture, capture
 from tensoropt.errors import PlanError
+from tensoropt.plan import Plan
 from tensoropt.plan import load_model as build_from_source
+from tensoropt.plan.source import OnnxOptions
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
@@ -27,6 +29,7 @@ class ModelSpec:
         dtype: name of a floating dtype to convert weights and inputs to, or None.
         settings: overrides of a zoo model, ``batch`` among them.
         compute_dtype: ``bfloat16`` for mixed precision: what :func:`tensoropt.capture.capture` calls dtype.
+        onnx: what an ONNX file leaves open.
     """
 
     source: str
@@ -34,6 +37,15 @@ class ModelSpec:
     dtype: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
     compute_dtype: str = "float32"
+    onnx: OnnxOptions | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> ModelSpec:
+        """The model that a plan was made for."""
+        model = plan.model
+        settings = () if model.batch is None else (("batch", model.batch),)
+        onnx = None if model.onnx is None else model.onnx.options()
+        return cls(model.source, model.seed, settings=settings, compute_dtype=plan.compute_dtype, onnx=onnx)
 
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         """(model, args, kwargs), equal in every process."""
@@ -44,7 +56,7 @@ class ModelSpec:
                 raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
             built: Any = zoo.build(self.source.removeprefix("zoo:"), batch, seed=self.seed, **settings)
         else:
-            built = build_from_source(self.source, seed=self.seed, batch=batch)
+            built = build_from_source(self.source, seed=self.seed, batch=batch, onnx=self.onnx)
         model, args, kwargs = built.model, built.args, dict(built.kwargs)
         if self.dtype is not None:
             dtype = getattr(torch, self.dtype)

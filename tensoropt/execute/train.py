@@ -124,8 +124,7 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
         raise PlanError("the plan is for inference; explore with --mode train to train")
     if not plan.model_source:
         raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
-    settings = () if plan.model.batch is None else (("batch", plan.model.batch),)
-    loaded = load_model(ModelSpec(plan.model_source, plan.seed, settings=settings))
+    loaded = load_model(ModelSpec.of(plan))
     engine = Engine(plan.strategy(loaded.graph), loaded.values, seed=plan.seed)
     inputs = loaded.inputs
     forget_models()  # the shards are copies; the whole parameters need not stay

@@ -11,12 +11,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.files import write_text
+from tensoropt.plan.source import OnnxOptions
 
 SCHEMA = "tensoropt.plan/1"
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class OnnxInfo(_Strict):
+    """How an ONNX file was opened: :class:`tensoropt.plan.source.OnnxOptions`."""
+
+    dims: dict[str, int] = {}
+    outputs: tuple[str, ...] = ()
+    loss: str | None = None
+
+    def options(self) -> OnnxOptions:
+        return OnnxOptions.of(self.dims, self.outputs, self.loss)
 
 
 class ModelInfo(_Strict):
@@ -30,6 +42,7 @@ class ModelInfo(_Strict):
     parameters: int = Field(0, ge=0)
     batch: int | None = None
     call: dict[str, Any] | None = None
+    onnx: OnnxInfo | None = None
 
 
 class MeshInfo(_Strict):

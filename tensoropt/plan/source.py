@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,42 @@ class LoadedModel:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    notes: tuple[str, ...] = ()
 
 
-def load_model(source: str, *, device: str = "cpu", seed: int = 0, batch: int | None = None) -> LoadedModel:
+@dataclass(frozen=True)
+class OnnxOptions:
+    """What an ONNX file leaves open; a plan keeps it, so that every rank opens the file alike.
+
+    Attributes:
+        dims: sizes of dims the file does not fix, by name.
+        outputs: tensors to return instead of the file's own outputs.
+        loss: ``auto`` or a name of ``tensoropt.capture.onnx.LOSSES``; None returns the outputs.
+    """
+
+    dims: tuple[tuple[str, int], ...] = ()
+    outputs: tuple[str, ...] = ()
+    loss: str | None = None
+
+    @classmethod
+    def of(
+        cls, dims: Mapping[str, int] | None = None, outputs: Sequence[str] = (), loss: str | None = None
+    ) -> OnnxOptions:
+        return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
+
+
+def is_onnx(source: str) -> bool:
+    return source.endswith(".onnx")
+
+
+def load_model(
+    source: str,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    batch: int | None = None,
+    onnx: OnnxOptions | None = None,
+) -> LoadedModel:
     """Build the model a source names; every process that does so with one seed has the same weights.
 
     Args:
@@ -36,17 +69,21 @@ def load_model(source: str, *, device: str = "cpu", seed: int = 0, batch: int | 
         device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
         seed: of the weights.
         batch: of a zoo model; None for its default.
+        onnx: what an ONNX file leaves open.
 
     Raises:
         ModelSourceError: the source does not name a model; the message says what does.
+        OnnxError: an ONNX file that cannot be imported.
     """
+    if onnx is not None and not is_onnx(source):
+        raise ModelSourceError(f"--dim, --output and --loss are for ONNX files; {source} is none")
     if source.startswith("zoo:"):
         from tensoropt import zoo
 
         built = zoo.build(source.removeprefix("zoo:"), batch=batch, device=device, seed=seed)
         return LoadedModel(built.model, built.args, built.kwargs, source)
-    if source.endswith(".onnx"):
-        raise _onnx_refusal(source)
+    if is_onnx(source):
+        return _load_onnx(source, device, seed, onnx or OnnxOptions())
     place, separator, name = source.rpartition(":")
     if not separator or not place or not name:
         raise ModelSourceError(
@@ -59,25 +96,17 @@ def load_model(source: str, *, device: str = "cpu", seed: int = 0, batch: int | 
     return _call(function, source, device, seed)
 
 
-def _onnx_refusal(source: str) -> ModelSourceError:
-    """Why an ONNX file is refused: it is not there, it is not one, or it cannot be imported yet."""
-    path = Path(source)
-    if not path.is_file():
-        return ModelSourceError(f"there is no file {source}; check the path")
+def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:
     try:
-        import onnx
-
-        readable = bool(onnx.load(path, load_external_data=False).graph.node)
-    except ImportError:
-        readable = True  # nobody here can tell; the sentence below is true either way
-    except Exception:  # the decoder's own error types differ between versions
-        readable = False
-    if not readable:
-        return ModelSourceError(f"{source} is not an ONNX model (it cannot be decoded); export it again")
-    return ModelSourceError(
-        f"{source}: ONNX files cannot be imported yet; export the PyTorch model it came from and pass "
-        "path/file.py:function"
+        from tensoropt.capture.onnx import import_onnx
+    except ImportError as error:
+        raise ModelSourceError(
+            f"{source}: reading ONNX files needs the onnx package ({error}); pip install 'tensoropt[onnx]'"
+        ) from None
+    imported = import_onnx(
+        source, dict(options.dims), outputs=options.outputs, loss=options.loss, device=device
     )
+    return LoadedModel(imported.module, imported.example(seed, device), {}, source, imported.notes)
 
 
 def _module(place: str, source: str) -> Any:

@@ -17,8 +17,8 @@ from tensoropt.capture.onnx.reader import MAX_NODES, label, opsets_of, ordered, 
 from tensoropt.capture.onnx.registry import Call, find_converter
 from tensoropt.capture.onnx.standard import standard_function
 from tensoropt.capture.onnx.tensors import TensorReader, attribute_value
-from tensoropt.capture.onnx.values import Builder, Value
-from tensoropt.capture.onnx.weights import is_weight, weight_names
+from tensoropt.capture.onnx.values import Builder, Traced, Value
+from tensoropt.capture.onnx.weights import JUDGED_ELEMENTS, is_weight, weight_names
 
 _LISTED = 12
 
@@ -52,8 +52,10 @@ class Importer:
         self.unsupported: dict[str, list[str]] = {}
         self.problems: list[str] = []
         self.made: dict[str, tuple[int, ...]] = {}
+        self.notes: list[str] = []
+        self._tables = _embedding_tables(model.graph)
         self._nodes_run = 0
-        self._live: set[str] = set()
+        self._inside_function = 0
 
     # -- one graph --------------------------------------------------------------------------------
 
@@ -109,21 +111,31 @@ class Importer:
     def _lookup(self, name: str, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]) -> Any:
         if name not in env:
             try:
-                env[name] = self._stored(stored[name])
+                env[name] = self._stored(stored[name], env, stored)
             except OnnxError as error:
                 self.problems.append(str(error))
                 env[name] = _Failed()
         return env[name]
 
-    def _stored(self, tensor: onnx.TensorProto) -> Value:
+    def _stored(
+        self, tensor: onnx.TensorProto, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]
+    ) -> Traced:
+        """A constant of the file: a parameter if it is a weight. Exporters write the table that a model
+        embeds and projects with twice, once transposed; it stays one parameter here.
+        """
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
-        if weight and self.device == "meta" and torch.Size(shape).numel() > 2**16:
+        tables = self._tables.get(shape[::-1], ()) if weight and len(shape) == 2 else ()
+        if weight and self.device == "meta" and torch.Size(shape).numel() > JUDGED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
         data = self.reader.read(tensor)
-        if weight and is_weight(data):
-            return self.builder.parameter(tensor.name, data.to(self.device))
-        return self.builder.known(data, hint=tensor.name)
+        if not weight or not is_weight(data):
+            return self.builder.known(data, hint=tensor.name)
+        for table in tables:
+            if table.name != tensor.name and torch.equal(self.reader.read(table).t(), data):
+                self.notes.append(f"{tensor.name} is {table.name} transposed; they are one tied parameter")
+                return torch.t(self._lookup(table.name, env, stored))
+        return self.builder.parameter(tensor.name, data.to(self.device))
 
     # -- one node ---------------------------------------------------------------------------------
 
@@ -157,7 +169,7 @@ class Importer:
         except OnnxError as error:
             self.problems.append(f"{label(node)}: {error}")
         except Exception as error:  # a converter met attributes or shapes that its operator does not allow
-            self.problems.append(f"{label(node)} is malformed: {_first_line(error)}")
+            self.problems.append(f"{label(node)} is malformed: {first_line(error)}")
         else:
             if (len(self.problems), len(self.unsupported)) != problems:
                 return [_Failed() for _ in node.output]
@@ -168,7 +180,12 @@ class Importer:
     def _leaf(self, node: onnx.NodeProto, index: int, result: Any) -> Any:
         """A constant that a node makes and that is used as a weight becomes a parameter."""
         name = node.output[index] if index < len(node.output) else ""
-        if name not in self.weights or not isinstance(result, Value) or result.data is None:
+        if (
+            name not in self.weights
+            or self._inside_function
+            or not isinstance(result, Value)
+            or result.data is None
+        ):
             return result
         if not is_weight(result.data):
             return result
@@ -222,10 +239,12 @@ class Importer:
             for i, name in enumerate(inner.input):
                 if name in body.input and name not in env:
                     inner.input[i] = ""
+        self._inside_function += 1
         try:
             self._evaluate(nodes, env, {}, wanted)
         finally:
             self.opsets = opsets
+            self._inside_function -= 1
         return tuple(env.get(name) for name in body.output)
 
     # -- what went wrong --------------------------------------------------------------------------
@@ -244,15 +263,28 @@ class Importer:
             return
         parts = []
         if self.unsupported:
-            listed = "; ".join(f"{op} (nodes {_some(names)})" for op, names in sorted(self.unsupported.items()))
+            listed = "; ".join(
+                f"{op} (nodes {_some(names)})" for op, names in sorted(self.unsupported.items())
+            )
             parts.append(f"operators that are not supported: {listed}")
         parts += self.problems[:_LISTED]
         if len(self.problems) > _LISTED:
             parts.append(f"and {len(self.problems) - _LISTED} more")
         raise OnnxError(
-            "; ".join(parts) + ". Import only what comes before: --output NAME (a tensor of the file) leaves out "
+            "; ".join(parts)
+            + ". Import only what comes before: --output NAME (a tensor of the file) leaves out "
             "all that NAME does not depend on"
         )
+
+
+def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx.TensorProto]]:
+    """The matrices that are gathered from, by shape."""
+    gathered = {n.input[0] for n in graph.node if n.op_type == "Gather" and n.input}
+    found: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
+    for tensor in graph.initializer:
+        if tensor.name in gathered and len(tensor.dims) == 2:
+            found.setdefault(tuple(tensor.dims), []).append(tensor)
+    return found
 
 
 def _captured(graph: onnx.GraphProto) -> list[str]:
@@ -268,6 +300,6 @@ def _some(names: Sequence[str]) -> str:
     return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -14,12 +14,12 @@ from torch import fx
 
 from tensoropt.capture.onnx import ops as _converters  # noqa: F401 - registers them
 from tensoropt.capture.onnx.errors import OnnxError
-from tensoropt.capture.onnx.importer import Importer
+from tensoropt.capture.onnx.importer import Importer, first_line
 from tensoropt.capture.onnx.losses import with_loss
 from tensoropt.capture.onnx.reader import checked, read_model
 from tensoropt.capture.onnx.signature import Input, bind_inputs
 from tensoropt.capture.onnx.tensors import TensorReader
-from tensoropt.capture.onnx.values import Value
+from tensoropt.capture.onnx.values import Traced, Value
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,24 @@ def import_onnx(
         device: ``meta`` keeps only the shapes of large weights.
 
     Raises:
-        OnnxError: the file is malformed or hostile, a dim is open, operators are unsupported (all are listed),
-            or shapes depend on the values of an input.
+        OnnxError: the file is malformed or hostile, a dim is open, operators are unsupported (all are
+            listed), or shapes depend on the values of an input.
     """
     name = "the model" if isinstance(source, onnx.ModelProto) else str(source)
     try:
         return _import(source, dict(dims or {}), outputs, loss, device)
     except OnnxError as error:
         text = str(error)
-        raise type(error)(text if text.startswith(("there is no file", name)) else f"{name}: {text}") from None
+        raise type(error)(
+            text if text.startswith(("there is no file", name)) else f"{name}: {text}"
+        ) from None
+    except Exception as error:  # what a file may hold in the wrong place has no end
+        raise OnnxError(f"{name} is malformed ({type(error).__name__}: {first_line(error)})") from error
 
 
-def _import(source: Any, dims: dict[str, int], outputs: Sequence[str], loss: str | None, device: str) -> ImportedModel:
+def _import(
+    source: Any, dims: dict[str, int], outputs: Sequence[str], loss: str | None, device: str
+) -> ImportedModel:
     folder = None
     if isinstance(source, onnx.ModelProto):
         model = source
@@ -104,13 +110,18 @@ def _import(source: Any, dims: dict[str, int], outputs: Sequence[str], loss: str
     if len(set(names)) != len(names):
         raise OnnxError("it has two inputs of one name")
     importer = Importer(model, TensorReader(folder), device=device, batch=batch)
-    values = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
+    values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
     wanted = list(outputs) or [o.name for o in graph.output]
     if not wanted:
         raise OnnxError("it has no outputs")
     results = importer.run(values, wanted)
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
-    notes: list[str] = []
+    notes = list(importer.notes)
+    frozen = sum(n.op_type == "BatchNormalization" for n in graph.node)
+    if loss is not None and frozen:
+        notes.append(
+            f"{frozen} batch norms keep their running statistics unless the file says training_mode=1"
+        )
     if loss is not None:
         results, added, note = with_loss(importer.builder, loss, results, wanted)
         inputs += added

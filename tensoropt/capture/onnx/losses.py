@@ -9,29 +9,32 @@ import torch.nn.functional as F
 
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.signature import Input
-from tensoropt.capture.onnx.values import Builder, Value
+from tensoropt.capture.onnx.values import Builder, Traced
 
-Made = tuple[Value, list[Input], str]
+Made = tuple[Traced, list[Input], str]
 
 
-def _targets(builder: Builder, results: Sequence[Value]) -> list[Value]:
+def _targets(results: Sequence[Traced]) -> list[Traced]:
     floats = [r for r in results if r.floating and r.node is not None]
     if not floats:
-        raise OnnxError("none of its outputs is a floating-point tensor that depends on an input; it cannot be trained")
+        raise OnnxError(
+            "none of its outputs is a floating-point tensor that depends on an input; it cannot be trained"
+        )
     return floats
 
 
-def _mean(builder: Builder, results: Sequence[Value], names: Sequence[str]) -> Made:
-    floats = _targets(builder, results)
+def _mean(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
+    floats = _targets(results)
     total = torch.mean(floats[0])
     for value in floats[1:]:
         total = total + torch.mean(value)
     return total, [], "the mean of all elements of its outputs"
 
 
-def _mse(builder: Builder, results: Sequence[Value], names: Sequence[str]) -> Made:
-    floats = _targets(builder, results)
-    total, added = None, []
+def _mse(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
+    floats = _targets(results)
+    total: Traced = None
+    added: list[Input] = []
     for index, value in enumerate(floats):
         target = Input(f"target_{index}" if len(floats) > 1 else "target", value.shape, value.dtype)
         error = F.mse_loss(value, builder.late_input(target.name, target.shape, target.dtype))
@@ -40,9 +43,9 @@ def _mse(builder: Builder, results: Sequence[Value], names: Sequence[str]) -> Ma
     return total, added, "mean squared error against targets, passed after the file's own inputs"
 
 
-def _cross_entropy(builder: Builder, results: Sequence[Value], names: Sequence[str]) -> Made:
+def _cross_entropy(builder: Builder, results: Sequence[Traced], names: Sequence[str]) -> Made:
     """Classes are the last dim of 2 or 3 dims, and the second of images."""
-    value = _targets(builder, results)[0]
+    value = _targets(results)[0]
     if value.ndim < 2:
         raise OnnxError(f"a cross entropy needs an output of at least 2 dims; it has {list(value.shape)}")
     dim = 1 if value.ndim > 3 else value.ndim - 1
@@ -53,10 +56,14 @@ def _cross_entropy(builder: Builder, results: Sequence[Value], names: Sequence[s
     if value.ndim == 3:
         value, given = value.reshape(-1, classes), given.reshape(-1)
     loss = F.cross_entropy(value, given)
-    return loss, [labels], f"cross entropy over {classes} classes with labels, passed after the file's own inputs"
+    return (
+        loss,
+        [labels],
+        f"cross entropy over {classes} classes with labels, passed after the file's own inputs",
+    )
 
 
-LOSSES: dict[str, Callable[[Builder, Sequence[Value], Sequence[str]], Made]] = {
+LOSSES: dict[str, Callable[[Builder, Sequence[Traced], Sequence[str]], Made]] = {
     "cross_entropy": _cross_entropy,
     "mean": _mean,
     "mse": _mse,
@@ -65,8 +72,8 @@ LOSSES: dict[str, Callable[[Builder, Sequence[Value], Sequence[str]], Made]] = {
 
 
 def with_loss(
-    builder: Builder, name: str, results: Sequence[Value], outputs: Sequence[str]
-) -> tuple[list[Value], list[Input], str]:
+    builder: Builder, name: str, results: Sequence[Traced], outputs: Sequence[str]
+) -> tuple[list[Traced], list[Input], str]:
     """(the loss alone, inputs it needs, a sentence that says what it is).
 
     Args:

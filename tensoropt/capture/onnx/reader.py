@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import onnx
+import onnx.inliner
 from google.protobuf.message import DecodeError
 
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.units import format_bytes
 
-MIN_OPSET, MAX_OPSET = 7, 26
+MIN_OPSET, MAX_OPSET = 7, 28
 """Below 7 broadcasting was an attribute of its own; above, operators may mean what nobody here has read."""
 MAX_NODES = 500_000
 """After inlining. The largest exported language models have some tens of thousands."""

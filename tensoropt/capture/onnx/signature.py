@@ -40,7 +40,9 @@ class Input:
         return torch.ones(self.shape, dtype=self.dtype)
 
 
-def bind_inputs(graph: onnx.GraphProto, dims: Mapping[str, int]) -> tuple[list[Input], tuple[int, int] | None]:
+def bind_inputs(
+    graph: onnx.GraphProto, dims: Mapping[str, int]
+) -> tuple[list[Input], tuple[int, int] | None]:
     """The inputs with all sizes bound, and (old, new) batch size if a fixed one was replaced.
 
     Args:
@@ -60,7 +62,9 @@ def bind_inputs(graph: onnx.GraphProto, dims: Mapping[str, int]) -> tuple[list[I
     replaced: tuple[int, int] | None = None
     for value in live:
         if not value.type.HasField("tensor_type"):
-            raise OnnxError(f"the input '{value.name}' is no tensor (a sequence, map or optional); give tensors")
+            raise OnnxError(
+                f"the input '{value.name}' is no tensor (a sequence, map or optional); give tensors"
+            )
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
             raise OnnxError(f"the input '{value.name}' has no shape in the file; export it with one")

@@ -16,7 +16,7 @@ def standard_function(
         schema = onnx.defs.get_schema(node.op_type, opset, domain)
     except onnx.defs.SchemaError:
         return None
-    if not schema.has_function:
+    if not schema.has_function:  # type: ignore[attr-defined]
         return None
     body = onnx.FunctionProto()
     body.CopyFrom(schema.function_body)
@@ -48,4 +48,3 @@ def _bind(
     values = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
     del node.attribute[:]
     node.attribute.extend(values)
-

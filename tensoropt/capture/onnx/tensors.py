@@ -17,7 +17,7 @@ import torch
 from tensoropt.capture.onnx.errors import OnnxError
 
 _T = onnx.TensorProto
-DTYPES: dict[int, torch.dtype] = {
+DTYPES: dict[Any, torch.dtype] = {
     _T.FLOAT: torch.float32,
     _T.DOUBLE: torch.float64,
     _T.FLOAT16: torch.float16,
@@ -34,9 +34,9 @@ DTYPES: dict[int, torch.dtype] = {
     _T.COMPLEX64: torch.complex64,
     _T.COMPLEX128: torch.complex128,
 }
-_PACKED = {_T.INT4: torch.int8, _T.UINT4: torch.uint8}
+_PACKED: dict[Any, torch.dtype] = {_T.INT4: torch.int8, _T.UINT4: torch.uint8}
 """Two values per byte in the file, one per byte here."""
-_TYPED_FIELDS = {
+_TYPED_FIELDS: dict[Any, tuple[str, int]] = {
     _T.FLOAT: ("float_data", 1),
     _T.DOUBLE: ("double_data", 1),
     _T.INT64: ("int64_data", 1),
@@ -105,8 +105,8 @@ class TensorReader:
             needed = -(-elements // 2) if tensor.data_type in _PACKED else elements * per_element
             if count != needed:
                 raise OnnxError(
-                    f"{what} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it is "
-                    "corrupt"
+                    f"{what} of shape {list(shape)} needs {needed} numbers, but the file holds {count}; it "
+                    "is corrupt"
                 )
         return shape, dtype
 
@@ -146,7 +146,9 @@ class TensorReader:
                 f"{what} should be in {folder / location}, but there is no such file; put it beside the model"
             ) from None
         if not path.is_relative_to(folder):
-            raise OnnxError(f"{what} is at '{location}', a link that leaves the model's folder; it is not read")
+            raise OnnxError(
+                f"{what} is at '{location}', a link that leaves the model's folder; it is not read"
+            )
         if not path.is_file():
             raise OnnxError(f"{what} is at '{location}', which is not an ordinary file")
         size = path.stat().st_size

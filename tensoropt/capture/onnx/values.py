@@ -8,8 +8,8 @@ meta device for its shape.
 from __future__ import annotations
 
 import re
-from operator import getitem as _getitem
 from collections.abc import Callable
+from operator import getitem as _getitem
 from typing import Any
 
 import torch
@@ -128,17 +128,17 @@ class Builder:
 
     # -- leaves -----------------------------------------------------------------------------------
 
-    def known(self, data: torch.Tensor, hint: str = "") -> Value:
+    def known(self, data: torch.Tensor, hint: str = "") -> Traced:
         return Value(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
-    def constant(self, data: Any, dtype: torch.dtype | None = None) -> Value:
+    def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
         return self.known(torch.as_tensor(data, dtype=dtype))
 
-    def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+    def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
         node = self.graph.placeholder(identifier(name))
         return Value(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
-    def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+    def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
         """An input found necessary after the others: the last of them."""
         last = [node for node in self.graph.nodes if node.op == "placeholder"][-1:]
         with self.graph.inserting_after(*last) if last else self.graph.inserting_before(None):
@@ -154,7 +154,7 @@ class Builder:
         if node is not None:
             self.bounds[node] = min(size, self.bounds.get(node, size))
 
-    def parameter(self, name: str, data: torch.Tensor) -> Value:
+    def parameter(self, name: str, data: torch.Tensor) -> Traced:
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
         return Value(self, torch.empty_like(data, device="meta"), node=node, hint=name)
@@ -198,12 +198,24 @@ class Builder:
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
 
+    def node_call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Like :meth:`call`, but never computed at import: what draws random numbers."""
+        return self._record("call_function", func, func, args, kwargs, fold=False)
+
     def _record(
-        self, kind: str, target: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        kind: str,
+        target: Any,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        fold: bool = True,
     ) -> Any:
         operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
-        meta = self._run(func, args, kwargs, lambda v: v.meta)
-        if all(v.data is not None for v in operands):
+        with torch.device("meta"):
+            meta = self._run(func, args, kwargs, lambda v: v.meta)
+        if fold and all(v.data is not None for v in operands):
             self._allow(meta, operands)
             data = self._run(func, args, kwargs, lambda v: v.data)
             return self._wrap(meta, data, None)

@@ -49,10 +49,25 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "SkipSimplifiedLayerNormalization": (2, 3),
 }
 _PASSED_ON = frozenset(
-    "Cast CastLike Expand Flatten Identity Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split()
+    {
+        "Cast",
+        "CastLike",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
 )
 """Calls through which a weight stays one: files transpose and reshape their weights before use."""
 _GENERATED = "ConstantOfShape"
+JUDGED_ELEMENTS = 2**22
+"""A constant of more elements is a weight whatever its values: they need not be read."""
 MASK_VALUE = -50.0
 """A constant that is 0 or below this everywhere is an attention mask."""
 
@@ -75,7 +90,7 @@ def is_weight(data: torch.Tensor) -> bool:
     """Whether values can be a weight's: float, more than one element, and no mask."""
     if not data.is_floating_point() or data.numel() <= 1:
         return False
-    if data.is_meta or data.numel() > 2**22:
+    if data.is_meta or data.numel() > JUDGED_ELEMENTS:
         return True
     return not bool(((data == 0) | (data <= MASK_VALUE)).all() and (data <= MASK_VALUE).any()) and bool(
         torch.isfinite(data).all()

@@ -12,9 +12,16 @@ from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.registry import Call, converter
 from tensoropt.capture.onnx.values import Traced
 
-
 _KNOWN = frozenset(
-    "is_causal kv_num_heads q_num_heads qk_matmul_output_mode scale softcap softmax_precision".split()
+    {
+        "is_causal",
+        "kv_num_heads",
+        "q_num_heads",
+        "qk_matmul_output_mode",
+        "scale",
+        "softcap",
+        "softmax_precision",
+    }
 )
 
 
@@ -71,7 +78,9 @@ def attention(call: Call) -> Any:
         )
         return from_heads(out) if flat else out, k, v
     if causal and mask is not None and mask.dtype == torch.bool:
-        mask = torch.logical_and(mask, causal_bias(call, q.shape[2], k.shape[2], before, q.dtype).method("eq", 0))
+        mask = torch.logical_and(
+            mask, causal_bias(call, q.shape[2], k.shape[2], before, q.dtype).method("eq", 0)
+        )
         causal = False
     bias = None if mask is None else as_bias(mask, q.dtype)
     if causal:
@@ -91,7 +100,8 @@ def _written_out(
     masked = soft if bias is None else soft + bias
     weights = torch.softmax(masked, -1)
     if bias is not None:  # a query that may see no key attends to nothing
-        empty = torch.amax(masked, -1, keepdim=True).method("eq", -math.inf)
+        largest: Traced = torch.amax(masked, -1, keepdim=True)
+        empty = largest.method("eq", -math.inf)
         weights = torch.where(empty, torch.zeros_like(weights), weights)
     shown = {0: raw, 1: soft, 2: masked, 3: weights}[call.attribute("qk_matmul_output_mode", 0)]
     return torch.matmul(weights, values), shown

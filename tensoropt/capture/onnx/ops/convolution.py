@@ -54,8 +54,8 @@ def window_of(call: Call, kernel: Sequence[int]) -> Window:
     dims = len(kernel)
     if not 1 <= dims <= 3 or len(sizes) != dims:
         raise OnnxError(
-            f"a window of {dims} dims over a tensor of shape {list(call[0].shape)}; 1 to 3 spatial dims after "
-            "batch and channels can be imported"
+            f"a window of {dims} dims over a tensor of shape {list(call[0].shape)}; 1 to 3 spatial dims "
+            "after batch and channels can be imported"
         )
     strides = tuple(call.attribute("strides") or (1,) * dims)
     dilations = tuple(call.attribute("dilations") or (1,) * dims)

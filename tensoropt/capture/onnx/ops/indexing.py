@@ -57,7 +57,9 @@ def gather_nd(call: Call) -> Traced:
     return taken.reshape(*sizes, *inner)
 
 
-def _flat_index(call: Call, index: Traced, shape: tuple[int, ...], batch: int) -> tuple[Traced, tuple[int, ...]]:
+def _flat_index(
+    call: Call, index: Traced, shape: tuple[int, ...], batch: int
+) -> tuple[Traced, tuple[int, ...]]:
     """Index tuples -> positions in the tensor with its indexed dims merged, and the tuples' own dims."""
     depth, sizes = index.shape[-1], index.shape[:-1]
     if not 0 <= batch < max(index.ndim, 1) or batch + depth > len(shape):
@@ -84,9 +86,7 @@ def scatter_nd(call: Call) -> Traced:
     flat, _ = _flat_index(call, index, x.shape, 0)
     rows, inner = math.prod(x.shape[:depth]), math.prod(x.shape[depth:])
     places = flat.reshape(flat.numel, 1).method("expand", [flat.numel, inner])
-    out = _scattered(
-        call, x.reshape(rows, inner), 0, places, updates.reshape(flat.numel, inner).to(x.dtype)
-    )
+    out = _scattered(call, x.reshape(rows, inner), 0, places, updates.reshape(flat.numel, inner).to(x.dtype))
     return out.reshape(*x.shape)
 
 
@@ -180,7 +180,8 @@ def non_zero(call: Call) -> Traced:
 @converter("NonMaxSuppression")
 def non_max_suppression(call: Call) -> Traced:
     raise DataDependentError(
-        "how many boxes it keeps depends on the values of an input, so the shapes of what follows are not fixed"
+        "how many boxes it keeps depends on the values of an input, so the shapes of what "
+        "follows are not fixed"
     )
 
 
@@ -208,4 +209,4 @@ def col2im(call: Call) -> Traced:
     if pads[:2] != pads[2:]:
         raise OnnxError("uneven pads cannot be imported")
     dilations, strides = call.attribute("dilations") or [1, 1], call.attribute("strides") or [1, 1]
-    return F.fold(call[0], image, block, dilations, pads[:2], strides)
+    return F.fold(call[0], *(tuple(v) for v in (image, block, dilations, pads[:2], strides)))

@@ -126,7 +126,13 @@ def bit_shift(call: Call) -> Traced:
 
 @converter("Sum", "Max", "Min", "Mean")
 def variadic(call: Call) -> Traced:
-    pairwise = {"Sum": torch.add, "Mean": torch.add, "Max": torch.maximum, "Min": torch.minimum}[call.op]
+    by_name: dict[str, Any] = {
+        "Sum": torch.add,
+        "Mean": torch.add,
+        "Max": torch.maximum,
+        "Min": torch.minimum,
+    }
+    pairwise = by_name[call.op]
     total = functools.reduce(pairwise, [call[i] for i in range(len(call))])
     return total / len(call) if call.op == "Mean" and len(call) > 1 else total
 
@@ -328,7 +334,9 @@ def gemm(call: Call) -> Traced:
     product = torch.mm(a, torch.t(b) if transposed else b)
     product = product * alpha if alpha != 1.0 else product
     product = product.to(call[0].dtype)
-    return product if c is None or beta == 0.0 else product + (c * beta if beta != 1.0 else c).to(product.dtype)
+    return (
+        product if c is None or beta == 0.0 else product + (c * beta if beta != 1.0 else c).to(product.dtype)
+    )
 
 
 @converter("Einsum")

@@ -78,7 +78,9 @@ def embed_layer_norm(call: Call) -> Any:
     batch, sequence = ids.shape
     total = F.embedding(ids, words)
     given = call.optional(8)
-    total = total + (torch.narrow(positions, 0, 0, sequence) if given is None else F.embedding(given, positions))
+    total = total + (
+        torch.narrow(positions, 0, 0, sequence) if given is None else F.embedding(given, positions)
+    )
     if segments is not None and kinds is not None:
         total = total + F.embedding(segments, kinds)
     out = layer(total, call[5], call[6], 2, call.attribute("epsilon", 1e-12))
@@ -168,7 +170,7 @@ def multi_head_attention(call: Call) -> Any:
 def rotary_embedding(call: Call) -> Traced:
     x, positions, cos, sin = call[0], call[1], call[2], call[3]
     flat = x.ndim == 3
-    size = (call.attribute("rotary_embedding_dim", 0) or 2 * cos.shape[-1])
+    size = call.attribute("rotary_embedding_dim", 0) or 2 * cos.shape[-1]
     heads = call.attribute("num_heads", 0) or (x.shape[2] // size if flat else 0)
     sequence = x.shape[1] if flat else x.shape[2]
     x = to_heads(x, heads) if flat else x

@@ -25,8 +25,8 @@ def batch_norm(call: Call) -> Any:
     epsilon = call.attribute("epsilon", 1e-5)
     if call.opset >= 14 and call.attribute("training_mode", 0):
         return _batch_norm_training(call, x, scale, bias, mean, var, epsilon)
-    wide = [v.to(x.dtype) for v in (mean, var, scale, bias)]
-    return F.batch_norm(x, *wide, False, 0.0, epsilon)
+    mean, var, scale, bias = (v.to(x.dtype) for v in (mean, var, scale, bias))
+    return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
 
 
 def _batch_norm_training(
@@ -86,7 +86,9 @@ def layer(x: Traced, scale: Traced, bias: Traced, axis: int, epsilon: float) -> 
 
 @converter("RMSNormalization")
 def rms_norm(call: Call) -> Traced:
-    return rms(call[0], call[1], positive(call.attribute("axis", -1), call[0].ndim), call.attribute("epsilon", 1e-5))
+    return rms(
+        call[0], call[1], positive(call.attribute("axis", -1), call[0].ndim), call.attribute("epsilon", 1e-5)
+    )
 
 
 def rms(x: Traced, scale: Traced, axis: int, epsilon: float) -> Traced:
@@ -116,7 +118,11 @@ def lp_norm(call: Call) -> Traced:
 def local_response_norm(call: Call) -> Traced:
     """The window over channels is a sum of shifted copies: few, and every other dim stays free to split."""
     x, size = call[0], call.attribute("size")
-    alpha, beta, bias = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75), call.attribute("bias", 1.0)
+    alpha, beta, bias = (
+        call.attribute("alpha", 1e-4),
+        call.attribute("beta", 0.75),
+        call.attribute("bias", 1.0),
+    )
     if not 1 <= size <= 4 * max(x.shape[1], 1):
         raise OnnxError(f"its window of {size} channels makes no sense over {x.shape[1]}")
     before = (size - 1) // 2

@@ -76,7 +76,11 @@ def dynamic_quantize(call: Call) -> Any:
 
 def _row(value: Traced, dims: int) -> Traced:
     """A per-row scale or zero point of a matrix (the first of its two dims)."""
-    return value.reshape(-1, 1) if value is not None and value.ndim == 1 and value.numel > 1 and dims > 1 else value
+    return (
+        value.reshape(-1, 1)
+        if value is not None and value.ndim == 1 and value.numel > 1 and dims > 1
+        else value
+    )
 
 
 @converter("QLinearMatMul")

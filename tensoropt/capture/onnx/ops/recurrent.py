@@ -134,7 +134,10 @@ def _whole(layer: _Layer) -> tuple[Traced, Traced, Traced]:
 
 def _activation(layer: _Layer, index: int) -> Callable[[Traced], Traced]:
     name = layer.activations[index]
-    alphas, betas = layer.call.attribute("activation_alpha") or [], layer.call.attribute("activation_beta") or []
+    alphas, betas = (
+        layer.call.attribute("activation_alpha") or [],
+        layer.call.attribute("activation_beta") or [],
+    )
     alpha = alphas[index] if index < len(alphas) else None
     beta = betas[index] if index < len(betas) else None
     functions: dict[str, Callable[[Traced], Traced]] = {
@@ -145,7 +148,9 @@ def _activation(layer: _Layer, index: int) -> Callable[[Traced], Traced]:
         ),
         "LeakyRelu": lambda v: F.leaky_relu(v, 0.01 if alpha is None else alpha),
         "Relu": torch.relu,
-        "ScaledTanh": lambda v: torch.tanh(v * (1.0 if beta is None else beta)) * (1.0 if alpha is None else alpha),
+        "ScaledTanh": lambda v: (
+            torch.tanh(v * (1.0 if beta is None else beta)) * (1.0 if alpha is None else alpha)
+        ),
         "Sigmoid": torch.sigmoid,
         "Softplus": F.softplus,
         "Softsign": F.softsign,
@@ -221,7 +226,11 @@ def _gru_step(layer: _Layer, d: int) -> _Step:
     before = bool(layer.call.attribute("linear_before_reset", 0))
 
     def part(value: Traced, start: int, count: int) -> Traced:
-        return None if value is None else torch.narrow(value, value.ndim - 1 if value.ndim == 1 else 0, start, count)
+        return (
+            None
+            if value is None
+            else torch.narrow(value, value.ndim - 1 if value.ndim == 1 else 0, start, count)
+        )
 
     gate_matrix, gate_bias = part(matrix, 0, 2 * size), part(bias, 0, 2 * size)
     last_matrix, last_bias = part(matrix, 2 * size, size), part(bias, 2 * size, size)

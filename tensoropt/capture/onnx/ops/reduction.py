@@ -101,7 +101,7 @@ def arg(call: Call) -> Traced:
     function = torch.argmax if call.op == "ArgMax" else torch.argmin
     if not call.attribute("select_last_index", 0):
         return function(x, axis, keepdim=keepdim)
-    last = function(torch.flip(x, [axis]), axis, keepdim=keepdim)
+    last: Traced = function(torch.flip(x, [axis]), axis, keepdim=keepdim)
     return last.builder.call(torch.rsub, last, x.shape[axis] - 1)
 
 

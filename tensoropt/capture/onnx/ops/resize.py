@@ -67,12 +67,20 @@ def _from_sizes(call: Call, x: Traced, dims: list[int]) -> tuple[list[int], list
 
 
 def _resized(
-    x: Traced, dims: list[int], sizes: list[int], scales: list[float], mode: str, options: Any, roi: list[float]
+    x: Traced,
+    dims: list[int],
+    sizes: list[int],
+    scales: list[float],
+    mode: str,
+    options: Any,
+    roi: list[float],
 ) -> Traced:
     if any(not 1 <= s <= MAX_SIZE for s in sizes):
         raise OnnxError(f"it resizes to {sizes}; each size must be 1 to {MAX_SIZE}")
     changed = [
-        i for i, (d, s) in enumerate(zip(dims, sizes, strict=True)) if x.shape[d] != s or (roi and scales[i] != 1)
+        i
+        for i, (d, s) in enumerate(zip(dims, sizes, strict=True))
+        if x.shape[d] != s or (roi and scales[i] != 1)
     ]
     if not changed:
         return x
@@ -87,7 +95,13 @@ def _resized(
 
 
 def _as_pytorch(
-    x: Traced, dims: list[int], sizes: list[int], scales: list[float], changed: list[int], mode: str, options: Any
+    x: Traced,
+    dims: list[int],
+    sizes: list[int],
+    scales: list[float],
+    changed: list[int],
+    mode: str,
+    options: Any,
 ) -> Traced:
     """PyTorch's interpolation, if it does exactly what is asked for; None otherwise."""
     spatial = [dims[i] for i in changed]

@@ -139,7 +139,9 @@ def _squeezed(call: Call, axes: Sequence[int] | None) -> Traced:
         dims = [i for i, s in enumerate(x.shape) if s == 1] if axes is None else axes
         dims = [positive(d, x.ndim) for d in dims]
         if any(x.shape[d] != 1 for d in dims):
-            raise OnnxError(f"it squeezes dims {dims} of a tensor of shape {list(x.shape)}; only size 1 can be")
+            raise OnnxError(
+                f"it squeezes dims {dims} of a tensor of shape {list(x.shape)}; only size 1 can be"
+            )
         return torch.squeeze(x, tuple(dims)) if dims else x
     if axes is None:
         raise OnnxError("its axes are missing")

@@ -1,0 +1,372 @@
+"""What a file means: open dims, weights and buffers, versions of operators, control flow, losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper
+
+from tensoropt.capture import capture
+from tensoropt.capture.onnx import OnnxError, import_onnx, load_onnx
+from tests.capture.onnx.models import model, node, perceptron, ran
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+# -- dims, names, weights -------------------------------------------------------------------------
+
+
+def test_open_dims_are_bound_by_name() -> None:
+    imported = import_onnx(perceptron(), {"batch": 5})
+    assert imported.inputs[0].shape == (5, 12)
+    assert imported.outputs == ("logits",)
+    assert ran(imported.module, *imported.example())[0].shape == (5, 8)
+
+
+def test_open_dims_are_all_named_with_the_remedy() -> None:
+    nodes = [node("Add", "x y", "z")]
+    with pytest.raises(OnnxError, match=r"2 dims .*: batch, y\[1\]; .*--dim batch=8 --dim 'y\[1\]'=8"):
+        import_onnx(model(nodes, {"x": ["batch", 4], "y": ["batch", None]}, ["z"]))
+
+
+def test_unknown_dims_are_refused() -> None:
+    with pytest.raises(OnnxError, match=r"no dim called bach; its dims are: batch, x\[1\]"):
+        import_onnx(perceptron(), {"bach": 5})
+    with pytest.raises(OnnxError, match="at least 1, but batch=0"):
+        import_onnx(perceptron(), {"batch": 0})
+
+
+def test_weights_keep_their_names_and_train() -> None:
+    module = load_onnx(_saved(perceptron()), {"batch": 4})
+    assert {n for n, _ in module.named_parameters()} == {"layer.0.weight", "layer.0.bias", "head"}
+    x = torch.randn(4, 12)
+    weights = dict(module.named_parameters())
+    expected = F.relu(F.linear(x, weights["layer.0.weight"], weights["layer.0.bias"])) @ weights["head"]
+    torch.testing.assert_close(module(x), expected)
+    module(x).square().mean().backward()
+    found = [p.grad.clone() for p in module.parameters()]  # type: ignore[union-attr]
+    module.zero_grad()
+    expected.square().mean().backward()
+    for gradient, parameter in zip(found, module.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_what_does_not_train_becomes_a_buffer() -> None:
+    mask = np.zeros((1, 4), np.float32)
+    mask[0, 3] = -10000.0
+    nodes = [
+        node("Sub", "x mean", "a"),
+        node("Mul", "a scale", "b"),
+        node("Add", "b mask", "y"),
+    ]
+    constants = {"mean": weight(4), "scale": weight(4), "mask": mask}
+    imported = import_onnx(model(nodes, {"x": [2, 4]}, ["y"], constants))
+    assert [n for n, _ in imported.module.named_parameters()] == ["scale"]
+    assert {n for n, _ in imported.module.named_buffers()} == {"mean", "mask"}
+
+
+def test_names_that_python_has_no_room_for() -> None:
+    nodes = [node("Mul", "x forward", "a"), node("Add", "a gpu_0/w:0", "b"), node("Add", "b gpu_0/w", "y")]
+    constants = {"forward": weight(4), "gpu_0/w:0": weight(4), "gpu_0/w": weight(4) + 1}
+    imported = import_onnx(model(nodes, {"x": [2, 4]}, ["y"], constants))
+    assert len(dict(imported.module.named_parameters())) == 3
+    assert set(imported.names) == set(constants)
+    x = torch.randn(2, 4)
+    expected = x * constants["forward"] + constants["gpu_0/w:0"] + constants["gpu_0/w"]
+    torch.testing.assert_close(ran(imported.module, x)[0], torch.as_tensor(expected))
+
+
+def test_a_table_written_twice_stays_one_parameter() -> None:
+    table = weight(11, 6)
+    nodes = [node("Gather", "table ids", "h"), node("MatMul", "h projection", "logits")]
+    graph = model(nodes, {"ids": [2, 3]}, ["logits"], {"table": table, "projection": table.T.copy()})
+    graph.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    imported = import_onnx(graph, loss="auto")
+    assert [tuple(p.shape) for p in imported.module.parameters()] == [(11, 6)]
+    assert any("tied" in note for note in imported.notes)
+    ids, labels = imported.example()
+    assert int(ids.max()) < 11
+    assert labels.shape == (2, 3)
+
+
+def _saved(proto: onnx.ModelProto, place: list[Path] | None = None) -> Path:
+    import tempfile
+
+    path = Path(tempfile.mkdtemp()) / "model.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+# -- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "inputs", "says"),
+    [
+        ("auto", ["x", "labels"], "cross entropy"),
+        ("mse", ["x", "target"], "squared"),
+        ("mean", ["x"], "mean"),
+    ],
+)
+def test_losses(loss: str, inputs: list[str], says: str) -> None:
+    imported = import_onnx(perceptron(), {"batch": 4}, loss=loss)
+    assert [i.name for i in imported.inputs] == inputs
+    assert says in imported.notes[-1]
+    args = imported.example(seed=1)
+    logits = ran(load_onnx(_saved(perceptron()), {"batch": 4}), args[0])[0]
+    expected = {
+        "auto": lambda: F.cross_entropy(logits, args[1]),
+        "mse": lambda: F.mse_loss(logits, args[1]),
+        "mean": lambda: logits.mean(),
+    }[loss]()
+    torch.testing.assert_close(ran(imported.module, *args)[0], expected)
+    captured = capture(imported.module, args)
+    assert captured.graph.training
+    assert {t.key for t in captured.graph.parameters} == {"layer.0.weight", "layer.0.bias", "head"}
+
+
+def test_unknown_loss() -> None:
+    with pytest.raises(OnnxError, match="there are auto, cross_entropy, mean, mse"):
+        import_onnx(perceptron(), {"batch": 4}, loss="huber")
+
+
+# -- versions of operators ------------------------------------------------------------------------
+
+INT = np.int64
+VERSIONS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], int, Any]] = {
+    "slice 9": (
+        [node("Slice", "x", "y", axes=[2, 3], starts=[1, -3], ends=[5, 99])],
+        {},
+        9,
+        lambda x: x[:, :, 1:5, -3:],
+    ),
+    "slice 10 backwards": (
+        [node("Slice", "x s e a t", "y")],
+        {"s": INT([7, 6]), "e": INT([-99, 0]), "a": INT([2, -1]), "t": INT([-1, -3])},
+        11,
+        lambda x: x.flip(2)[..., [6, 3]],
+    ),
+    "clip 6": ([node("Clip", "x", "y", min=0.0, max=6.0)], {}, 9, lambda x: x.clamp(0, 6)),
+    "clip 11": ([node("Clip", "x low", "y")], {"low": np.float32(-0.5)}, 11, lambda x: x.clamp(-0.5)),
+    "pad 2": (
+        [node("Pad", "x", "y", pads=[0, 0, 1, 2, 0, 0, 3, 0], value=1.5)],
+        {},
+        9,
+        lambda x: F.pad(x, (2, 0, 1, 3), value=1.5),
+    ),
+    "pad 11 reflect": (
+        [node("Pad", "x p", "y", mode="reflect")],
+        {"p": INT([0, 0, 1, 2, 0, 0, 3, 0])},
+        11,
+        lambda x: F.pad(x, (2, 0, 1, 3), mode="reflect"),
+    ),
+    "softmax 11 flattens": (
+        [node("Softmax", "x", "y", axis=2)],
+        {},
+        11,
+        lambda x: x.flatten(2).softmax(2).view_as(x),
+    ),
+    "softmax 13": ([node("Softmax", "x", "y", axis=1)], {}, 13, lambda x: x.softmax(1)),
+    "squeeze 11": (
+        [node("ReduceMean", "x", "m", axes=[2, 3]), node("Squeeze", "m", "y", axes=[2, 3])],
+        {},
+        11,
+        lambda x: x.mean((2, 3)),
+    ),
+    "squeeze 13": (
+        [node("ReduceMean", "x", "m", axes=[2, 3]), node("Squeeze", "m a", "y")],
+        {"a": INT([2, -1])},
+        13,
+        lambda x: x.mean((2, 3)),
+    ),
+    "reduce sum 13": ([node("ReduceSum", "x a", "y", keepdims=0)], {"a": INT([1])}, 13, lambda x: x.sum(1)),
+    "reduce max 18": (
+        [node("ReduceMax", "x a", "y")],
+        {"a": INT([1])},
+        18,
+        lambda x: x.amax(1, keepdim=True),
+    ),
+    "split 11": (
+        [node("Split", "x", "a b", axis=3, split=[2, 6]), node("Concat", "b a", "y", axis=3)],
+        {},
+        11,
+        lambda x: x.roll(-2, 3),
+    ),
+    "split 18": (
+        [node("Split", "x", "a b c", axis=3, num_outputs=3), node("Identity", "c", "y")],
+        {},
+        18,
+        lambda x: x[..., 6:],
+    ),
+    "dropout 7": ([node("Dropout", "x", "y", ratio=0.9)], {}, 7, lambda x: x),
+    "dropout 13": (
+        [node("Dropout", "x r t", "y")],
+        {"r": np.float32(0.9), "t": np.bool_(False)},
+        13,
+        lambda x: x,
+    ),
+    "upsample 9": (
+        [node("Upsample", "x s", "y", mode="nearest")],
+        {"s": np.float32([1, 1, 2, 2])},
+        9,
+        lambda x: F.interpolate(x, scale_factor=2),
+    ),
+    "resize 11": (
+        [
+            node(
+                "Resize",
+                "x - - sizes",
+                "y",
+                mode="linear",
+                coordinate_transformation_mode="pytorch_half_pixel",
+            )
+        ],
+        {"sizes": INT([2, 3, 13, 5])},
+        11,
+        lambda x: F.interpolate(x, size=(13, 5), mode="bilinear"),
+    ),
+    "topk 1": ([node("TopK", "x", "y i", axis=3, k=2)], {}, 9, lambda x: x.topk(2, 3)[0]),
+    "same upper": (
+        [node("Conv", "x w", "y", auto_pad="SAME_UPPER", strides=[2, 2])],
+        {"w": weight(4, 3, 3, 3)},
+        13,
+        lambda x: F.conv2d(F.pad(x, (0, 1, 0, 1)), torch.from_numpy(weight(4, 3, 3, 3)), stride=2),
+    ),
+    "max pool ceil": (
+        [node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)],
+        {},
+        12,
+        lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+    ),
+    "average pool": (
+        [node("AveragePool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])],
+        {},
+        11,
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    ),
+    "shape arithmetic": (
+        [
+            node("Shape", "x", "s"),
+            node("Gather", "s zero", "n"),
+            node("Concat", "n rest", "t", axis=0),
+            node("Reshape", "x t", "y"),
+        ],
+        {"zero": INT([0]), "rest": INT([-1])},
+        13,
+        lambda x: x.flatten(1),
+    ),
+    "group norm 21": (
+        [node("GroupNormalization", "x w b", "y", num_groups=3)],
+        {"w": weight(3), "b": weight(3)},
+        21,
+        lambda x: F.group_norm(x, 3, torch.from_numpy(weight(3)), torch.from_numpy(weight(3))),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VERSIONS)
+def test_version(case: str) -> None:
+    nodes, constants, opset, expected = VERSIONS[case]
+    imported = import_onnx(model(nodes, {"x": [2, 3, 8, 8]}, ["y"], constants, opset=opset))
+    torch.testing.assert_close(ran(imported.module, X)[0], expected(X))
+
+
+def test_shape_arithmetic_leaves_no_node() -> None:
+    nodes, constants, opset, _ = VERSIONS["shape arithmetic"]
+    module = import_onnx(model(nodes, {"x": [2, 3, 8, 8]}, ["y"], constants, opset=opset)).module
+    assert [n.op for n in module.graph.nodes] == ["placeholder", "call_function", "output"]
+    assert not list(module.buffers())
+
+
+# -- control flow and functions -------------------------------------------------------------------
+
+
+def _graph(nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str]) -> onnx.GraphProto:
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in inputs]
+    return helper.make_graph(
+        nodes, "body", info, [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
+    )
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_known_branch_is_taken(taken: bool) -> None:
+    then, other = _graph([node("Neg", "x", "p")], [], ["p"]), _graph([node("Abs", "x", "q")], [], ["q"])
+    nodes = [node("If", "c", "y", then_branch=then, else_branch=other)]
+    imported = import_onnx(model(nodes, {"x": [4]}, ["y"], {"c": np.bool_(taken)}))
+    x = torch.randn(4)
+    torch.testing.assert_close(ran(imported.module, x)[0], -x if taken else x.abs())
+
+
+def test_a_loop_of_known_length_is_unrolled() -> None:
+    body = _graph(
+        [node("Identity", "c", "go"), node("Mul", "s x", "t"), node("Identity", "t", "u")],
+        ["i", "c", "s"],
+        ["go", "t", "u"],
+    )
+    nodes = [node("Loop", "n c x", "last all", body=body)]
+    constants = {"n": INT(3), "c": np.bool_(True)}
+    imported = import_onnx(model(nodes, {"x": [4]}, ["last", "all"], constants))
+    x = torch.randn(4)
+    last, every = ran(imported.module, x)
+    torch.testing.assert_close(last, x**4)
+    torch.testing.assert_close(every, torch.stack([x**2, x**3, x**4]))
+
+
+def test_functions_of_the_file_are_inlined() -> None:
+    function = helper.make_function(
+        "here", "Twice", ["a"], ["b"], [node("Add", "a a", "b")], [helper.make_opsetid("", 17)]
+    )
+    call = helper.make_node("Twice", ["x"], ["y"], domain="here")
+    proto = model([call], {"x": [4]}, ["y"], functions=[function])
+    proto.opset_import.append(helper.make_opsetid("here", 1))
+    x = torch.randn(4)
+    torch.testing.assert_close(ran(import_onnx(proto).module, x)[0], 2 * x)
+
+
+# -- ONNX Runtime's fused operators ---------------------------------------------------------------
+
+
+def ms(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    made = node(op, inputs, outputs, **attributes)
+    made.domain = "com.microsoft"
+    return made
+
+
+def test_fused_attention_and_skip_norm() -> None:
+    x, w, b = torch.randn(2, 5, 8), weight(8, 24), weight(24)
+    nodes = [
+        ms("Attention", "x w b", "a", num_heads=2),
+        ms("SkipLayerNormalization", "a x g h", "y", epsilon=1e-5),
+    ]
+    constants = {"w": w, "b": b, "g": weight(8), "h": weight(8)}
+    imported = import_onnx(model(nodes, {"x": [2, 5, 8]}, ["y"], constants))
+    q, k, v = (x @ torch.from_numpy(w) + torch.from_numpy(b)).split(8, 2)
+    heads = [t.view(2, 5, 2, 4).transpose(1, 2) for t in (q, k, v)]
+    attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(2, 5, 8)
+    expected = F.layer_norm(attended + x, (8,), torch.from_numpy(weight(8)), torch.from_numpy(weight(8)))
+    torch.testing.assert_close(ran(imported.module, x)[0], expected)
+    assert len(list(imported.module.parameters())) == 4
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("Gelu", F.gelu),
+        ("QuickGelu", lambda x: x * torch.sigmoid(1.702 * x)),
+        ("FastGelu", lambda x: F.gelu(x, approximate="tanh")),
+    ],
+)
+def test_fused_activations(op: str, expected: Any) -> None:
+    x = torch.randn(4)
+    got = ran(import_onnx(model([ms(op, "x", "y")], {"x": [4]}, ["y"])).module, x)[0]
+    torch.testing.assert_close(got, expected(x))

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, space_of
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts, prepare
+from tensoropt.planners.compare import asked, compare
+from tensoropt.planners.problem import Problem as PlannerProblem
+from tensoropt.planners.problem import TableSpace
 from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.units import format_bytes
@@ -92,6 +95,8 @@ def explore(
     progress: Progress | None = None,
     source: str = "",
     seed: int = 0,
+    planners: str | Sequence[str] = (),
+    limits: Sequence[float | None] = (None,),
 ) -> Exploration:
     """The cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
 
@@ -112,6 +117,9 @@ def explore(
         store: profile store; the user's own by default.
         progress: called with (stage, done, total, what).
         source, seed: where the model comes from, for plans that are run without a script.
+        planners: published methods to run on the same tables, by name, or ``all``; their points and a row
+            each are in ``others`` and ``comparison``.
+        limits: memory per device they are given, bytes; None for all trade-offs they know.
 
     Raises:
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
@@ -122,6 +130,7 @@ def explore(
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
     where = load_cluster(cluster)
+    rivals = asked(planners)
     report_progress("capture", 0, 1, type(model).__name__)
     with clock("capture"):
         captured = capture(model, args, kwargs, loss=loss, mode=mode, dtype=dtype)
@@ -149,7 +158,7 @@ def explore(
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
             f"{format_bytes(frontier[0].memory_bytes)}"
         )
-    return Exploration(
+    exploration = Exploration(
         points=frontier,
         spaces=spaces,
         model=ModelInfo(
@@ -166,6 +175,12 @@ def explore(
         report=_report(problem, seconds, played, costs),
         captured=captured,
     )
+    if not rivals:
+        return exploration
+    tables = tuple(TableSpace(s.mesh, s.tables, names) for s, names in zip(searched, spaces, strict=True))
+    question = PlannerProblem(problem, where, tables, exploration)
+    rows, others = compare(question, rivals, limits, frontier, seed, report_progress)
+    return replace(exploration, others=others, comparison=tuple(row.to_dict() for row in rows))
 
 
 def _judge_all(

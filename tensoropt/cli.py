@@ -85,6 +85,33 @@ def parser() -> argparse.ArgumentParser:
     _onnx_arguments(explore)
     explore.set_defaults(run="explore")
 
+    compare = verb("compare", "run published planners beside the frontier, under one judge")
+    compare.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    compare.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    compare.add_argument(
+        "--planners",
+        default="all",
+        metavar="all|a,b",
+        help="see: tensoropt list planners; default: %(default)s",
+    )
+    compare.add_argument(
+        "--memory", metavar="8GiB,24GiB", help="limits per device; default: all trade-offs a planner knows"
+    )
+    compare.add_argument("--out", metavar="DIR", help="save the exploration with all points, and the table")
+    compare.add_argument("--csv", metavar="FILE", help="write the table as CSV")
+    compare.add_argument(
+        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
+    )
+    compare.add_argument(
+        "--micro-batches", default="auto", metavar="auto|1,2,4", help="counts to search, as for explore"
+    )
+    compare.add_argument(
+        "--epsilon", type=float, default=1e-3, metavar="E", help="allowed gap of the frontier"
+    )
+    compare.add_argument("--batch", type=int, metavar="N", help="global batch of a zoo model")
+    compare.add_argument("--seed", type=int, default=0, help="of weights and random walks")
+    compare.set_defaults(run="compare")
+
     choose = verb("choose", "turn a point of a saved frontier into a plan")
     choose.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     which = choose.add_mutually_exclusive_group(required=True)

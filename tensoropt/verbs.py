@@ -171,6 +171,47 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
     return "exploring with " + ", ".join(f"{k} {v}" for k, v in parts.items())
 
 
+def compare(options: argparse.Namespace, progress: Progress) -> Answer:
+    counts = micro_batch_option(options.micro_batches)
+    limits = [parse_bytes(part) for part in options.memory.split(",")] if options.memory else [None]
+    from tensoropt import api
+    from tensoropt.cluster import load_cluster
+    from tensoropt.costs.source import is_local
+    from tensoropt.plan.export import write_comparison_csv
+    from tensoropt.plan.table import comparison_text
+    from tensoropt.planners.compare import asked
+
+    cluster = load_cluster(options.cluster)
+    asked(options.planners)
+    folder = writable_folder(options.out) if options.out else None
+    loaded = build_model(options, on_meta=not is_local(cluster))
+    found = api.explore(
+        loaded.model,
+        loaded.args,
+        loaded.kwargs,
+        cluster=cluster,
+        optimizer=options.optimizer,
+        micro_batches=counts,
+        epsilon=options.epsilon,
+        source=options.model,
+        seed=options.seed,
+        planners=options.planners,
+        limits=limits,
+        progress=progress,
+    )
+    found = with_batch(found, options.batch)
+    written = []
+    if folder is not None:
+        found.save(folder)
+        write_comparison_csv(found, folder / "comparison.csv")
+        written.append(f"saved: {folder} (exploration, frontier.csv, comparison.csv)")
+    if options.csv:
+        write_comparison_csv(found, options.csv)
+        written.append(f"saved: {options.csv}")
+    data = {"comparison": [dict(row) for row in found.comparison], "points": len(found.points)}
+    return data, "\n".join([comparison_text(found), *written]), 0
+
+
 def choose(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.plan import load_exploration
     from tensoropt.plan.table import point_lines, points_data, run_line
@@ -407,6 +448,7 @@ def demo(options: argparse.Namespace, progress: Progress) -> Answer:
 
 VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {
     "explore": explore,
+    "compare": compare,
     "choose": choose,
     "export": export,
     "verify": verify,

@@ -31,7 +31,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.exploration/2"
 ADDITIVE_SCHEMA = "tensoropt.exploration/1"
-"""Of before points were played in time: their time is the additive one, and nothing says how they came about."""
+"""Of before points were played in time: their time is the additive one, with nothing on how it came about."""
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 
 
@@ -102,6 +102,8 @@ class Exploration:
         spaces: what was searched.
         model, cluster, settings, versions: as in a plan.
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
+        others: what other planners found in the same spaces, each with its planner's name.
+        comparison: what every planner asked did, as :mod:`tensoropt.planners.compare` tells it.
         captured: the capture, while in the process that explored; not saved.
     """
 
@@ -112,6 +114,8 @@ class Exploration:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     report: Mapping[str, Any]
+    others: tuple[Point, ...] = ()
+    comparison: tuple[Mapping[str, Any], ...] = ()
     captured: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -164,7 +168,10 @@ class Exploration:
 
     def plan(self, index: int) -> Plan:
         """Point ``index`` as a plan."""
-        point = self.points[index]
+        return self.plan_of(self.points[index])
+
+    def plan_of(self, point: Point) -> Plan:
+        """A point of one of the spaces as a plan."""
         space = self.spaces[point.space]
         names = space.mesh.names
         operators, parameters = {}, {}
@@ -244,6 +251,8 @@ class Exploration:
             "report": dict(self.report),
             "spaces": [_space_to_dict(space) for space in self.spaces],
             "points": [_point_to_dict(point) for point in self.points],
+            "others": [vars(point) for point in self.others],
+            "comparison": [dict(row) for row in self.comparison],
         }
         files = [folder / name for name in ("points.npz", "exploration.json", "frontier.csv")]
         with written_together(files) as (packed, described, listed):
@@ -276,8 +285,12 @@ def _space_to_dict(space: Space) -> dict[str, Any]:
 _INDICES = ("choice", "options")
 
 
+def _without_indices(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in fields.items() if k not in _INDICES}
+
+
 def _point_to_dict(point: Point) -> dict[str, Any]:
-    return {k: v for k, v in vars(point).items() if k not in _INDICES}
+    return _without_indices(vars(point))
 
 
 def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
@@ -326,6 +339,11 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
         data["settings"],
         data["versions"],
         data["report"],
+        tuple(
+            _point_from_dict(_without_indices(o), np.array(o["choice"]), np.array(o["options"]))
+            for o in data.get("others", ())
+        ),
+        tuple(data.get("comparison", ())),
     )
 
 

@@ -66,3 +66,27 @@ def write_strategies_csv(exploration: Exploration, path: str | os.PathLike[str])
             )
             rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
     _write(path, header, rows)
+
+
+COMPARISON_COLUMNS = (
+    "planner",
+    "limit_bytes",
+    "memory_bytes",
+    "time_s",
+    "points",
+    "search_s",
+    "gap",
+    "notes",
+)
+
+
+def write_comparison_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:
+    """One row per planner and memory limit; what does not apply is empty."""
+
+    def cell(value: Any) -> Any:
+        if value is None:
+            return ""
+        return "; ".join(value) if isinstance(value, (list, tuple)) else value
+
+    rows = [[cell(row[column]) for column in COMPARISON_COLUMNS] for row in exploration.comparison]
+    _write(path, COMPARISON_COLUMNS, rows)

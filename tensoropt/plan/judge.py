@@ -74,7 +74,15 @@ class Judged:
     options: Mapping[str, Indices]
 
     def point(
-        self, row: int, space: Space, number: int, *, additive: tuple[float, float], exact: bool, gap: float
+        self,
+        row: int,
+        space: Space,
+        number: int,
+        *,
+        additive: tuple[float, float],
+        exact: bool,
+        gap: float,
+        planner: str = "frontier",
     ) -> Point:
         """Strategy ``row`` as a point of space ``number``; ``additive``: the search's memory and time."""
         p = self.played
@@ -100,6 +108,7 @@ class Judged:
             sources=shares,
             exact=exact,
             gap=gap,
+            planner=planner,
         )
 
     def collectives(self, row: int) -> Counter[Collective]:

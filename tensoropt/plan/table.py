@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -209,3 +209,38 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
             }
         )
     return rows
+
+
+COMPARISON_HEADER: Row = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+
+
+def comparison_text(exploration: Exploration) -> str:
+    """A row per planner and limit beside the frontier's own best under the same limit, refusals in words."""
+    rows = [COMPARISON_HEADER]
+    limits = dict.fromkeys(row["limit_bytes"] for row in exploration.comparison)
+    for limit in limits or [None]:
+        rows.append(_frontier_row(exploration, limit))
+        rows += [_comparison_row(row) for row in exploration.comparison if row["limit_bytes"] == limit]
+    return columns(rows, left=(0, 7))
+
+
+def _frontier_row(exploration: Exploration, limit: float | None) -> Row:
+    fitting = [p for p in exploration.points if limit is None or p.memory_bytes <= limit]
+    spent = exploration.report.get("seconds", {}).get("search", 0.0)
+    head = ["frontier", format_bytes(limit) if limit is not None else "-"]
+    if not fitting:
+        return [*head, "-", "-", "0", format_seconds(spent), "-", "no plan fits"]
+    best = fitting[-1]
+    figures = [format_bytes(best.memory_bytes), format_seconds(best.time_s), str(len(fitting))]
+    return [*head, *figures, format_seconds(spent), "0 %", ""]
+
+
+def _comparison_row(row: Mapping[str, Any]) -> Row:
+    limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
+    notes = "; ".join(row["notes"])
+    spent = format_seconds(row["search_s"])
+    if row["time_s"] is None:
+        return [row["planner"], limit, "-", "-", "0", spent, "-", notes]
+    gap = "-" if row["gap"] is None else f"{100 * row['gap']:+.1f} %"
+    figures = [format_bytes(row["memory_bytes"]), format_seconds(row["time_s"]), str(row["points"])]
+    return [row["planner"], limit, *figures, spent, gap, notes]

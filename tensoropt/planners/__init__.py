@@ -1,5 +1,10 @@
-"""The planners by name; each file of this folder adds its own."""
+"""Published planners beside the frontier, all behind one signature and one judge."""
+
+from tensoropt.planners.registry import ENTRIES, Entry, UnsuitableError, planner
 
 PLANNERS: dict[str, str] = {
     "frontier": "frontier tracking: every trade-off of memory and time that no other strategy beats",
+    **{name: entry.about for name, entry in ENTRIES.items()},
 }
+
+__all__ = ["ENTRIES", "PLANNERS", "Entry", "UnsuitableError", "planner"]

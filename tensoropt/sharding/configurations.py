@@ -131,12 +131,24 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
     return _MicroBatches(graph).run()
 
 
+def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
+    """Per group the strategy that follows the batch dim over devices: data parallelism.
+
+    Statistics of a batch norm are reduced over the devices, so it is not refused here.
+
+    Raises:
+        MicroBatchRefused: an operator mixes samples, or is not understood.
+    """
+    return _MicroBatches(graph, in_time=False).run()
+
+
 class _MicroBatches:
     """Groups fed by the batch are decided in order; groups that read parameters and constants only
     (position embeddings, token types) wait until a reader says how it wants their result."""
 
-    def __init__(self, graph: GroupGraph):
+    def __init__(self, graph: GroupGraph, *, in_time: bool = True):
         self.graph = graph
+        self.in_time = in_time
         self.tensors = graph.atoms.graph.tensors
         self.known: dict[str, int] = dict(batch_placements(graph))
         self.chosen: dict[str, AxisStrategy] = {}
@@ -199,7 +211,8 @@ class _MicroBatches:
     def _settle(self, group: Group, strategy: AxisStrategy) -> None:
         for op in group.operators:
             if (
-                "batch_norm" in op.target
+                self.in_time
+                and "batch_norm" in op.target
                 and self.graph.atoms.graph.training
                 and strategy.choices[op.name] >= 0
             ):

@@ -1,0 +1,160 @@
+"""The shortest time within a memory limit as a 0-1 program.
+
+L. Zheng et al., *Alpa*, OSDI 2022, section 4.2, equation 1: one binary per configuration, the quadratic
+edge costs linearised, solved by an off-the-shelf solver; the memory constraint is AutoParallel's. Edge costs
+depend on classes of configurations only (``EdgeTable.rows``, ``cols``), so the linearised variables are one
+per pair of classes, tied to the binaries by transport constraints, whose relaxation is tighter than one
+product at a time. Solved by HiGHS (through ``scipy.optimize.milp``).
+
+The limit is of the judge's memory, the program adds up: what the judge adds is taken off the limit and
+the program solved again, a few times at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from tensoropt.costs.tables import CostTables
+from tensoropt.planners.problem import Problem, Selection
+from tensoropt.planners.registry import UnsuitableError
+
+TIME_LIMIT_S = 60.0
+"""Per program. What the solver has then is returned with its proven gap."""
+
+ROUNDS = 4
+GAP = 1e-6
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A program's answer; ``gap`` is the solver's proven relative gap, 0 when optimal."""
+
+    choice: dict[str, int]
+    options: dict[Any, int]
+    seconds: float
+    memory_bytes: float
+    gap: float
+
+
+class _Program:
+    """Columns and rows of the program of one space."""
+
+    def __init__(self, tables: CostTables):
+        self.tables = tables
+        self.memory: list[float] = []
+        self.time: list[float] = []
+        self.binary: list[bool] = []
+        self.of: dict[str, list[tuple[int, int, int]]] = {}
+        self.entries: list[tuple[int, int, float]] = []
+        self.right: list[float] = []
+        for variable in tables.variables:
+            self.of[variable.name] = [
+                (self._column(m, t, binary=True), index, option)
+                for index, costs in enumerate(variable.costs)
+                for option, (m, t) in enumerate(costs)
+                if np.isfinite(m + t)
+            ]
+            self._row([(column, 1.0) for column, _, _ in self.of[variable.name]], 1.0)
+        for edge in tables.edges:
+            self._edge(edge.a, edge.b, edge.table, edge.rows, edge.cols)
+
+    def _column(self, memory: float, time: float, *, binary: bool) -> int:
+        self.memory.append(float(memory))
+        self.time.append(float(time))
+        self.binary.append(binary)
+        return len(self.time) - 1
+
+    def _row(self, terms: list[tuple[int, float]], right: float) -> None:
+        """``sum(weight * column) == right``."""
+        number = len(self.right)
+        self.entries += [(number, column, weight) for column, weight in terms]
+        self.right.append(right)
+
+    def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
+        """Flow from the classes of ``a`` to those of ``b``: what arrives is what was chosen."""
+        if not table.any():
+            return
+        possible = np.isfinite(table).all(axis=2)
+        flows = {
+            (r, c): self._column(table[r, c, 0], table[r, c, 1], binary=False)
+            for r, c in zip(*np.nonzero(possible), strict=True)
+        }
+        for name, classes, side, count in ((a, rows, 0, table.shape[0]), (b, cols, 1, table.shape[1])):
+            terms: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+            for key, column in flows.items():
+                terms[key[side]].append((column, 1.0))
+            for column, index, _ in self.of[name]:
+                terms[classes[index]].append((column, -1.0))
+            for row in terms:
+                if row:
+                    self._row(row, 0.0)
+
+    def solve(self, limit: float | None, seconds: float) -> Solved | None:
+        """None when nothing fits or the solver found nothing in time."""
+        memory, time = np.array(self.memory), np.array(self.time)
+        unit_m, unit_t = memory.max(initial=1.0), time.max(initial=1e-12)
+        row, column, weight = (np.array(x) for x in zip(*self.entries, strict=True))
+        matrix = sparse.csr_matrix((weight, (row, column)), shape=(len(self.right), len(time)))
+        constraints = [LinearConstraint(matrix, self.right, self.right)]
+        if limit is not None:
+            constraints.append(LinearConstraint(sparse.csr_matrix(memory / unit_m), -np.inf, limit / unit_m))
+        result = milp(
+            time / unit_t,
+            integrality=np.array(self.binary, dtype=int),
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"time_limit": seconds, "mip_rel_gap": GAP},
+        )
+        if result.x is None:
+            return None
+        choice: dict[str, int] = {}
+        options: dict[Any, int] = {}
+        for name, columns in self.of.items():
+            _, choice[name], options[name] = max(columns, key=lambda entry: result.x[entry[0]])
+        memory_bytes, compute, communication = self.tables.breakdown(choice, options)
+        gap = 0.0 if result.status == 0 else float(result.mip_gap or 0.0)
+        return Solved(choice, options, compute + communication, memory_bytes, gap)
+
+
+def solve(tables: CostTables, limit: float | None, seconds: float = TIME_LIMIT_S) -> Solved | None:
+    """The fastest strategy whose added-up memory is at most ``limit`` bytes; None when there is none.
+
+    Args:
+        seconds: given to the solver; what it has then is returned with its gap.
+    """
+    return _Program(tables).solve(limit, seconds)
+
+
+def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+    """The program's answer for every mesh and micro-batch count, within the limit under the judge.
+
+    Raises:
+        UnsuitableError: the solver found nothing, within the limit and its time, anywhere.
+    """
+    found = []
+    for number, space in enumerate(problem.spaces):
+        program, limit = _Program(space.tables), memory_limit_bytes
+        for _ in range(ROUNDS):
+            solved = program.solve(limit, TIME_LIMIT_S)
+            if solved is None:
+                break
+            notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > GAP else ()
+            selection = Selection(number, solved.choice, solved.options, notes)
+            found.append(selection)
+            if memory_limit_bytes is None or limit is None:
+                break
+            (point,) = problem.points("ilp", [selection])
+            if point.memory_bytes <= memory_limit_bytes:
+                break
+            limit = min(limit, solved.memory_bytes) - (point.memory_bytes - memory_limit_bytes)
+    if not found:
+        raise UnsuitableError(
+            "the program has no solution within the limit, or none was found in "
+            f"{TIME_LIMIT_S:.0f} s per mesh; raise the limit, or use the frontier"
+        )
+    return found

@@ -1,0 +1,142 @@
+"""What every planner is given: the same tables, the same judge, the same way to write a plan down.
+
+A planner picks :class:`Selection`\\ s from the tables; the judge plays them, and what is fast enough for its
+memory becomes a :class:`~tensoropt.plan.Plan`. No planner prices itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.tables import CostTables
+from tensoropt.errors import InfeasibleError
+from tensoropt.plan import Plan
+from tensoropt.plan import problem as prepared
+from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
+from tensoropt.plan.judge import CHUNK, judge
+from tensoropt.plan.overlap import overlap_of
+from tensoropt.units import format_bytes
+
+
+@dataclass(frozen=True)
+class TableSpace:
+    """Tables of one mesh and micro-batch count, and the names of what can be chosen in them."""
+
+    mesh: Mesh
+    tables: CostTables
+    names: Space
+
+    @property
+    def micro_batches(self) -> int:
+        return self.tables.mesh[0]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A strategy by its indices in one space's tables.
+
+    Attributes:
+        space: index into :attr:`Problem.spaces`.
+        choice: per variable its configuration.
+        options: per variable its option; absent means the first.
+        notes: what the planner says of it (a solver's gap, a budget that ran out).
+    """
+
+    space: int
+    choice: Mapping[str, int]
+    options: Mapping[Any, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model on a cluster, priced: the question every planner answers.
+
+    Attributes:
+        prepared: the captured, grouped model.
+        spaces: one per mesh and micro-batch count.
+        base: an exploration of the same model without points; it knows how to write plans.
+    """
+
+    prepared: prepared.Problem
+    cluster: Cluster
+    spaces: tuple[TableSpace, ...]
+    base: Exploration
+
+    @property
+    def optimizer(self) -> str:
+        return str(self.base.settings["optimizer"])
+
+    def points(self, planner: str, selections: Sequence[Selection]) -> list[Point]:
+        """The selections as the judge sees them, in their order."""
+        found: dict[int, Point] = {}
+        for number, space in enumerate(self.spaces):
+            mine = [i for i, s in enumerate(selections) if s.space == number]
+            chosen = [(selections[i].choice, selections[i].options) for i in mine]
+            overlap = overlap_of(self.cluster, space.mesh)
+            judged = judge(space.tables, chosen, self.optimizer, overlap)
+            for at, i in enumerate(mine):
+                memory, compute, communication = space.tables.breakdown(*chosen[at])
+                found[i] = judged[at // CHUNK].point(
+                    at % CHUNK,
+                    space.names,
+                    number,
+                    additive=(memory, compute + communication),
+                    exact=False,
+                    gap=0.0,
+                    planner=planner,
+                )
+        return [found[i] for i in range(len(selections))]
+
+    def plan(self, point: Point, notes: Iterable[str] = ()) -> Plan:
+        """A judged point as a plan."""
+        plan = self.base.plan_of(point)
+        told = {"notes": list(notes)} if notes else {}
+        return plan.model_copy(update={"settings": {**plan.settings, **told}})
+
+    def answer(
+        self, planner: str, selections: Sequence[Selection], limit: float | None
+    ) -> tuple[tuple[Point, Selection], ...]:
+        """What remains of the selections: all trade-offs, or with a limit the fastest within it.
+
+        Raises:
+            InfeasibleError: none fits; says what the leanest needs.
+        """
+        judged = list(zip(self.points(planner, selections), selections, strict=True))
+        kept = reduce_points(judged, lambda item: (item[0].memory_bytes, item[0].time_s))
+        if limit is None:
+            return kept
+        fitting = [item for item in kept if item[0].memory_bytes <= limit]
+        if not fitting:
+            leanest = format_bytes(kept[0][0].memory_bytes)
+            raise InfeasibleError(
+                f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}"
+            )
+        return (fitting[-1],)
+
+
+@dataclass
+class Deadline:
+    """Seconds a planner may still spend; ``passed`` is asked between steps."""
+
+    seconds: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() - self.started > self.seconds
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.seconds - (time.monotonic() - self.started))
+
+
+def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
+    """Per mesh axis (without the micro-batches) what a group's configuration splits."""
+    group = space.names.groups[name]
+    labels: Sequence[Any] = group["configurations"]
+    return tuple(labels[index % len(labels)])

@@ -1,0 +1,91 @@
+"""The planners by name: one signature, one file each, loaded when first asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tensoropt.errors import TensorOptError
+
+if TYPE_CHECKING:
+    from tensoropt.plan import Plan
+    from tensoropt.plan.exploration import Point
+    from tensoropt.planners.problem import Problem, Selection
+
+    Method = Callable[[Problem, float | None, int], Sequence[Selection]]
+
+
+class UnsuitableError(TensorOptError):
+    """A planner cannot treat a problem; the message says why and what would do."""
+
+
+class Planner(Protocol):
+    """The signature all planners share."""
+
+    def __call__(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        """Plans, ascending in memory; with a limit the fastest that keeps it under the judge.
+
+        Raises:
+            UnsuitableError: the method cannot treat the problem.
+            InfeasibleError: it finds nothing within the limit.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method.
+
+    Attributes:
+        name: as in ``--planners``; its module's name.
+        about: one line.
+        kind: ``sharded`` or ``placed``.
+    """
+
+    name: str
+    about: str
+    kind: str = "sharded"
+
+    def _method(self) -> Method:
+        return importlib.import_module(f"tensoropt.planners.{self.name}").select
+
+    def points(
+        self, problem: Problem, memory_limit_bytes: float | None, seed: int
+    ) -> tuple[tuple[Point, Selection], ...]:
+        """As calling it, but what the judge saw beside what was selected."""
+        selections = self._method()(problem, memory_limit_bytes, seed)
+        return problem.answer(self.name, selections, memory_limit_bytes)
+
+    def __call__(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        found = self.points(problem, memory_limit_bytes, seed)
+        return tuple(problem.plan(point, selection.notes) for point, selection in found)
+
+
+ENTRIES = {
+    entry.name: entry
+    for entry in (
+        Entry("data_parallel", "DDP, Horovod: the batch split over all devices, parameters whole"),
+        Entry("zero", "ZeRO stage 3, FSDP: data parallelism with parameters, gradients and state sharded"),
+        Entry("megatron", "Megatron-LM: attention heads and MLP columns, then rows, inside; batch outside"),
+        Entry("optcnn", "OptCNN: node and edge elimination for the shortest time"),
+        Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
+        Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
+        Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
+    )
+}
+
+
+def planner(name: str) -> Entry:
+    """The planner called ``name``.
+
+    Raises:
+        TensorOptError: there is none; names the nearest.
+    """
+    if name not in ENTRIES:
+        near = difflib.get_close_matches(name, ENTRIES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TensorOptError(f"no planner is called '{name}'{hint} There are: {', '.join(ENTRIES)}")
+    return ENTRIES[name]

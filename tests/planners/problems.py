@@ -1,0 +1,62 @@
+"""Small problems at toy prices for every planner."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from tensoropt.api import cost_graph, versions
+from tensoropt.cluster import load_cluster
+from tensoropt.cluster.mesh import Mesh
+from tensoropt.plan.exploration import Exploration, Point, reduce_points
+from tensoropt.plan.judge import space_of
+from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.problem import Settings
+from tensoropt.planners.problem import Problem, TableSpace
+from tensoropt.planners.restricted import selections_of
+from tensoropt.search import track_frontier
+from tests.costs.models import gates, gpt2, problem, tables_of, two_layers
+
+MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2}
+
+
+def mesh_of(cluster, shape: tuple[int, ...]) -> Mesh:
+    return next(m for m in cluster.meshes(3) if tuple(n for n in m.shape if n > 1) == shape)
+
+
+@cache
+def small(
+    name: str, meshes: tuple[tuple[int, ...], ...] = ((2,),), counts: tuple[int, ...] = (1,)
+) -> Problem:
+    """A problem over meshes of one size and micro-batch counts; priced by the toy prices."""
+    prepared = problem(MODELS[name])
+    cluster = load_cluster(f"local:{prod(meshes[0])}")
+    spaces = []
+    for shape in meshes:
+        for count in counts:
+            mesh = mesh_of(cluster, shape)
+            tables = tables_of(prepared, (count, *shape))
+            spaces.append(TableSpace(mesh, tables, space_of(prepared, mesh, tables, ())))
+    graph = prepared.captured.graph
+    base = Exploration(
+        points=(),
+        spaces=tuple(s.names for s in spaces),
+        model=ModelInfo(source=f"tests:{name}", fingerprint=graph.fingerprint),
+        cluster=cluster.to_dict(),
+        settings=Settings().to_dict(),
+        versions=versions(),
+        report={},
+    )
+    return Problem(prepared, cluster, tuple(spaces), base)
+
+
+@cache
+def frontier(name: str, *more) -> tuple[Point, ...]:
+    """The exact frontier of :func:`small`, judged."""
+    question = small(name, *more)
+    selections = [
+        s
+        for number, space in enumerate(question.spaces)
+        for s in selections_of(number, track_frontier(cost_graph(space.tables), epsilon=0.0))
+    ]
+    return reduce_points(question.points("frontier", selections), lambda p: (p.memory_bytes, p.time_s))

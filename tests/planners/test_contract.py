@@ -1,0 +1,84 @@
+"""What every planner must keep, whatever it does inside."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.plan import load_plan
+from tensoropt.planners import ENTRIES, UnsuitableError, planner
+from tensoropt.planners import flexflow as flexflow_module
+from tests.planners.problems import frontier, small
+
+CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]
+IDS = ["layers 2", "gpt2 2", "gpt2 4 and 2x2"]
+
+
+@pytest.fixture(autouse=True)
+def short_walks(monkeypatch):
+    monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
+
+
+def plans(name: str, question, limit=None, seed: int = 0):
+    """A planner's plans; none when it says that it cannot treat the problem."""
+    try:
+        return planner(name)(question, limit, seed)
+    except UnsuitableError:
+        return ()
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("name", ENTRIES)
+def test_plans_are_feasible_and_load_again(name, case, tmp_path):
+    question = small(*case)
+    found = plans(name, question)
+    assert found or name == "megatron"
+    memory = [p.predicted.memory_bytes for p in found]
+    assert memory == sorted(memory)
+    for number, plan in enumerate(found[:3]):
+        assert plan.planner == name
+        plan.strategy(question.prepared.graph)
+        plan.save(tmp_path / f"{number}.json")
+        assert load_plan(tmp_path / f"{number}.json") == plan
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_one_seed_gives_one_answer(name):
+    question = small(*CASES[1])
+    first, second = (plans(name, question, None, 3) for _ in range(2))
+    assert [p.strategy_data() for p in first] == [p.strategy_data() for p in second]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_memory_limit_is_kept_under_the_judge_or_refused(name):
+    question = small(*CASES[1])
+    points = frontier(*CASES[1])
+    for at in (0.5, 0.05):
+        limit = points[int(at * (len(points) - 1))].memory_bytes
+        try:
+            found = plans(name, question, limit)
+        except InfeasibleError:
+            continue
+        assert all(p.predicted.memory_bytes <= limit for p in found)
+        assert len(found) <= 1
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_impossible_limit_is_refused(name):
+    question = small(*CASES[1])
+    with pytest.raises(
+        TensorOptError, match=r"finds no plan within 1 B; its leanest needs|no solution within"
+    ):
+        planner(name)(question, 1.0, 0)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_nobody_beats_the_frontier_in_what_is_added_up(name):
+    case = CASES[1]
+    best = frontier(*case)
+    for plan in plans(name, small(*case)):
+        mine = plan.predicted
+        within = [p for p in best if p.additive_memory_bytes <= mine.additive_memory_bytes * (1 + 1e-9)]
+        assert within
+        fastest = min(p.additive_time_s for p in within)
+        assert mine.additive_time_s >= fastest * (1 - 1e-9)

@@ -1,0 +1,119 @@
+"""The sharded methods, each on a case that can be followed by hand."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tensoropt.planners import UnsuitableError, flexflow, planner
+from tensoropt.planners.compare import asked, compare, gap_to
+from tensoropt.planners.data_parallel import batch_labels
+from tensoropt.planners.megatron import inner_labels
+from tensoropt.planners.problem import Deadline
+from tensoropt.planners.tofu import WHOLE
+from tests.planners.problems import frontier, small
+
+TWO, GPT = ("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,))
+FOUR = ("gpt2", ((4,), (2, 2)), (1,))
+
+
+def test_data_parallelism_splits_the_batch_everywhere_and_reduces_gradients_once():
+    (plan,) = planner("data_parallel")(small(*TWO), None, 0)
+    batch = batch_labels(small(*TWO))
+    assert {name: set(op.axes.values()) for name, op in plan.operators.items()} == {
+        name: {batch[name]} for name in plan.operators
+    }
+    assert {p.stored for p in plan.parameters.values()} == {("R/P", "R/P")}
+    # 24·32 + 32·8 float32 gradients in one bucket; the mean loss leaves as a sum over ranks
+    reduced = [c for c in plan.predicted.collectives if c.bytes == 4 * (24 * 32 + 32 * 8)]
+    assert [(c.kind, c.count) for c in reduced] == [("all_reduce", 1)]
+    assert all(c.kind == "all_reduce" for c in plan.predicted.collectives)
+
+
+def test_zero_stores_a_share_and_gathers():
+    question = small(*TWO)
+    (whole,) = planner("data_parallel")(question, None, 0)
+    leanest = planner("zero")(question, None, 0)[0]
+    kinds = {c.kind for c in leanest.predicted.collectives}
+    assert {"all_gather", "reduce_scatter"} <= kinds
+    held = ("parameters", "gradients", "optimizer")
+    for kind in held:
+        assert leanest.predicted.memory[kind] == whole.predicted.memory[kind] / 2
+    assert all(any(s.startswith("S") for s in p.stored) for p in leanest.parameters.values())
+
+
+def test_megatron_makes_columns_then_rows():
+    question = small(*FOUR)
+    graph = question.prepared.graph
+    inner = inner_labels(graph, batch_labels(question))
+    matrices = [g for g in graph.groups if any("addmm" in op.target for op in g.operators)]
+    kinds = ["column" if all("out_features" in x for x in inner[g.name]) else "row" for g in matrices]
+    assert kinds == ["column", "row"] * (len(matrices) // 2)
+    attention = [g.name for g in graph.groups if "attention" in g.anchor.target]
+    assert all(label.startswith("heads") for name in attention for label in inner[name])
+    plans = planner("megatron")(question, None, 0)
+    assert plans
+    for plan in plans:
+        inside = plan.mesh.names[-1]
+        assert plan.operators[attention[0]].axes[inside].startswith("heads")
+
+
+def test_megatron_refuses_what_has_no_heads():
+    with pytest.raises(UnsuitableError, match="attention heads"):
+        planner("megatron")(small(*TWO), None, 0)
+
+
+def test_tofu_splits_everything_it_can_step_by_step():
+    (plan,) = planner("tofu")(small(*FOUR), None, 0)
+    assert plan.mesh.shape == (2, 2)
+    split = [op for op in plan.operators.values() if not set(op.axes.values()) & WHOLE]
+    assert len(split) >= len(plan.operators) // 2
+    ddp = planner("data_parallel")(small(*FOUR), None, 0)[0]
+    assert plan.predicted.memory["parameters"] < 0.7 * ddp.predicted.memory["parameters"]
+
+
+def test_optcnn_has_the_least_added_up_time():
+    plans = planner("optcnn")(small(*GPT), None, 0)
+    best = min(p.additive_time_s for p in frontier(*GPT))
+    assert min(p.predicted.additive_time_s for p in plans) == pytest.approx(best, rel=1e-9)
+
+
+def test_a_walk_never_ends_worse_than_it_started():
+    question = small(*GPT)
+    walker = flexflow._Walker(question, 0, None)
+    start = walker.data_parallel()
+    assert start is not None
+    cost, choice, late = flexflow.walk(walker, start, 25, Deadline(60.0), random.Random(0))
+    assert not late
+    assert cost <= walker.cost(start)
+    assert walker.cost(choice) == cost
+
+
+def test_a_walk_whose_time_is_over_says_so():
+    question = small(*GPT)
+    walker = flexflow._Walker(question, 0, None)
+    start = walker.data_parallel()
+    assert start is not None
+    assert flexflow.walk(walker, start, 25, Deadline(0.0), random.Random(0))[2]
+
+
+def test_a_comparison_has_a_row_for_every_planner_and_limit():
+    question, best = small(*TWO), frontier(*TWO)
+    limits = [1e9, 1.0]
+    rows, points = compare(question, asked("data_parallel,optcnn"), limits, best, 0, lambda *_: None)
+    assert [(r.planner, r.limit_bytes) for r in rows] == [
+        (name, limit) for name in ("data_parallel", "optcnn") for limit in limits
+    ]
+    refused = [r for r in rows if r.time_s is None]
+    assert [r.limit_bytes for r in refused] == [1.0, 1.0]
+    assert all("leanest needs" in r.notes[0] for r in refused)
+    assert {p.planner for p in points} <= {"data_parallel", "optcnn"}
+
+
+def test_gaps_are_measured_at_the_same_memory():
+    best = frontier(*TWO)
+    assert gap_to(best, best[0]) == 0.0
+    gaps = np.array([gap_to(best, p) for p in best])
+    assert (gaps == 0.0).all()

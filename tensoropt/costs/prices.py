@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
+from tensoropt.costs.transients import copies_parameter
 from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.buckets import BUCKET_BYTES
@@ -160,8 +161,16 @@ class Prices:
             share = elements * tensor.stored_element_bytes / BUCKET_BYTES
             communication += share * self.collective_s("all_reduce", axes, BUCKET_BYTES)
         if use is not None:
+            memory += self.copy_bytes(name, stored, use, kept if forwards == 1 else 0)
             communication += self.use_s(name, stored, use, kept, forwards) * self.mesh[0]
         return memory, compute, communication
+
+    def copy_bytes(self, name: str, stored: Layout, use: Layout, kept: int) -> int:
+        """Bytes that backward keeps of a copy made for a use."""
+        if stored == use or not kept or not self.training:
+            return 0
+        steps = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, stored, use)[0]
+        return self.local_bytes(name, use) if copies_parameter(steps) else 0
 
     def use_s(self, name: str, stored: Layout, use: Layout, kept: int, forwards: int = 1) -> float:
         """Seconds of bringing a stored parameter to its use and its gradient back, per micro-batch.

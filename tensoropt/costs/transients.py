@@ -1,0 +1,42 @@
+"""What lives only while something moves: buffers of reshardings, and copies of parameters made for a use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tensoropt.sharding.resharding import Step
+
+
+def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
+    """The most elements alive of a resharding beside its input, result included.
+
+    Shards along an atom that has others around it are no contiguous pieces of memory: collectives then need
+    a copy with the pieces one after the other, and gathered pieces another to be put together.
+    """
+    peak = 0
+    for i, s in enumerate(steps):
+        parts, before, after = prod(mesh[a] for a in s.axes), prod(s.before), prod(s.after)
+        if s.kind == "all_gather":
+            made = parts * before * (1 + _lies_inside(s.before, s.atom))
+        elif s.kind == "reduce_scatter":
+            made = after + before * _lies_inside(s.before, s.atom)
+        elif s.kind == "all_to_all":
+            made = before * (1 + _lies_inside(s.before, s.target)) + after * _lies_inside(s.before, s.atom)
+        else:
+            made = after
+        peak = max(peak, made + (before if i else 0))
+    return peak
+
+
+def _lies_inside(shape: Sequence[int], atom: int) -> bool:
+    return any(size > 1 for size in shape[: max(atom, 0)])
+
+
+def copies_parameter(steps: Sequence[Step]) -> bool:
+    """Whether bringing a stored parameter to its use leaves a copy that backward keeps.
+
+    A gathered one is let go of and gathered again (ZeRO); a slice, an exchange or a sum of it is kept, since
+    making it again would cost more than a gather or, for a slice, save nothing that the store has not.
+    """
+    return bool(steps) and all(step.kind != "all_gather" for step in steps)

@@ -13,9 +13,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
+from tensoropt.graph import iter_refs
 from tensoropt.sharding.kernels import SingleDevice
 
 
@@ -28,10 +29,13 @@ def _attention_backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: 
 
 
 _FLOPS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(_attention_flops),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
+        _attention_backward_flops
+    ),
 }
-"""Counts that PyTorch's counter lacks: it knows the attention kernels of GPUs only. They get shapes."""
+"""PyTorch's counts, and those it lacks: it knows the attention kernels of GPUs only."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Facts:
         forward_peak_bytes, backward_peak_bytes: the most that is alive of what was made inside, above
             ``kept_bytes``. Backward counts the incoming gradients, which go as they are used up, and not
             the gradients of parameters once they are added to their buckets.
+        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call that reads a
+            parameter runs; gathered parameters are there only then.
     """
 
     kept_bytes: int
@@ -59,6 +65,8 @@ class Facts:
     traffic_bytes: int
     forward_peak_bytes: int
     backward_peak_bytes: int
+    forward_parameters_peak_bytes: int
+    backward_parameters_peak_bytes: int
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,12 +79,12 @@ class Facts:
 
 
 class _Alive(TorchDispatchMode):
-    """Bytes of the storages made while it is active that are still alive, and their peak."""
+    """Bytes of the storages made while it is active that are still alive, and their peak; FLOP and traffic."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.traffic = 0
+        self.traffic = self.flops = 0
         self._seen: dict[int, weakref.ref] = {}
 
     def ignore(self, tensor: torch.Tensor) -> None:
@@ -85,7 +93,10 @@ class _Alive(TorchDispatchMode):
         self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if (count := _FLOPS.get(func._overloadpacket)) is not None:
+            self.flops += count(*args, **kwargs, out_val=result)
         fresh = 0
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -138,9 +149,11 @@ class _Probe:
         self.tensors = tensors
         self.training = training
         self.given = {tensors[n].untyped_storage()._cdata: (n, role) for n, _, role in work.inputs}
+        self.parameters = {n for n, _, role in work.inputs if role == "parameter"}
         self.saved: dict[int, torch.UntypedStorage] = {}
         self.touched: dict[str, int] = {}
         self.alive = _Alive()
+        self.peaks = _Peaks(self.alive)
 
     def _pack(self, value: torch.Tensor) -> torch.Tensor:
         storage = value.untyped_storage()
@@ -155,34 +168,48 @@ class _Probe:
         work, alive = self.work, self.alive
         for tensor in self.tensors.values():
             alive.ignore(tensor)
-        flops = FlopCounterMode(display=False, custom_mapping=_FLOPS)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda v: v)
-        with torch.set_grad_enabled(self.training), flops, alive, hooks:
-            run(work, self.tensors, SingleDevice())
+        with torch.set_grad_enabled(self.training), alive, hooks:
+            run(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
         kept = sum(storage.nbytes() for storage in self.saved.values())
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
-        forward_peak, traffic = alive.peak, alive.traffic
+        forward, forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
         self.saved.clear()
-        backward_flops, backward_peak = self._backward() if self.training else (0.0, 0)
+        if self.training:
+            self._backward()
+        backward = self.peaks.take()
         return Facts(
             kept_bytes=kept,
             reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
             writes_kept=writes_kept,
             parameters_kept={n: c for n, c in self.touched.items() if roles[n] == "parameter"},
-            forward_flops=float(flops.get_total_flops()),
-            backward_flops=backward_flops,
+            forward_flops=float(forward_flops),
+            backward_flops=float(alive.flops - forward_flops),
             traffic_bytes=traffic,
-            forward_peak_bytes=max(0, forward_peak - kept),
-            backward_peak_bytes=max(0, backward_peak - kept),
+            forward_peak_bytes=max(0, max(forward) - kept),
+            backward_peak_bytes=max(0, max(backward) - kept),
+            forward_parameters_peak_bytes=max(0, forward[True] - kept),
+            backward_parameters_peak_bytes=max(0, backward[True] - kept),
         )
 
-    def _backward(self) -> tuple[float, int]:
-        """(FLOP, most bytes alive) of a backward in which gradients of parameters go to their buckets."""
+    def _after_call(self, position: int) -> None:
+        """Book the call's peak, and have its backward book its own where it reads a parameter."""
+        call, outputs = self.work.calls[position]
+        reads = not self.parameters.isdisjoint(iter_refs((call.args, tuple(call.kwargs.values()))))
+        self.peaks.book(reads)
+        results = [self.tensors[n] for n in outputs if n in self.tensors]
+        if reads and results and results[0].grad_fn is not None:
+            for node in _nodes_of_call(results[0].grad_fn, len(self.work.calls[position][0].args) + 4):
+                node.register_prehook(lambda *_: self.peaks.book(False))
+                node.register_hook(lambda *_: self.peaks.book(True))
+
+    def _backward(self) -> None:
+        """Run a backward in which gradients of parameters go to their buckets."""
         results, leaves = differentiable(self.work, self.tensors)
         if not results or not leaves:
-            return 0.0, 0
+            return
         for name, spec, role in self.work.inputs:
             if role == "parameter" and spec.requires_grad:
                 bucket = torch.zeros_like(self.tensors[name])
@@ -193,7 +220,40 @@ class _Probe:
         for name in self.work.writes:
             self.tensors.pop(name, None)
         self.alive.peak = self.alive.now
-        flops, start = FlopCounterMode(display=False, custom_mapping=_FLOPS), torch.ones(())
-        with flops, self.alive:
+        start = torch.ones(())
+        with self.alive:
             root.backward(start, inputs=leaves)
-        return float(flops.get_total_flops()), self.alive.peak
+        self.peaks.book(False)
+
+
+class _Peaks:
+    """The peak of what was alive, apart for calls that read parameters."""
+
+    def __init__(self, alive: _Alive):
+        self.alive = alive
+        self._most = [0, 0]
+
+    def book(self, with_parameters: bool) -> None:
+        """What has peaked since the last booking."""
+        self._most[with_parameters] = max(self._most[with_parameters], self.alive.peak)
+        self.alive.peak = self.alive.now
+
+    def take(self) -> tuple[int, int]:
+        """(without, with) parameters, and begin anew."""
+        found, self._most = (self._most[0], self._most[1]), [0, 0]
+        return found
+
+
+def _nodes_of_call(root: Any, most: int) -> list[Any]:
+    """Autograd nodes of one call, found backwards from its result down to what it was given.
+
+    A call of the model becomes few nodes (a linear layer: view, product, transposition); those of its
+    operands that are no leaves are not told apart from them, so the walk ends at the first that works.
+    """
+    found, node = [], root
+    while node is not None and len(found) < most:
+        found.append(node)
+        if not node.name().startswith(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Transpose", "Alias")):
+            break
+        node = next((n for n, _ in node.next_functions if n is not None), None)
+    return found

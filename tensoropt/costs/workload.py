@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
+from tensoropt.costs.transients import resharding_elements
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
 from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.kernels import ShardContext
 from tensoropt.sharding.local import LocalCall, localise
 from tensoropt.sharding.placement import local_shape
+from tensoropt.sharding.resharding import edge_steps
 
-VERSION = 3
+VERSION = 4
 """Part of every key; raised when the way of measuring changes."""
 
 
@@ -44,6 +47,22 @@ class TensorSpec:
         return count * DTYPE_BYTES[self.dtype]
 
 
+class Resolved(NamedTuple):
+    """A partial result that the group reduces and reshapes before it goes on.
+
+    Attributes:
+        tensor: its name.
+        shape: local shape afterwards.
+        forward_elements, backward_elements: the most that its resharding, and that of its gradient, have
+            alive beside their input, result included.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    forward_elements: int
+    backward_elements: int
+
+
 @dataclass(frozen=True)
 class Workload:
     """One group's local computation.
@@ -51,14 +70,14 @@ class Workload:
     Attributes:
         inputs: (name, spec, role); the role is ``read``, ``parameter`` or ``free``.
         calls: (call, output names) in order; tensors are named ``t0``, ``t1``, ... by first use.
-        resolved: (tensor, local shape) that the group reduces and reshapes before it goes on.
+        resolved: what the group reduces and reshapes before it goes on.
         writes: names of the tensors that leave the group.
         names: new name -> the graph's name (not part of the key).
     """
 
     inputs: tuple[tuple[str, TensorSpec, str], ...]
     calls: tuple[tuple[LocalCall, tuple[str, ...]], ...]
-    resolved: tuple[str, tuple[int, ...]] | None
+    resolved: Resolved | None
     writes: tuple[str, ...]
     names: Mapping[str, str]
 
@@ -140,8 +159,14 @@ def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Wor
                 specs[name] = replace(specs[name], high=high)
     resolved = None
     if configuration.resolved is not None:
-        name, _, after = configuration.resolved
-        resolved = (names[name], local_shape(atoms.atoms[name], after, mesh))
+        name, before, after = configuration.resolved
+        forward, backward = edge_steps(atoms.atom_sizes(name), mesh, before, after)
+        resolved = Resolved(
+            names[name],
+            local_shape(atoms.atoms[name], after, mesh),
+            resharding_elements(forward, mesh),
+            resharding_elements(backward, mesh),
+        )
     inputs = tuple((names[n], specs[names[n]], roles[n]) for n in names if n in roles)
     writes = tuple(names[n] for n in group.writes)
     return Workload(inputs, tuple(calls), resolved, writes, {v: k for k, v in names.items()})
@@ -163,10 +188,45 @@ def random_tensor(spec: TensorSpec) -> torch.Tensor:
     return value.requires_grad_(spec.requires_grad)
 
 
-def run(work: Workload, tensors: dict[str, torch.Tensor], context: ShardContext) -> None:
+class _Reshard(torch.autograd.Function):
+    """Stands for a resharding: takes the memory it takes, and moves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
+        ctx.resolved, ctx.shape = resolved, x.shape
+        return _with_buffers(x, resolved.shape, resolved.forward_elements)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return _with_buffers(grad, ctx.shape, ctx.resolved.backward_elements), None
+
+
+def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
+    result = x.new_empty(shape)
+    x.new_empty(max(elements - result.numel(), 0))
+    return result
+
+
+def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
+    """A tensor of the resolved shape; what moving it costs is priced as an edge."""
+    return x.flatten()[: prod(resolved.shape)].clone().view(resolved.shape)
+
+
+def run(
+    work: Workload,
+    tensors: dict[str, torch.Tensor],
+    context: ShardContext,
+    *,
+    buffers: bool = False,
+    after: Callable[[int], None] | None = None,
+) -> None:
     """Run the calls in order, adding what they write to ``tensors``.
 
     As in the executor, what is made inside is let go of after its last use.
+
+    Args:
+        buffers: take the memory that resharding inside the group takes.
+        after: told each call's position when it is done, what it no longer needs let go of.
     """
     for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)
@@ -176,15 +236,14 @@ def run(work: Workload, tensors: dict[str, torch.Tensor], context: ShardContext)
         else:
             kept = [r for r in result if isinstance(r, torch.Tensor)]
             tensors.update(zip(outputs, kept, strict=False))
-        if work.resolved is not None and work.resolved[0] in outputs:
-            name, shape = work.resolved
-            count = 1
-            for size in shape:
-                count *= size
-            tensors[name] = tensors[name].flatten()[:count].clone().view(shape)
         del args, kwargs, result
+        if work.resolved is not None and work.resolved.tensor in outputs:
+            name, move = work.resolved.tensor, _Reshard.apply if buffers else _reshard
+            tensors[name] = move(tensors[name], work.resolved)
         for name in work.done[position]:
             tensors.pop(name, None)
+        if after is not None:
+            after(position)
 
 
 def differentiable(

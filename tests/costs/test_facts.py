@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tensoropt.costs.facts import Facts, find_facts
-from tensoropt.costs.workload import TensorSpec, Workload, random_tensor, run, workload
+from tensoropt.costs.workload import Resolved, TensorSpec, Workload, random_tensor, run, workload
 from tensoropt.graph import Ref
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.kernels import SingleDevice
@@ -214,3 +215,26 @@ def test_facts_agree_with_real_tensors(build, mesh):
         assert set(facts.reads_kept) == {n for n in inputs if roles[n] == "read"}, work.describe()
         assert set(facts.parameters_kept) == {n for n in inputs if roles[n] == "parameter"}, work.describe()
         assert set(facts.writes_kept) == writes, work.describe()
+
+
+def test_a_resolved_sum_takes_the_memory_of_its_resharding():
+    """Scattering 8 x 4 partial sums of 2 ranks along the inner dim: a copy of the pieces, and the result."""
+    plain = chain({"x": ((8, 4), "read")}, ("aten.relu.default", (Ref("x"),), ("y",)), writes="y")
+    moved = replace(plain, resolved=Resolved("y", (8, 2), forward_elements=48, backward_elements=64))
+    assert find_facts(moved).forward_peak_bytes == 4 * (32 + 48) - 4 * 32  # relu keeps its result
+    assert find_facts(moved).backward_peak_bytes == 4 * (16 + 64)
+
+
+def test_peaks_are_apart_for_calls_that_read_parameters():
+    """The product is small beside what follows it: gathered weights are not there at the peak."""
+    work = chain(
+        {"x": ((4, 8), "read"), "w": ((2, 8), "parameter")},
+        ("aten.linear.default", (Ref("x"), Ref("w")), ("a",)),
+        ("aten.expand.default", (Ref("a"), [16, 4, 2]), ("b",)),
+        ("aten.mul.Tensor", (Ref("b"), 2.0), ("c",)),
+        writes="c",
+    )
+    facts = find_facts(work)
+    assert facts.forward_parameters_peak_bytes == 4 * 8
+    assert facts.forward_peak_bytes == 4 * (8 + 128)
+    assert facts.backward_parameters_peak_bytes < facts.backward_peak_bytes

@@ -117,7 +117,8 @@ def naive_memory(
     """Stored parameters with gradient and state; what groups keep; every other kept storage once.
 
     An edge whose forward does nothing gives its reader the very storage of its source. A recomputed region
-    keeps what enters it, as its source has it, and nothing else. inf when a reader keeps a home that is not
+    keeps what enters it, as its source has it, and nothing else. A parameter that is brought to its use by
+    other steps than a gather leaves a copy. inf when a reader keeps a home that is not
     to be kept.
     """
     graph = strategy.graph
@@ -143,6 +144,12 @@ def naive_memory(
         for name in group.writes:
             if names[name] in facts[group.name].writes_kept:
                 counted[name, "made"] = 0
+        for name in (*group.parameters, *group.shared):
+            use = strategy.configurations[group.name].layout(name)
+            steps = strategy.steps(Edge(name, strategy.stored[name], use, "", "parameter"))[0]
+            gathered = any(s.kind == "all_gather" for s in steps)
+            if training and steps and not gathered and names[name] in facts[group.name].parameters_kept:
+                total += size(name, use)
     homes = {
         name: (name, "home" if moves(name, strategy.made[name], home) else "made")
         for name, home in strategy.hubs.items()

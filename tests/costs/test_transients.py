@@ -1,0 +1,38 @@
+"""Buffers of reshardings, against what their steps say by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.costs.transients import copies_parameter, resharding_elements
+from tensoropt.sharding.resharding import Step
+
+MESH = (1, 4)
+
+
+def step(kind: str, before: tuple[int, ...], after: tuple[int, ...], atom: int = 0, target: int = -1) -> Step:
+    return Step(kind, (1,), atom, target, before, after)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("steps", "elements"),
+    [
+        ([step("all_reduce", (8, 8), (8, 8))], 64),
+        ([step("slice", (8, 8), (2, 8))], 16),
+        ([step("all_gather", (2, 8), (8, 8))], 64),  # pieces follow one another
+        ([step("all_gather", (8, 2), (8, 8), atom=1)], 128),  # received, then put together
+        ([step("reduce_scatter", (8, 8), (2, 8))], 16),
+        ([step("reduce_scatter", (8, 8), (8, 2), atom=1)], 64 + 16),
+        ([step("all_to_all", (2, 8), (8, 2), atom=0, target=1)], 16 + 16),  # pieces, received
+        ([step("all_to_all", (8, 2), (2, 8), atom=1, target=0)], 16 + 16),  # received, put together
+        ([step("all_reduce", (8, 8), (8, 8)), step("slice", (8, 8), (2, 8))], 64 + 16),
+    ],
+)
+def test_most_that_is_alive(steps: list[Step], elements: int) -> None:
+    assert resharding_elements(steps, MESH) == elements
+
+
+def test_gathered_parameters_are_let_go_of_and_other_copies_kept() -> None:
+    assert not copies_parameter([])
+    assert not copies_parameter([step("all_gather", (2, 8), (8, 8))])
+    assert copies_parameter([step("slice", (8, 8), (2, 8))])

@@ -79,7 +79,7 @@ class Facts:
 
 
 class _Alive(TorchDispatchMode):
-    """Bytes of the storages made while it is active that are still alive, and their peak; FLOP and traffic."""
+    """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
-from tensoropt.costs.transients import copies_parameter
 from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.buckets import BUCKET_BYTES
@@ -170,7 +169,7 @@ class Prices:
         if stored == use or not kept or not self.training:
             return 0
         steps = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, stored, use)[0]
-        return self.local_bytes(name, use) if copies_parameter(steps) else 0
+        return self.local_bytes(name, use) if steps and not made_again(self.tensors[name], steps) else 0
 
     def use_s(self, name: str, stored: Layout, use: Layout, kept: int, forwards: int = 1) -> float:
         """Seconds of bringing a stored parameter to its use and its gradient back, per micro-batch.

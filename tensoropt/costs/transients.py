@@ -1,4 +1,4 @@
-"""What lives only while something moves: buffers of reshardings, and copies of parameters made for a use."""
+"""What lives only while something moves: the buffers of reshardings."""
 
 from __future__ import annotations
 
@@ -31,12 +31,3 @@ def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
 
 def _lies_inside(shape: Sequence[int], atom: int) -> bool:
     return any(size > 1 for size in shape[: max(atom, 0)])
-
-
-def copies_parameter(steps: Sequence[Step]) -> bool:
-    """Whether bringing a stored parameter to its use leaves a copy that backward keeps.
-
-    A gathered one is let go of and gathered again (ZeRO); a slice, an exchange or a sum of it is kept, since
-    making it again would cost more than a gather or, for a slice, save nothing that the store has not.
-    """
-    return bool(steps) and all(step.kind != "all_gather" for step in steps)

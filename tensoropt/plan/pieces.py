@@ -19,6 +19,7 @@ from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.costs.tables import leaves_model
+from tensoropt.costs.transients import resharding_elements
 from tensoropt.costs.workload import Workload
 from tensoropt.graph import Tensor
 from tensoropt.sharding.configurations import Configuration, Mesh
@@ -131,19 +132,7 @@ class PieceMaker:
 
     def _resharding(self, steps: Sequence[Step], name: str) -> int:
         """The most that is alive of a resharding beside its input."""
-        peak = 0
-        for i, s in enumerate(steps):
-            before, after = prod(s.before), prod(s.after)
-            copies = any(size > 1 for size in s.before[: max(s.atom, 0)])
-            made = after
-            if s.kind == "all_gather":
-                made = prod(self.mesh[a] for a in s.axes) * before * (1 + copies)
-            elif s.kind == "reduce_scatter":
-                made = after + before * copies
-            elif s.kind == "all_to_all":
-                made = 2 * before + after
-            peak = max(peak, made + (before if i else 0))
-        return peak * self.tensors[name].element_bytes
+        return resharding_elements(steps, self.mesh) * self.tensors[name].element_bytes
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -157,12 +146,13 @@ class PieceMaker:
             forward_s, backward_s = self.prices.compute.seconds(work, facts)
             source = self.prices.compute.source_of(work)
         gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
+        kept = facts.kept_bytes + self._copied(configuration, facts, stored) if self.training else 0
         effects = [
             *self._gather(GATHER, gather, stored, held + buffers),
             Effect(
                 COMPUTE,
-                kept=facts.kept_bytes if self.training else 0,
-                spot=held + facts.forward_peak_bytes,
+                kept=kept,
+                spot=max(held + facts.forward_parameters_peak_bytes, facts.forward_peak_bytes),
                 local_s=forward_s,
                 source=source,
             ),
@@ -174,11 +164,11 @@ class PieceMaker:
                 *self._gather(GATHER_AGAIN, again, stored, held + buffers),
                 Effect(
                     COMPUTE_BACK,
-                    spot=held + facts.backward_peak_bytes,
+                    spot=max(held + facts.backward_parameters_peak_bytes, facts.backward_peak_bytes),
                     local_s=backward_s,
                     source=source,
                 ),
-                Effect(COMPUTE_BACK, later=True, kept=-facts.kept_bytes),
+                Effect(COMPUTE_BACK, later=True, kept=-kept),
                 *self._inner(configuration, backward=True),
                 *self._returned(configuration, stored),
             ]
@@ -201,16 +191,28 @@ class PieceMaker:
             if not steps and not cast:
                 continue
             anew = made_again(self.tensors[name], steps)
-            wanted = facts.parameters_kept.get(group.short_names[name], 0) if anew else 0
-            if again and anew and not wanted:
+            wanted = facts.parameters_kept.get(group.short_names[name], 0)
+            if again and not (anew and wanted):
                 continue
-            total += self.bytes(name, use)
+            if anew or not wanted or not self.training:  # else it is kept
+                total += self.bytes(name, use)
             if steps:
                 narrow = self.bytes(name, stored[name]) if cast else 0
                 buffers = max(buffers, self._resharding(steps, name) + narrow - self.bytes(name, use))
             if not again or wanted:
                 moved.append((name, steps, wanted if again else 1))
         return moved, total, max(buffers, 0)
+
+    def _copied(self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout]) -> int:
+        """Bytes of the copies of parameters that the group's backward keeps."""
+        group, total = configuration.group, 0
+        for name in (*group.parameters, *group.shared):
+            use = configuration.layout(name)
+            steps = self._steps(name, stored[name], use)[0]
+            wanted = group.short_names[name] in facts.parameters_kept
+            if steps and wanted and not made_again(self.tensors[name], steps):
+                total += self.bytes(name, use)
+        return total
 
     def _gather(
         self,
@@ -233,14 +235,16 @@ class PieceMaker:
         group = configuration.group
         found = []
         for name in (*group.parameters, *group.shared):
-            steps = self._steps(name, stored[name], configuration.layout(name))[1]
+            use = configuration.layout(name)
+            steps = self._steps(name, stored[name], use)[1]
+            spot = self.bytes(name, use) + self._resharding(steps, name)
             if self.tensors[name].master_dtype is not None and self._learns(name):
                 local_s, sends = self._move(name, steps)
                 local_s += self._cast_s(name, stored[name])
-                spot = self.bytes(name, configuration.layout(name)) + self._stored_bytes(name, stored[name])
+                spot = max(spot, self.bytes(name, use) + self._stored_bytes(name, stored[name]))
                 found.append(Effect(PARAMETERS, spot=spot, local_s=local_s, source=self._upkeep, sends=sends))
             elif steps:
-                found.append(self._moved(PARAMETERS, name, steps, 0))
+                found.append(self._moved(PARAMETERS, name, steps, spot))
         return found
 
     def _cast_s(self, name: str, stored: Layout) -> float:

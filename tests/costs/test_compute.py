@@ -29,7 +29,7 @@ def work(*functions: str, dtype: str = "float32") -> Workload:
 
 
 def facts(flops: float = 0.0, traffic: int = 0) -> Facts:
-    return Facts(0, (), (), {}, flops, 2 * flops, traffic, 0, 0)
+    return Facts(0, (), (), {}, flops, 2 * flops, traffic, 0, 0, 0, 0)
 
 
 @pytest.fixture(scope="module")

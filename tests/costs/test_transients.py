@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.costs.transients import copies_parameter, resharding_elements
+from tensoropt.costs.transients import resharding_elements
 from tensoropt.sharding.resharding import Step
 
 MESH = (1, 4)
@@ -30,9 +30,3 @@ def step(kind: str, before: tuple[int, ...], after: tuple[int, ...], atom: int =
 )
 def test_most_that_is_alive(steps: list[Step], elements: int) -> None:
     assert resharding_elements(steps, MESH) == elements
-
-
-def test_gathered_parameters_are_let_go_of_and_other_copies_kept() -> None:
-    assert not copies_parameter([])
-    assert not copies_parameter([step("all_gather", (2, 8), (8, 8))])
-    assert copies_parameter([step("slice", (8, 8), (2, 8))])

@@ -4,5 +4,6 @@ from tensoropt.capture.convert import Mode
 from tensoropt.capture.loss import Returned, WithLoss, find_loss
 from tensoropt.capture.precision import COMPUTE_DTYPES
 from tensoropt.capture.pytorch import Capture, capture
+from tensoropt.capture.rebuild import rebuild
 
-__all__ = ["COMPUTE_DTYPES", "Capture", "Mode", "Returned", "WithLoss", "capture", "find_loss"]
+__all__ = ["COMPUTE_DTYPES", "Capture", "Mode", "Returned", "WithLoss", "capture", "find_loss", "rebuild"]

@@ -180,7 +180,9 @@ def explore(
     tables = tuple(TableSpace(s.mesh, s.tables, names) for s, names in zip(searched, spaces, strict=True))
     question = PlannerProblem(problem, where, tables, exploration)
     rows, others = compare(question, rivals, limits, frontier, seed, report_progress)
-    return replace(exploration, others=others, comparison=tuple(row.to_dict() for row in rows))
+    # The judge's corrections differ by strategy, so that another planner's point may lie below the line.
+    merged = reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s))
+    return replace(exploration, points=merged, others=others, comparison=tuple(row.to_dict() for row in rows))
 
 
 def _judge_all(

@@ -46,48 +46,13 @@ def parser() -> argparse.ArgumentParser:
         )
 
     explore = verb("explore", "find the cost frontier of a model on a cluster")
-    explore.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    explore.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    _question_arguments(explore)
     explore.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
-    explore.add_argument(
-        "--mode", choices=("train", "inference"), default="train", help="default: %(default)s"
-    )
-    explore.add_argument(
-        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
-    )
-    explore.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="what operators compute in; bfloat16 keeps float32 master weights; default: %(default)s",
-    )
-    explore.add_argument(
-        "--micro-batches",
-        default="auto",
-        metavar="auto|1,2,4",
-        help="counts to search; auto: 1,2,4,8 that divide",
-    )
     explore.add_argument("--memory", metavar="24GiB", help="fail if no plan fits this much per device")
-    explore.add_argument(
-        "--epsilon",
-        type=float,
-        default=1e-3,
-        metavar="E",
-        help="allowed gap, 0 for exact; default: %(default)s",
-    )
-    explore.add_argument(
-        "--max-points", type=int, metavar="N", help="keep at most N points per table while searching"
-    )
-    explore.add_argument(
-        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
-    )
-    explore.add_argument("--seed", type=int, default=0, help="of the weights; default: %(default)s")
-    _onnx_arguments(explore)
     explore.set_defaults(run="explore")
 
     compare = verb("compare", "run published planners beside the frontier, under one judge")
-    compare.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    compare.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    _question_arguments(compare)
     compare.add_argument(
         "--planners",
         default="all",
@@ -99,17 +64,6 @@ def parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--out", metavar="DIR", help="save the exploration with all points, and the table")
     compare.add_argument("--csv", metavar="FILE", help="write the table as CSV")
-    compare.add_argument(
-        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
-    )
-    compare.add_argument(
-        "--micro-batches", default="auto", metavar="auto|1,2,4", help="counts to search, as for explore"
-    )
-    compare.add_argument(
-        "--epsilon", type=float, default=1e-3, metavar="E", help="allowed gap of the frontier"
-    )
-    compare.add_argument("--batch", type=int, metavar="N", help="global batch of a zoo model")
-    compare.add_argument("--seed", type=int, default=0, help="of weights and random walks")
     compare.set_defaults(run="compare")
 
     choose = verb("choose", "turn a point of a saved frontier into a plan")
@@ -167,6 +121,43 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, default=4, help="training steps to run; default: %(default)s")
     demo.set_defaults(run="demo")
     return top
+
+
+def _question_arguments(verb: argparse.ArgumentParser) -> None:
+    """Which model on which cluster, and what may be chosen."""
+    verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    verb.add_argument("--mode", choices=("train", "inference"), default="train", help="default: %(default)s")
+    verb.add_argument(
+        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
+    )
+    verb.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="what operators compute in; bfloat16 keeps float32 master weights; default: %(default)s",
+    )
+    verb.add_argument(
+        "--micro-batches",
+        default="auto",
+        metavar="auto|1,2,4",
+        help="counts to search; auto: 1,2,4,8 that divide",
+    )
+    verb.add_argument(
+        "--epsilon",
+        type=float,
+        default=1e-3,
+        metavar="E",
+        help="allowed gap, 0 for exact; default: %(default)s",
+    )
+    verb.add_argument(
+        "--max-points", type=int, metavar="N", help="keep at most N points per table while searching"
+    )
+    verb.add_argument(
+        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
+    )
+    verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
+    _onnx_arguments(verb)
 
 
 def _onnx_arguments(verb: argparse.ArgumentParser) -> None:

@@ -18,16 +18,41 @@ Answer = tuple[dict[str, Any], str, int]
 
 
 def explore(options: argparse.Namespace, progress: Progress) -> Answer:
-    counts = micro_batch_option(options.micro_batches)
     memory_bytes = parse_bytes(options.memory) if options.memory else None
+    folder, found = explored(options, progress, memory_bytes)
+    from tensoropt.plan.table import frontier_text, points_data, summary_lines
+
+    data = {
+        "out": str(folder),
+        "files": ["exploration.json", "points.npz", "frontier.csv"],
+        "model": found.model.model_dump(mode="json"),
+        "settings": dict(found.settings),
+        "points": points_data(found),
+        "report": dict(found.report),
+    }
+    text = "\n".join(
+        [
+            frontier_text(found),
+            "",
+            *summary_lines(found),
+            f"saved: {folder}/frontier.csv and all that `tensoropt choose {folder} --memory ...` needs",
+        ]
+    )
+    return data, text, 0
+
+
+def explored(
+    options: argparse.Namespace, progress: Progress, memory_bytes: float | None, **more: Any
+) -> tuple[Path | None, Any]:
+    """(the folder of ``--out`` if there is one, the exploration, saved there)."""
+    counts = micro_batch_option(options.micro_batches)
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)
-    folder = writable_folder(options.out)
+    folder = writable_folder(options.out) if options.out else None
     from tensoropt import api
     from tensoropt.costs.source import is_local
     from tensoropt.plan.problem import Settings
-    from tensoropt.plan.table import frontier_text, points_data, summary_lines
 
     settings = Settings(
         options.mode,
@@ -55,26 +80,12 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
         source=options.model,
         seed=options.seed,
         progress=progress,
+        **more,
     )
     found = with_origin(found, options, loaded.notes)
-    found.save(folder)
-    data = {
-        "out": str(folder),
-        "files": ["exploration.json", "points.npz", "frontier.csv"],
-        "model": found.model.model_dump(mode="json"),
-        "settings": dict(found.settings),
-        "points": points_data(found),
-        "report": dict(found.report),
-    }
-    text = "\n".join(
-        [
-            frontier_text(found),
-            "",
-            *summary_lines(found),
-            f"saved: {folder}/frontier.csv and all that `tensoropt choose {folder} --memory ...` needs",
-        ]
-    )
-    return data, text, 0
+    if folder is not None:
+        found.save(folder)
+    return folder, found
 
 
 def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:
@@ -166,43 +177,22 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,
         "max-points": settings.max_points or "no limit",
-        "out": options.out,
+        "out": options.out or "nothing saved",
     }
     return "exploring with " + ", ".join(f"{k} {v}" for k, v in parts.items())
 
 
 def compare(options: argparse.Namespace, progress: Progress) -> Answer:
-    counts = micro_batch_option(options.micro_batches)
     limits = [parse_bytes(part) for part in options.memory.split(",")] if options.memory else [None]
-    from tensoropt import api
-    from tensoropt.cluster import load_cluster
-    from tensoropt.costs.source import is_local
-    from tensoropt.plan.export import write_comparison_csv
-    from tensoropt.plan.table import comparison_text
     from tensoropt.planners.compare import asked
 
-    cluster = load_cluster(options.cluster)
-    asked(options.planners)
-    folder = writable_folder(options.out) if options.out else None
-    loaded = build_model(options, on_meta=not is_local(cluster))
-    found = api.explore(
-        loaded.model,
-        loaded.args,
-        loaded.kwargs,
-        cluster=cluster,
-        optimizer=options.optimizer,
-        micro_batches=counts,
-        epsilon=options.epsilon,
-        source=options.model,
-        seed=options.seed,
-        planners=options.planners,
-        limits=limits,
-        progress=progress,
-    )
-    found = with_batch(found, options.batch)
+    asked(options.planners)  # an unknown name is refused before anything is computed
+    folder, found = explored(options, progress, None, planners=options.planners, limits=limits)
+    from tensoropt.plan.export import write_comparison_csv
+    from tensoropt.plan.table import comparison_text
+
     written = []
     if folder is not None:
-        found.save(folder)
         write_comparison_csv(found, folder / "comparison.csv")
         written.append(f"saved: {folder} (exploration, frontier.csv, comparison.csv)")
     if options.csv:
@@ -229,7 +219,7 @@ def choose(options: argparse.Namespace, progress: Progress) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(found, [index])[0],
-        "out": options.out,
+        "out": options.out or "nothing saved",
         "plan": plan.model_dump(by_alias=True, mode="json"),
     }
     return data, "\n".join(lines), 0

@@ -95,7 +95,7 @@ def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:
 
     if options.batch is not None and not options.model.startswith("zoo:"):
         raise TensorOptError("--batch is for models of the zoo; other models bring their own example inputs")
-    onnx = onnx_options(options, training=options.mode == "train")
+    onnx = onnx_options(options, training=getattr(options, "mode", "train") == "train")
     if on_meta:
         try:
             return load_model(options.model, device="meta", seed=options.seed, batch=options.batch, onnx=onnx)
@@ -152,7 +152,7 @@ def with_origin(exploration: Any, options: argparse.Namespace, notes: tuple[str,
 
     from tensoropt.plan.plan import OnnxInfo
 
-    onnx = onnx_options(options, training=options.mode == "train")
+    onnx = onnx_options(options, training=getattr(options, "mode", "train") == "train")
     if onnx is not None:
         onnx = OnnxInfo(dims=dict(onnx.dims), outputs=onnx.outputs, loss=onnx.loss)
     report = {**exploration.report, "notes": [*notes, *exploration.report["notes"]]}

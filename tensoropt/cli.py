@@ -64,7 +64,6 @@ def parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--out", metavar="DIR", help="save the exploration with all points, and the table")
     compare.add_argument("--csv", metavar="FILE", help="write the table as CSV")
-    _onnx_arguments(compare)
     compare.set_defaults(run="compare")
 
     choose = verb("choose", "turn a point of a saved frontier into a plan")

@@ -127,7 +127,12 @@ class Converter:
         name: str | None = None,
     ) -> str:
         name = name or node.name
-        shape = tuple(int(size) for size in value.shape)
+        if not all(isinstance(size, int) for size in value.shape):
+            raise CaptureError(
+                f"the shape of {node.name} depends on values ({_source(node) or node.target}); keep shapes "
+                "fixed: use torch.where or a mask instead of boolean indexing and nonzero"
+            )
+        shape = tuple(value.shape)
         self.tensors[name] = Tensor(name, shape, dtype_name(value.dtype), kind, requires_grad, key)
         self.name_of.setdefault(node, name)
         return name
@@ -196,6 +201,8 @@ class Converter:
             return False
         if target in _RENAMES:
             return True
+        if target == "aten.detach.default":
+            return not self.tensors[self.name_of[source]].requires_grad
         if target == "aten.dropout.default":
             return not node.args[2] or bool(node.args[1] == 0.0)
         if target not in _MAYBE_RENAMES:
@@ -294,6 +301,10 @@ class Converter:
         for argument, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
             if spec.kind.name == "BUFFER_MUTATION":
                 mutations[by_key[self._key(spec.target)]] = self._reference(argument)
+            elif spec.kind.name == "USER_INPUT_MUTATION":
+                self.notes.append(
+                    f"input {spec.target} is changed in place by the model; a plan leaves it alone"
+                )
             else:
                 returned.append(argument)
         names = tuple(self._reference(a) for a in returned if isinstance(a, torch.fx.Node))

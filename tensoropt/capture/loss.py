@@ -32,7 +32,7 @@ class WithLoss(torch.nn.Module):
         output = self.model(*args, **kwargs)
         if self.loss is not None:
             self._cell.returned = Returned(None, None)
-            return self.loss(output)
+            return _checked(self.loss(output))
         self._cell.returned, value = find_loss(output)
         return value
 
@@ -81,7 +81,29 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
     for key, value in items:
         if is_loss(value):
             return Returned(type(output), key), value
+    scalar = any(isinstance(v, torch.Tensor) and v.numel() == 1 for v in (output, *(v for _, v in items)))
+    if scalar:
+        raise CaptureError(
+            "the model returns a scalar that depends on no trained parameter; its parameters are frozen, or "
+            "the loss is computed under no_grad or from detached tensors (for a forward pass alone use mode "
+            "inference)"
+        )
     raise CaptureError(
-        f"the model returns {type(output).__name__} without a scalar that depends on its parameters; "
+        f"the model returns {_described(output)} without a scalar that depends on its parameters; "
         "training needs a loss: return one from forward, or pass loss=function(output)"
     )
+
+
+def _checked(loss: Any) -> torch.Tensor:
+    """What ``loss=`` returned, if it can be a loss."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise CaptureError(f"loss= returns {_described(loss)}; it has to return a scalar tensor")
+    if not loss.requires_grad:
+        raise CaptureError("what loss= returns depends on no trained parameter; are all of them frozen?")
+    return loss
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "nothing" if value is None else type(value).__name__

@@ -10,12 +10,9 @@ constant kept at broadcast-reduced shape.
 from __future__ import annotations
 
 import contextlib
-import os
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +20,9 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.loss import Returned, WithLoss
+from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.precision import with_compute_dtype
+from tensoropt.capture.refusals import check_model, refusal
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 
@@ -93,6 +92,7 @@ def capture(
     Raises:
         CaptureError: the export fails (with its reason), or no loss is found.
     """
+    check_model(model)
     kwargs = dict(kwargs or {})
     args, kwargs = _separate_inputs(args, kwargs)
     subject: torch.nn.Module = WithLoss(model, loss) if mode == "train" else model
@@ -100,14 +100,13 @@ def capture(
     subject.train(mode == "train")
     try:
         with _quiet(), _no_cache(model):
-            exported = torch.export.export(subject, args, kwargs).run_decompositions({})
+            exported = torch.export.export(subject, args, kwargs)
+            keep_no_grad(exported)
+            exported = exported.run_decompositions({})
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"torch.export refuses {type(model).__name__}{_refused_line(error)}: {_first_lines(error)}. "
-            "Usual remedies: no Python branches on tensor values, no .item(), fixed shapes."
-        ) from error
+        raise refusal(model, error) from error
     finally:
         for module, training in modes.items():
             module.training = training
@@ -131,20 +130,3 @@ def _separate_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
         return leaf
 
     return pytree.tree_map(separate, (tuple(args), kwargs))
-
-
-def _first_lines(error: Exception, count: int = 3) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:count]) or type(error).__name__
-
-
-def _refused_line(error: BaseException) -> str:
-    """`` at FILE:LINE (source)`` of the innermost line that is the model's own, or nothing."""
-    ours = str(Path(__file__).parent)
-    seen: BaseException | None = error
-    while seen is not None:
-        for frame in reversed(traceback.extract_tb(seen.__traceback__)):
-            if f"{os.sep}torch{os.sep}" not in frame.filename and not frame.filename.startswith((ours, "<")):
-                return f" at {frame.filename}:{frame.lineno} ({frame.line})"
-        seen = seen.__cause__ or seen.__context__
-    return ""

@@ -250,7 +250,8 @@ def _nodes_of_call(root: Any, most: int) -> list[Any]:
     A call of the model becomes few nodes (a linear layer: view, product, transposition); those of its
     operands that are no leaves are not told apart from them, so the walk ends at the first that works.
     """
-    found, node = [], root
+    found: list[Any] = []
+    node = root
     while node is not None and len(found) < most:
         found.append(node)
         if not node.name().startswith(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Transpose", "Alias")):

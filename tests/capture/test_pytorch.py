@@ -378,7 +378,7 @@ def test_a_refused_model_is_told_why_and_what_helps(forward, pattern):
 
 
 def test_what_cannot_be_captured_at_all():
-    with pytest.raises(CaptureError, match="function is not a torch.nn.Module"):
+    with pytest.raises(CaptureError, match=r"function is not a torch\.nn\.Module"):
         capture(lambda x: x, (X,))
     mixed = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
     with pytest.raises(CaptureError, match=r"0\.weight on cpu and 1\.weight on meta.*on one"):

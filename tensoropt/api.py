@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,22 +19,27 @@ from tensoropt.capture import Mode, capture
 from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.pool import RankPool
-from tensoropt.costs.source import CostSource, Progress, build_tables, is_local, silent
+from tensoropt.costs.source import CostSource, Progress, build_tables, is_local, real_shape, silent
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.call import describe_call
+from tensoropt.plan.detail import recorded_of
+from tensoropt.plan.explain import Recosted
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
-from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, space_of
+from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, judge_strategy, space_of
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.problem import Problem, Settings, micro_batch_counts, prepare
+from tensoropt.plan.problem import Problem, Settings, micro_batch_counts, prepare, prepare_graph
+from tensoropt.plan.recorded import record
 from tensoropt.planners.compare import asked, compare
 from tensoropt.planners.problem import Problem as PlannerProblem
 from tensoropt.planners.problem import TableSpace
+from tensoropt.planners.registry import Entry
 from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.units import format_bytes
 
 MAX_AXES = 3
@@ -138,51 +143,161 @@ def explore(
     report_progress(
         "capture", 1, 1, f"{len(captured.graph.operators)} operators, {len(problem.graph.groups)} groups"
     )
-    counts = micro_batch_counts(problem, settings)
-    meshes = searched_meshes(where)
-    with ExitStack() as stack:
-        own = store or stack.enter_context(ProfileStore())
-        pool = stack.enter_context(RankPool(where.device_count)) if is_local(where) else None
-        costs = CostSource(where, own, settings, pool, report_progress)
-        with clock("costs"):
-            built = build_tables(problem.graph, problem.micro, costs, meshes, counts)
-    with clock("search"):
-        searched = _search(built, settings, report_progress)
-    with clock("judge"):
-        spaces = tuple(
-            space_of(problem, found.mesh, found.tables, found.frontier.notes) for found in searched
+    graph = captured.graph
+    info = ModelInfo(
+        source=source,
+        fingerprint=graph.fingerprint,
+        mode=mode,
+        seed=seed,
+        parameters=sum(t.elements for t in graph.parameters),
+        call=describe_call(args, kwargs or {}),
+    )
+    run = _Run(problem, where, settings, info, clock, report_progress)
+    exploration = replace(run.explore(store), captured=captured)
+    return run.compare(exploration, rivals, limits) if rivals else exploration
+
+
+@dataclass
+class _Run:
+    """A model that is there as operators only, searched on a cluster."""
+
+    problem: Problem
+    where: Cluster
+    settings: Settings
+    info: ModelInfo
+    clock: _Clock
+    progress: Progress
+    costs: CostSource | None = None
+    searched: Sequence[SearchedSpace] = ()
+
+    def explore(self, store: ProfileStore | None) -> Exploration:
+        graph, progress = self.problem.graph.atoms.graph, self.progress
+        counts = micro_batch_counts(self.problem, self.settings)
+        with ExitStack() as stack:
+            own = store or stack.enter_context(ProfileStore())
+            pool = stack.enter_context(RankPool(self.where.device_count)) if is_local(self.where) else None
+            costs = self.costs = CostSource(self.where, own, self.settings, pool, progress)
+            with self.clock("costs"):
+                built = build_tables(
+                    self.problem.graph, self.problem.micro, costs, searched_meshes(self.where), counts
+                )
+        with self.clock("search"):
+            searched = self.searched = _search(built, self.settings, progress)
+        with self.clock("judge"):
+            spaces = tuple(space_of(self.problem, s.mesh, s.tables, s.frontier.notes) for s in searched)
+            points, played = _judge_all(searched, spaces, self.settings, costs, progress)
+            recorded = record(graph, _used(searched, spaces, points))
+        _check_budget(points, self.settings.memory_bytes)
+        return Exploration(
+            points=points,
+            spaces=spaces,
+            model=self.info,
+            cluster=self.where.to_dict(),
+            settings=self.settings.to_dict(),
+            versions=versions(),
+            report=_report(self.problem, self.clock.seconds, played, costs),
+            recorded=recorded,
         )
-        frontier, played = _judge_all(searched, spaces, settings, costs, report_progress)
-    if memory_bytes is not None and frontier[0].memory_bytes > memory_bytes:
+
+    def compare(
+        self, exploration: Exploration, rivals: Sequence[Entry], limits: Sequence[float | None]
+    ) -> Exploration:
+        """The exploration with what other planners find in the same tables."""
+        frontier, seed = exploration.points, self.info.seed
+        tables = tuple(
+            TableSpace(s.mesh, s.tables, names)
+            for s, names in zip(self.searched, exploration.spaces, strict=True)
+        )
+        question = PlannerProblem(self.problem, self.where, tables, exploration)
+        rows, others = compare(question, rivals, limits, frontier, seed, self.progress)
+        # The judge's corrections differ by strategy, so that another planner's point may lie below the line.
+        merged = reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s))
+        graph = self.problem.graph.atoms.graph
+        return replace(
+            exploration,
+            points=merged,
+            others=others,
+            comparison=tuple(row.to_dict() for row in rows),
+            recorded=record(graph, _used(self.searched, exploration.spaces, (*frontier, *others))),
+        )
+
+    def cost_again(self, old: Exploration, index: int) -> Recosted:
+        """A point of another exploration of the same operators, at this one's prices."""
+        plan = old.plan(index)
+        space = old.spaces[old.points[index].space]
+        found = next(
+            (
+                s
+                for s in self.searched
+                if real_shape(s.mesh) == space.mesh.shape and s.tables.mesh[0] == space.micro_batches
+            ),
+            None,
+        )
+        if found is None or self.costs is None:
+            reason = f"mesh {space.mesh.label} is not one of {self.where.name}'s"
+            return Recosted(index, None, None, reason)
+        strategy = strategy_from_dict(plan.strategy_data(), self.problem.graph)
+        works = {
+            n: workload(self.problem.graph, c, strategy.mesh) for n, c in strategy.configurations.items()
+        }
+        facts = {n: self.costs.facts_of(w) for n, w in works.items()}
+        overlap = overlap_of(self.where, found.mesh)
+        optimizer = self.settings.optimizer
+        played = judge_strategy(strategy, works, facts, found.tables.prices, optimizer, overlap).played
+        return Recosted(index, float(played.memory.sum()), float(played.total_s[0]))
+
+
+def _used(
+    searched: Sequence[SearchedSpace], spaces: Sequence[Space], points: Sequence[Point]
+) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
+    for point in points:
+        names = spaces[point.space].variables
+        yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))
+
+
+def _check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
+    if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
         raise InfeasibleError(
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
-            f"{format_bytes(frontier[0].memory_bytes)}"
+            f"{format_bytes(points[0].memory_bytes)}"
         )
-    exploration = Exploration(
-        points=frontier,
-        spaces=spaces,
-        model=ModelInfo(
-            source=source,
-            fingerprint=captured.graph.fingerprint,
-            mode=mode,
-            seed=seed,
-            parameters=sum(t.elements for t in captured.graph.parameters),
-            call=describe_call(args, kwargs or {}),
-        ),
-        cluster=where.to_dict(),
-        settings=settings.to_dict(),
-        versions=versions(),
-        report=_report(problem, seconds, played, costs),
-        captured=captured,
+
+
+def recost(
+    exploration: Exploration,
+    *,
+    cluster: str | Cluster | None = None,
+    store: ProfileStore | None = None,
+    progress: Progress | None = None,
+) -> tuple[Exploration, tuple[Recosted, ...]]:
+    """Explore the operator graph saved with an exploration again, at the costs of now.
+
+    Nothing is captured: the model is not needed. The search is made anew, with the same settings and
+    what the store, the cluster file and the links say today; the old strategies are played at the same new
+    costs beside it.
+
+    Args:
+        cluster: another one; by default the one that was saved.
+        store, progress: as in :func:`explore`.
+
+    Returns:
+        (the new exploration, per old point its memory and time at the new costs).
+
+    Raises:
+        TensorOptError: the exploration was saved without its operator graph.
+        InfeasibleError: no plan fits the budget that the exploration was made with.
+    """
+    graph = recorded_of(exploration).graph
+    saved = dict(exploration.settings)
+    if not isinstance(saved["micro_batches"], str):
+        saved["micro_batches"] = tuple(saved["micro_batches"])
+    where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
+    run = _Run(
+        prepare_graph(graph), where, Settings(**saved), exploration.model, _Clock({}), progress or silent
     )
-    if not rivals:
-        return exploration
-    tables = tuple(TableSpace(s.mesh, s.tables, names) for s, names in zip(searched, spaces, strict=True))
-    question = PlannerProblem(problem, where, tables, exploration)
-    rows, others = compare(question, rivals, limits, frontier, seed, report_progress)
-    # The judge's corrections differ by strategy, so that another planner's point may lie below the line.
-    merged = reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s))
-    return replace(exploration, points=merged, others=others, comparison=tuple(row.to_dict() for row in rows))
+    found = run.explore(store)
+    again = tuple(run.cost_again(exploration, i) for i in range(len(exploration.points)))
+    return found, again
 
 
 def _judge_all(

@@ -77,6 +77,27 @@ def parser() -> argparse.ArgumentParser:
     choose.add_argument("--out", metavar="plan.json", help="where to write the plan")
     choose.set_defaults(run="choose")
 
+    show = verb("show", "say why a point of a saved frontier costs what it costs")
+    show.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+    point = show.add_mutually_exclusive_group()
+    point.add_argument("--point", type=int, metavar="N", help="its number; default: the fastest")
+    point.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
+    point.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
+    point.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    show.add_argument(
+        "--trace", metavar="FILE", help="write its timeline for ui.perfetto.dev, chrome://tracing"
+    )
+    show.add_argument(
+        "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
+    )
+    show.set_defaults(run="show")
+
+    recost = verb("recost", "search a saved exploration again with the costs of now, without its model")
+    recost.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+    recost.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
+    recost.add_argument("--cluster", help="another one; default: the saved one. " + CLUSTER_HELP)
+    recost.set_defaults(run="recost")
+
     export = verb("export", "write a saved frontier as CSV")
     export.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     export.add_argument("--csv", required=True, metavar="FILE", help="one row per point")

@@ -225,6 +225,55 @@ def choose(options: argparse.Namespace, progress: Progress) -> Answer:
     return data, "\n".join(lines), 0
 
 
+def show(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.plan import load_exploration
+    from tensoropt.plan.detail import detail
+    from tensoropt.plan.explain import detail_lines
+    from tensoropt.plan.table import point_lines
+    from tensoropt.plan.trace import write_trace
+
+    memory = parse_bytes(options.memory) if options.memory is not None else None
+    time_s = parse_seconds(options.time) if options.time is not None else None
+    if options.top < 1:
+        raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
+    found = load_exploration(options.dir)
+    index = options.point
+    if index is None:
+        index = found.index(memory_bytes=memory, time_s=time_s, knee_point=options.knee)
+    told = detail(found, index)
+    lines = [*point_lines(found, index), "", *detail_lines(told, options.top)]
+    if options.trace:
+        write_trace(told.trace(), options.trace)
+        lines.append(
+            f"trace written to {options.trace}; open it at https://ui.perfetto.dev or chrome://tracing"
+        )
+    return {**told.to_dict(), "headline": told.headline(), "trace": options.trace}, "\n".join(lines), 0
+
+
+def recost(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.plan import load_exploration
+
+    before = load_exploration(options.dir)
+    folder = writable_folder(options.out)
+    from tensoropt import api
+    from tensoropt.plan.explain import recosted_lines
+    from tensoropt.plan.table import frontier_text, points_data, summary_lines
+
+    found, again = api.recost(before, cluster=options.cluster, progress=progress)
+    found.save(folder)
+    data = {
+        "out": str(folder),
+        "points": points_data(found),
+        "report": dict(found.report),
+        "same_strategies": [vars(point) for point in again],
+    }
+    text = "\n".join(
+        [frontier_text(found), "", *summary_lines(found), *recosted_lines(before, found, again),
+         f"saved: {folder}"]
+    )  # fmt: skip
+    return data, text, 0
+
+
 def export(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.plan import load_exploration
     from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
@@ -440,6 +489,8 @@ VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {
     "explore": explore,
     "compare": compare,
     "choose": choose,
+    "show": show,
+    "recost": recost,
     "export": export,
     "verify": verify,
     "list": listing,

@@ -77,6 +77,10 @@ class CommunicationModel:
         self._links: dict[tuple[int, ...], GroupLink] = {}
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
+    @property
+    def fits(self) -> LinkFits | None:
+        return self._fits
+
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         """Seconds of one collective over the groups that vary along ``axes``, all at the same time.
 

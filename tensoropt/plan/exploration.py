@@ -105,6 +105,8 @@ class Exploration:
         others: what other planners found in the same spaces, each with its planner's name.
         comparison: what every planner asked did, as :mod:`tensoropt.planners.compare` tells it.
         captured: the capture, while in the process that explored; not saved.
+        recorded: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`); None
+            for explorations saved before these were kept.
     """
 
     points: tuple[Point, ...]
@@ -117,6 +119,7 @@ class Exploration:
     others: tuple[Point, ...] = ()
     comparison: tuple[Mapping[str, Any], ...] = ()
     captured: Any = field(default=None, repr=False, compare=False)
+    recorded: Any = field(default=None, repr=False, compare=False)
 
     @property
     def frontier(self) -> tuple[Point, ...]:
@@ -232,8 +235,9 @@ class Exploration:
     # -- files ------------------------------------------------------------------------------------
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``exploration.json``, ``points.npz`` and ``frontier.csv``: all of them, or none."""
+        """Write ``exploration.json``, ``points.npz``, ``frontier.csv``, ``recorded.json.gz``, or none."""
         from tensoropt.plan.export import write_frontier_csv
+        from tensoropt.plan.recorded import FILE
 
         folder = Path(directory)
         by_space = [[i for i, p in enumerate(self.points) if p.space == s] for s in range(len(self.spaces))]
@@ -253,9 +257,12 @@ class Exploration:
             "points": [_point_to_dict(point) for point in self.points],
             "others": [vars(point) for point in self.others],
             "comparison": [dict(row) for row in self.comparison],
+            "recorded": self.recorded is not None,
         }
-        files = [folder / name for name in ("points.npz", "exploration.json", "frontier.csv")]
-        with written_together(files) as (packed, described, listed):
+        names = ["points.npz", "exploration.json", "frontier.csv", *([FILE] if self.recorded else [])]
+        with written_together([folder / name for name in names]) as (packed, described, listed, *kept):
+            for path in kept:
+                self.recorded.save(path)
             with open(packed, "wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             described.write_text(json.dumps(data) + "\n", encoding="utf-8")
@@ -331,6 +338,7 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
+    recorded = _load_recorded(folder) if data.get("recorded") else None
     return Exploration(
         tuple(p for p in points if p is not None),
         spaces,
@@ -344,7 +352,19 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
             for o in data.get("others", ())
         ),
         tuple(data.get("comparison", ())),
+        recorded=recorded,
     )
+
+
+def _load_recorded(folder: Path) -> Any:
+    """The graph and the costs; checked against nothing here but their own form."""
+    from tensoropt.plan.recorded import FILE, load_recorded
+
+    if not (folder / FILE).is_file():
+        raise TensorOptError(
+            f"{folder} has lost its {FILE}; copy it from where it was saved, or explore again"
+        )
+    return load_recorded(folder / FILE)
 
 
 def _from_additive(point: Mapping[str, Any]) -> dict[str, Any]:

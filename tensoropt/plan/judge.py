@@ -59,7 +59,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             n: [list(layout_names(x)) for x in tables.by_name[f"parameter:{n}"].layouts]
             for n in tables.graph.shared
         },
-        keys={t.name: str(t.key) for t in problem.captured.graph.parameters},
+        keys={t.name: str(t.key) for t in problem.graph.atoms.graph.parameters},
         notes=tuple(notes),
     )
 

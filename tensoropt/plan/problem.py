@@ -8,6 +8,7 @@ from typing import Any
 
 from tensoropt.capture import COMPUTE_DTYPES, Capture, Mode
 from tensoropt.errors import TensorOptError
+from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,
@@ -57,11 +58,12 @@ class Problem:
     """A model made ready for costs: captured, factored into atoms, grouped.
 
     Attributes:
+        captured: None where only the operator graph is there.
         micro: per group its strategy on the micro-batch axis (all unsplit when refused).
         refusal: why the model cannot run in micro-batches, or "".
     """
 
-    captured: Capture
+    captured: Capture | None
     graph: GroupGraph
     micro: Mapping[str, AxisStrategy]
     refusal: str = ""
@@ -69,7 +71,12 @@ class Problem:
 
 def prepare(captured: Capture) -> Problem:
     """Atoms, groups and micro-batch strategies of a captured model."""
-    graph = group_operators(refine_graph(captured.graph))
+    return prepare_graph(captured.graph, captured)
+
+
+def prepare_graph(operators: OperatorGraph, captured: Capture | None = None) -> Problem:
+    """Atoms, groups and micro-batch strategies of an operator graph."""
+    graph = group_operators(refine_graph(operators))
     try:
         return Problem(captured, graph, micro_batch_strategies(graph))
     except MicroBatchRefused as refusal:
@@ -83,7 +90,8 @@ def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
     Raises:
         TensorOptError: a count asked for is refused by the model or does not divide its batch.
     """
-    inputs = [problem.captured.graph.tensors[n] for n in problem.captured.graph.inputs]
+    operators = problem.graph.atoms.graph
+    inputs = [operators.tensors[n] for n in operators.inputs]
     places = batch_placements(problem.graph)
     batch = next((t.shape[0] for t in inputs if places[t.name] == 0), 1)
     if settings.micro_batches == "auto":

@@ -161,6 +161,11 @@ def summary_lines(exploration: Exploration) -> list[str]:
             f"nothing was timed: {report.get('device', 'the device')} is not here; figures are of data sheets"
         )
     seconds = report.get("seconds", {})
+    if "points_before_judging" in report:
+        lines.append(
+            f"judged: all {report['points_before_judging']:,} strategies that the search found were played "
+            f"in {seconds.get('judge', 0.0):.1f} s; {len(exploration.points):,} are beaten by none"
+        )
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines
 

@@ -122,7 +122,7 @@ class Walk:
         for moment in range(course.last, len(course.moments)):
             self.step(moment)
         memory = np.concatenate([self.held, self.at_peak], axis=1)
-        exposed = np.maximum(self.time - self.compute, 0.0)
+        exposed = np.clip(self.time - self.compute, 0.0, self.communication)
         return Played(memory, self.time, self.compute, self.communication, exposed, self.sources)
 
     def step(self, moment: int) -> Any:

@@ -146,6 +146,7 @@ def unsplit(build, micro_batches: int, dtype: str = "float32") -> Strategy:
 def tracked_peak(build, strategy: Strategy, optimizer_of) -> int:
     """Most bytes alive in one step of the engine, after one that made the optimizer's state."""
     captured = problem(build, dtype=strategy.graph.atoms.graph.compute_dtype).captured
+    assert captured is not None
     _, args, kwargs = build()
     inputs = tuple(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))
     engine = Engine(strategy, {n: v.clone() for n, v in model_values(captured).items()})

@@ -1,0 +1,323 @@
+"""Why a point costs what it costs: operators, reshardings, the timeline and memory curve of its step.
+
+Works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs that
+were saved with it, and played again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from tensoropt.cluster import Cluster
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.workload import Workload, workload
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.exploration import MEMORY_KINDS, Exploration
+from tensoropt.plan.judge import Judged, judge_strategy
+from tensoropt.plan.overlap import Overlap, overlap_of
+from tensoropt.plan.recorded import Recorded, mesh_of
+from tensoropt.plan.schedule import DEVICE, schedule_of
+from tensoropt.plan.timeline import Timeline, length_s
+from tensoropt.plan.trace import chrome_trace
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.placement import layout_names
+from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.units import format_bytes, format_seconds
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """A group of operators; bytes of one rank, seconds of one step (all micro-batches).
+
+    ``transient_bytes`` is the larger of forward's and backward's own peak. ``communication_s`` is what the
+    group waits for: its inputs, its parameters, its kernels. ``source``: of its compute seconds.
+    """
+
+    group: str
+    members: tuple[str, ...]
+    module: str
+    configuration: Mapping[str, str]
+    options: tuple[str, ...]
+    parameters_bytes: int
+    gradients_bytes: int
+    state_bytes: int
+    kept_bytes: int
+    transient_bytes: int
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class EdgeRow:
+    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, copies included."""
+
+    tensor: str
+    kind: str
+    producer: str
+    consumer: str
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    collectives: tuple[str, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TimelineEvent:
+    """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective."""
+
+    name: str
+    lane: str
+    start_s: float
+    duration_s: float
+    phase: str
+    group: str
+
+
+@dataclass(frozen=True)
+class MemoryAt:
+    """Bytes alive from ``time_s`` on, by kind."""
+
+    time_s: float
+    parameters: float
+    gradients: float
+    optimizer: float
+    kept: float
+    transient: float
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication beside something else."""
+
+    total_s: float
+    compute_s: float
+    exposed_s: float
+    hidden_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class Detail:
+    """All about one point. ``overlap``: what is assumed to run beside what, in words."""
+
+    point: int
+    operators: tuple[OperatorRow, ...]
+    edges: tuple[EdgeRow, ...]
+    timeline: tuple[TimelineEvent, ...]
+    memory_curve: tuple[MemoryAt, ...]
+    step: StepTime
+    overlap: str
+    sources: Mapping[str, float]
+
+    @property
+    def peak(self) -> MemoryAt:
+        return max(self.memory_curve, key=lambda at: at.total)
+
+    def trace(self) -> dict[str, Any]:
+        """Chrome's trace format, which Perfetto opens too."""
+        return chrome_trace(self.timeline, self.memory_curve, f"point {self.point}", self.overlap)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def headline(self) -> str:
+        """What dominates, in two sentences."""
+        return f"{self._time_words()} {self._memory_words()}"
+
+    def _time_words(self) -> str:
+        step = self.step
+        share = 100 / (step.total_s or 1.0)
+        parts = [f"{share * step.compute_s:.0f} % compute"]
+        if self.operators and step.compute_s:
+            top = max(self.operators, key=lambda row: row.forward_s + row.backward_s)
+            part = 100 * (top.forward_s + top.backward_s) / step.compute_s
+            parts[0] += f" (most of all {top.group}, {part:.0f} % of it)"
+        if step.exposed_s:
+            parts.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._busiest_lane()}")
+        if step.idle_s > 1e-3 * step.total_s:
+            parts.append(f"{share * step.idle_s:.0f} % idle")
+        text = f"A step of {format_seconds(step.total_s)} is " + ", ".join(parts)
+        if step.hidden_s:
+            text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
+        return text + "."
+
+    def _busiest_lane(self) -> str:
+        lanes: dict[str, float] = {}
+        for event in self.timeline:
+            if event.lane != COMPUTE:
+                lanes[event.lane] = lanes.get(event.lane, 0.0) + event.duration_s
+        return f" (most of all on {max(lanes, key=lanes.__getitem__)})" if lanes else ""
+
+    def _memory_words(self) -> str:
+        peak = self.peak
+        sizes = {kind: getattr(peak, kind) for kind in MEMORY_KINDS}
+        ordered = sorted(sizes, key=sizes.__getitem__, reverse=True)
+        parts = [f"{kind} {100 * sizes[kind] / (peak.total or 1.0):.0f} %" for kind in ordered if sizes[kind]]
+        return f"Its memory peaks at {format_bytes(peak.total)}: {', '.join(parts)}."
+
+
+def detail(exploration: Exploration, index: int) -> Detail:
+    """Everything about point ``index`` of an exploration, also of one loaded from disk.
+
+    Raises:
+        TensorOptError: there is no such point, or the exploration was saved without its costs.
+    """
+    recorded = recorded_of(exploration)
+    if not 0 <= index < len(exploration.points):
+        raise TensorOptError(
+            f"there is no point {index}; the frontier has points 0 to {len(exploration.points) - 1}"
+        )
+    return _Telling(exploration, index, recorded).tell()
+
+
+def recorded_of(exploration: Exploration) -> Recorded:
+    """The graph and the costs of an exploration.
+
+    Raises:
+        TensorOptError: it was saved without them.
+    """
+    if exploration.recorded is None:
+        raise TensorOptError(
+            "this exploration was saved without its operator graph and costs (by an older version, or for an "
+            "operator that no file can hold); explore again to see why its points cost what they cost"
+        )
+    return exploration.recorded
+
+
+class _Telling:
+    """Rebuilds a point's strategy and prices, plays it, and words what it finds."""
+
+    def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
+        self.exploration, self.index = exploration, index
+        point = exploration.points[index]
+        self.point, self.space = point, exploration.spaces[point.space]
+        self.strategy: Strategy = strategy_from_dict(
+            exploration.plan(index).strategy_data(), recorded.grouped
+        )
+        cluster = Cluster.from_dict(exploration.cluster)
+        mesh = mesh_of(cluster, self.space.mesh.shape, self.space.mesh.names)
+        optimizer = str(exploration.settings["optimizer"])
+        self.optimizer = optimizer
+        self.works: dict[str, Workload] = {
+            name: workload(recorded.grouped, c, self.strategy.mesh)
+            for name, c in self.strategy.configurations.items()
+        }
+        self.facts: dict[str, Facts] = {n: recorded.compute.of(w).facts for n, w in self.works.items()}
+        self.prices: Prices = recorded.prices(cluster, mesh, self.strategy.mesh, optimizer)
+        self.overlap: Overlap = overlap_of(cluster, mesh)
+
+    def tell(self) -> Detail:
+        judged = judge_strategy(
+            self.strategy, self.works, self.facts, self.prices, self.optimizer, self.overlap
+        )
+        timeline, axes = schedule_of(judged.play)
+        names = self.space.mesh.names
+        lanes = [COMPUTE if a is None else "link " + "+".join(names[i] for i in a) for a in axes]
+        events = tuple(
+            TimelineEvent(e.task.name, lane, e.start_s, e.task.duration_s, e.task.phase, e.task.group)
+            for e, lane in zip(timeline.events, lanes, strict=True)
+            if e.task.duration_s
+        )
+        return Detail(
+            point=self.index,
+            operators=self._operators(events),
+            edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
+            timeline=events,
+            memory_curve=tuple(
+                MemoryAt(time_s, **{kind: kinds.get(kind, 0.0) for kind in MEMORY_KINDS})
+                for time_s, kinds in timeline.memory(DEVICE)
+            ),
+            step=step_time(timeline, judged),
+            overlap=self.overlap.words,
+            sources=dict(self.point.sources),
+        )
+
+    def _operators(self, events: tuple[TimelineEvent, ...]) -> tuple[OperatorRow, ...]:
+        sent: dict[str, float] = {}
+        for event in events:
+            if event.lane != COMPUTE:
+                sent[event.group] = sent.get(event.group, 0.0) + event.duration_s
+        counted: set[str] = set()
+        return tuple(self._operator(g, sent.get(g.name, 0.0), counted) for g in self.strategy.graph.groups)
+
+    def _operator(self, group: Group, sent_s: float, counted: set[str]) -> OperatorRow:
+        """One row; a tied parameter counts with the first group that uses it."""
+        own = [n for n in (*group.parameters, *group.shared) if n not in counted]
+        counted.update(own)
+        facts, micro = self.facts[group.name], self.strategy.micro_batches
+        sizes = {n: self._stored_bytes(n) for n in own}
+        learning = self.strategy.graph.atoms.graph.training
+        trained = sum(s for n, s in sizes.items() if learning and self.strategy.tensor(n).requires_grad)
+        forward, backward = self.prices.compute.seconds(self.works[group.name], facts)
+        labels = [s.label for s in self.strategy.configurations[group.name].strategies[1:]]
+        stored = (f"{n}: {', '.join(layout_names(self.strategy.stored[n])[1:])}" for n in own)
+        return OperatorRow(
+            group=group.name,
+            members=tuple(op.name for op in group.operators),
+            module=group.anchor.module,
+            configuration=dict(zip(self.space.mesh.names, labels, strict=True)),
+            options=tuple(stored) if labels else (),
+            parameters_bytes=sum(sizes.values()),
+            gradients_bytes=trained,
+            state_bytes=trained * OPTIMIZER_STATE[self.optimizer],
+            kept_bytes=facts.kept_bytes if learning else 0,
+            transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
+            forward_s=forward * micro,
+            backward_s=backward * micro,
+            communication_s=sent_s,
+            source=self.prices.compute.source_of(self.works[group.name]),
+        )
+
+    def _stored_bytes(self, name: str) -> int:
+        shape = self.strategy.local_shape(name, self.strategy.stored[name])
+        return prod(shape) * self.strategy.tensor(name).stored_element_bytes
+
+    def _edge(self, edge: Edge) -> EdgeRow | None:
+        forward, backward = self.strategy.steps(edge)
+        if not forward and not backward:
+            return None
+        size, micro = self.strategy.tensor(edge.tensor).element_bytes, self.strategy.micro_batches
+        sends = [s for steps in (forward, backward) for s in self.prices.steps(steps, size)[1]]
+        maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
+        words = [
+            f"{way} {s.kind} over {'+'.join(self.space.mesh.names[a] for a in s.axes)}"
+            for way, steps in (("forward", forward), ("backward", backward))
+            for s in self.prices.steps(steps, size)[1]
+        ]
+        return EdgeRow(
+            tensor=edge.tensor,
+            kind=edge.kind,
+            producer=self.strategy.graph.group_of[maker.name].name if maker else "",
+            consumer=edge.reader,
+            source=layout_names(edge.source)[1:],
+            target=layout_names(edge.target)[1:],
+            collectives=tuple(words),
+            bytes=sum(s.bytes for s in sends) * micro,
+            seconds=sum(self.prices.steps_s(steps, size) for steps in (forward, backward)) * micro,
+        )
+
+
+def step_time(timeline: Timeline, judged: Judged) -> StepTime:
+    """The breakdown of a played step, from its timeline."""
+    resources = {r for e in timeline.events for r in e.task.resources}
+    idle = max(timeline.total_s - length_s(timeline.busy(resources)), 0.0)
+    if idle < 1e-9 * timeline.total_s:  # rounding between touching spans
+        idle = 0.0
+    compute, communication = float(judged.played.compute_s[0]), float(judged.played.communication_s[0])
+    exposed = min(max(timeline.total_s - compute - idle, 0.0), communication)
+    return StepTime(timeline.total_s, compute, exposed, max(communication - exposed, 0.0), idle)

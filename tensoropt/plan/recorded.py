@@ -1,0 +1,197 @@
+"""What an exploration keeps of how its points came about: the operator graph and the costs used.
+
+With it a saved exploration explains any of its points (:mod:`tensoropt.plan.detail`) and can be costed
+again (:func:`tensoropt.api.recost`) without the model. One gzip'd JSON file, ``recorded.json.gz``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.links import LinkFit, LinkFits
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.upkeep import Upkeep
+from tensoropt.costs.workload import Workload
+from tensoropt.errors import TensorOptError
+from tensoropt.graph import OperatorGraph
+from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.configurations import Mesh as MeshSizes
+from tensoropt.sharding.groups import GroupGraph, group_operators
+
+SCHEMA = "tensoropt.recorded/1"
+FILE = "recorded.json.gz"
+
+
+@dataclass(frozen=True)
+class RecordedWork:
+    """Facts and seconds of one workload, of one micro-batch."""
+
+    facts: Facts
+    forward_s: float
+    backward_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class RecordedCompute:
+    """Seconds as they were when the exploration was made; a :class:`~tensoropt.costs.prices.ComputeCosts`."""
+
+    works: Mapping[str, RecordedWork]
+    optimizer_s_per_element: float
+    source: str
+
+    def of(self, work: Workload) -> RecordedWork:
+        try:
+            return self.works[work.key]
+        except KeyError:
+            raise TensorOptError(
+                f"the costs of {work.describe()} were not saved, or are of another version; explore again"
+            ) from None
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        found = self.of(work)
+        return found.forward_s, found.backward_s
+
+    def source_of(self, work: Workload) -> str:
+        return self.of(work).source
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The operator graph and the costs of the points kept.
+
+    Attributes:
+        links: per mesh (its label) the fits of its collectives.
+    """
+
+    graph: OperatorGraph
+    compute: RecordedCompute
+    upkeep: Upkeep
+    links: Mapping[str, LinkFits]
+
+    @cached_property
+    def grouped(self) -> GroupGraph:
+        return group_operators(refine_graph(self.graph))
+
+    def prices(self, cluster: Cluster, mesh: Mesh, sizes: MeshSizes, optimizer: str) -> Prices:
+        """Prices on one mesh of the cluster; ``sizes``: micro-batches, then the real axes."""
+        communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
+        return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.upkeep)
+
+    def save(self, path: Path) -> None:
+        data = {
+            "schema": SCHEMA,
+            "graph": graph_to_dict(self.graph),
+            "works": {key: _work_to_list(work) for key, work in sorted(self.compute.works.items())},
+            "optimizer_s_per_element": self.compute.optimizer_s_per_element,
+            "source": self.compute.source,
+            "upkeep": asdict(self.upkeep),
+            "links": {label: _fits_to_dict(fits) for label, fits in self.links.items()},
+        }
+        text = json.dumps(data, separators=(",", ":")).encode()
+        with open(path, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
+            packed.write(text)
+
+
+def load_recorded(path: Path) -> Recorded:
+    """Read what :meth:`Recorded.save` wrote.
+
+    Raises:
+        TensorOptError: it is of another version, or damaged.
+    """
+    try:
+        data = json.loads(gzip.decompress(path.read_bytes()))
+        if data.get("schema") != SCHEMA:
+            raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
+        works = {key: _work_from_list(work) for key, work in data["works"].items()}
+        return Recorded(
+            graph_from_dict(data["graph"]),
+            RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
+            Upkeep(**data["upkeep"]),
+            {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
+        )
+    except TensorOptError:
+        raise
+    except Exception as error:
+        raise TensorOptError(f"{path} is damaged ({type(error).__name__}: {error}); explore again") from error
+
+
+def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, int]]]) -> Recorded | None:
+    """What is worth keeping of some strategies, each given as (the tables it is from, its choice).
+
+    None without any strategy, or where an operator has an argument that no file can hold.
+    """
+    try:
+        graph_to_dict(graph)
+    except TypeError:
+        return None
+    works: dict[str, RecordedWork] = {}
+    links: dict[str, LinkFits] = {}
+    seen: set[tuple[int, int]] = set()
+    prices: Prices | None = None
+    for tables, choice in used:
+        prices = tables.prices
+        model = prices.communication
+        if isinstance(model, CommunicationModel) and model.fits is not None:
+            links[model.mesh.label] = model.fits
+        for group in tables.graph.groups:
+            template = tables.templates[group.name]
+            index = tables.position(group.name, choice[group.name])
+            if (id(template), index) in seen:
+                continue
+            seen.add((id(template), index))
+            work, facts = template.works[index], template.facts[index]
+            forward, backward = prices.compute.seconds(work, facts)
+            works[work.key] = RecordedWork(facts, forward, backward, prices.compute.source_of(work))
+    if prices is None:
+        return None
+    compute = RecordedCompute(works, prices.compute.optimizer_s_per_element, prices.compute.source)
+    return Recorded(graph, compute, prices.upkeep, links)
+
+
+def _work_to_list(work: RecordedWork) -> list[Any]:
+    return [work.forward_s, work.backward_s, work.source, work.facts.to_record()]
+
+
+def _work_from_list(data: list[Any]) -> RecordedWork:
+    forward, backward, source, facts = data
+    return RecordedWork(Facts.from_record(facts), forward, backward, source)
+
+
+def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:
+    return {
+        "collectives": [
+            [kind, list(axes), [fit.to_dict() for fit in group]]
+            for (kind, axes), group in fits.collectives.items()
+        ],
+        "pairs": [[list(pair), fit.kind, fit.to_dict()] for pair, fit in fits.pairs.items()],
+    }
+
+
+def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
+    return LinkFits(
+        collectives={
+            (kind, tuple(axes)): tuple(LinkFit.from_dict(kind, fit) for fit in group)
+            for kind, axes, group in data["collectives"]
+        },
+        pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
+    )
+
+
+def mesh_of(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+    """The cluster's mesh that a space was searched on; one device has a mesh of one axis."""
+    if math.prod(shape) == 1:
+        return cluster.meshes(1)[0]
+    return Mesh(shape=shape, names=names)

@@ -15,7 +15,7 @@ import numpy as np
 from tensoropt.frontier.tools import Points
 from tensoropt.search.costgraph import FloatArray
 
-SAMPLES = 256
+SAMPLES = 1024
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -28,8 +28,10 @@ CORNERS = 2048
 COARSE_POINTS = 256
 TIGHT = 0.01
 WORTH_NARROWING = 20_000
+MORE_LINES = 96
 FEW_PAIRS = 20_000
-CLOSENESS = 0.25
+MANY_PAIRS = 400_000
+CLOSENESS = 0.25, 0.0625, 0.0039, 0.00024
 MESSAGE_BYTES = 1 << 30
 
 
@@ -133,6 +135,13 @@ def _passes(
     def below(goal: Points) -> Messages:
         return Messages.of(inside, outside, corners_of(hull, goal.memory, goal.time, CORNERS))
 
+    if not search.complete and below(known).pairs(program) > MANY_PAIRS:
+        more = search.run(lines_that_fit(program, MORE_LINES))
+        assert more is not None, "the hull had lines before"
+        hull = more
+        inside, outside = search.messages()
+        sources = [*seeds(program.problem, hull), *sources]
+        known = settings.with_rivals(sources)
     log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
     for points in _sizes(settings):
         if gaps(known, hull)[1] <= settings.epsilon:
@@ -142,12 +151,17 @@ def _passes(
             pairs = messages.pairs(program)
             if pairs <= FEW_PAIRS:
                 continue
-            hoped = below(aim(known, CLOSENESS * looseness(known)))
-            aimed = 2 * hoped.pairs(program) < pairs
+            hoped, most = messages, pairs // 2
+            for share in CLOSENESS:  # as far above the hull as can be afforded
+                hoped = below(aim(known, share * looseness(known)))
+                if hoped.pairs(program) <= min(most, MANY_PAIRS):
+                    break
+            aimed = hoped.pairs(program) <= most
             if aimed:
                 messages = hoped
             elif settings.epsilon == 0 and gaps(known, hull)[0] <= TIGHT:
                 continue  # known strategies are tight enough to prune by
+        log.debug("%d pairs of entries to look at", messages.pairs(program))
         try:
             result = engine.run(messages, points)
         except TableTooLargeError as error:

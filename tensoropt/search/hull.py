@@ -65,6 +65,7 @@ class HullSearch:
         self.values: list[float] = []
         self.points: dict[tuple[float, float], IntArray] = {}
         self.done: set[tuple[float, ...]] = set()
+        self.span_m = self.span_t = 1.0
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
         """One pass for some weights; returns the strategies' costs, in the order of the weights."""
@@ -87,27 +88,38 @@ class HullSearch:
         return found
 
     def run(self, lines: int) -> Hull | None:
-        """About ``lines`` lines; None when no strategy is possible."""
-        largest_m = power_of_two(float(self.flat.leaf_memory.max()))
-        largest_t = power_of_two(float(self.flat.leaf_time.max()))
-        ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
-        if not ends:
+        """About ``lines`` lines, those of earlier runs included; None when no strategy is possible."""
+        if not self.values and not self._ends():
             return None
-        span_m = power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
-        span_t = power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
-        tiny = 2.0**-24
-        # nearly lexicographic ends: the leanest strategy that is fast, the fastest that is lean
-        self.solve([1 / span_m, tiny / span_m], [tiny / span_t, 1 / span_t])
         while len(self.values) < lines:
             chords = self._open_chords(min(max(2, len(self.values)), lines - len(self.values)))
             if not chords:
                 break
             self.solve(
-                [(a[1] - b[1]) / span_t / span_m for a, b in chords],
-                [(b[0] - a[0]) / span_m / span_t for a, b in chords],
+                [(a[1] - b[1]) / self.span_t / self.span_m for a, b in chords],
+                [(b[0] - a[0]) / self.span_m / self.span_t for a, b in chords],
             )
             self.done.update((*a, *b) for a, b in chords)
         return self._result()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every vertex of the hull has been found."""
+        return bool(self.values) and not self._open_chords(1)
+
+    def _ends(self) -> bool:
+        """Both ends of the hull; False when no strategy is possible."""
+        largest_m = power_of_two(float(self.flat.leaf_memory.max()))
+        largest_t = power_of_two(float(self.flat.leaf_time.max()))
+        ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
+        if not ends:
+            return False
+        self.span_m = span_m = power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
+        self.span_t = span_t = power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
+        tiny = 2.0**-24
+        # nearly lexicographic ends: the leanest strategy that is fast, the fastest that is lean
+        self.solve([1 / span_m, tiny / span_m], [tiny / span_t, 1 / span_t])
+        return True
 
     def _vertices(self) -> list[tuple[float, float]]:
         """Lower convex hull of the strategies found, memory ascending."""

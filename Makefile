@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made test test-all lint clean
+.PHONY: help install demo dashboard ready-made test test-all test-nojit lint clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,6 +41,9 @@ test: $(STAMP) ## the test suite
 
 test-all: $(STAMP) ## the test suite with its slow part, and coverage
 	$(BIN)/python -m pytest -n $(WORKERS) --cov $(ARGS)
+
+test-nojit: $(STAMP) ## the search without compiled kernels, as plain Python
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/frontier tests/search $(ARGS)
 
 lint: $(STAMP) ## style, types, direction of imports
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Cost graph -> frontier: elimination, linear dynamic programming, unroll, bounds."""
 
 from tensoropt.search.costgraph import CostGraph
-from tensoropt.search.engine import TableTooLargeError
+from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.result import TrackedFrontier
 from tensoropt.search.track import track_frontier
 from tensoropt.search.union import UnionFrontier, track_union

@@ -12,9 +12,10 @@ from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.aim import aim, looseness
 from tensoropt.search.crossover import mix_neighbours
-from tensoropt.search.engine import Engine, Messages, TableTooLargeError
+from tensoropt.search.engine import Engine, Messages
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.limits import corners_of, reachable_entries
+from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.program import Builder, Program

@@ -15,24 +15,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tensoropt.errors import TensorOptError
 from tensoropt.frontier.kernels import grown, thin, union_of_products
 from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable_entries
+from tensoropt.search.memory import TableTooLargeError, memory_allowance
 from tensoropt.search.program import Program
 from tensoropt.units import format_bytes
 
 INLINE_WORK = 20_000
 BYTES_PER_POINT = 20
-
-
-class TableTooLargeError(TensorOptError, MemoryError):
-    """Frontiers that would not fit in the memory allowed for them."""
-
-
-def memory_allowance() -> int:
-    """Bytes that tables may take: half of what the machine has free now."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)

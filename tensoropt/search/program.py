@@ -18,9 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensoropt.search.costgraph import IntArray
+from tensoropt.search.memory import TableTooLargeError, memory_allowance
 from tensoropt.search.problem import Problem
+from tensoropt.units import format_bytes
 
 Scope = tuple[int, ...]
+
+WORTH_CHECKING = 1_000_000
+BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least four lines
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -193,6 +198,7 @@ class Builder:
             m, r = self.joint([f.maps[f.scope.index(u)] for f in (left, right) if u in f.scope])
             maps.append(m)
             representatives.append(r)
+        self._announce(scope, math.prod(len(r) for r in representatives))
         if remove >= 0:
             _, values = self.joint(
                 [f.maps[f.scope.index(remove)] for f in (left, right) if remove in f.scope]
@@ -206,6 +212,18 @@ class Builder:
         self.logical.append(Logical(table, left.node, right.node, remove, values if remove >= 0 else None))
         weight = left.weight + right.weight
         return Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
+
+    def _announce(self, scope: Scope, entries: int) -> None:
+        """Refuse a table that would not fit, before it is made."""
+        needed = entries * BYTES_PER_ENTRY
+        if entries < WORTH_CHECKING or needed <= memory_allowance():
+            return
+        names = ", ".join(repr(self.problem.graph.names[u]) for u in scope[:4] if u < len(self.problem.graph))
+        raise TableTooLargeError(
+            f"a table over {len(scope)} operators ({names}) would have {entries:.3g} entries and need "
+            f"{format_bytes(needed)}, more than half of the free memory; give these operators fewer "
+            "configurations or use method='auto'"
+        )
 
     def _unit(self) -> int:
         self.logical.append(Logical(len(self.problem.leaves)))

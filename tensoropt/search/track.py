@@ -30,7 +30,7 @@ def track_frontier(
     costs exactness, never achievability. ``threads``: default one per core; the result does not depend on it.
 
     Raises ``ValueError`` for bad settings and for a graph in which nothing is possible, and
-    :class:`~tensoropt.search.engine.TableTooLargeError` when an unpruned method outgrows the memory.
+    :class:`~tensoropt.search.TableTooLargeError` when an unpruned method outgrows the memory.
     """
     settings = check_settings(epsilon, method, max_points, threads)
     return track(graph, method, settings)

@@ -8,8 +8,7 @@ import pytest
 import tensoropt.search.auto as auto
 import tensoropt.search.order as order
 import tensoropt.search.paper as paper
-from tensoropt.search import CostGraph, track_frontier
-from tensoropt.search.engine import TableTooLargeError
+from tensoropt.search import CostGraph, TableTooLargeError, track_frontier
 from tests import naive
 from tests.search.graphs import SHAPES, Case, seeds_of
 from tests.search.test_exhaustive import check
@@ -131,6 +130,15 @@ def test_an_unpruned_search_stops_before_it_outgrows_memory(monkeypatch):
     assert not found.exact
     assert "not searched to the end" in found.notes[0]
     assert len(found) > 2
+
+
+def test_a_table_that_would_not_fit_is_announced_before_it_is_made(monkeypatch):
+    ring = chain(4, 6)
+    ring.add_edge(0, 3, np.random.default_rng(1).random((6, 6, 2)))
+    monkeypatch.setattr("tensoropt.search.program.WORTH_CHECKING", 30)
+    monkeypatch.setattr("tensoropt.search.program.memory_allowance", lambda: 1_000)
+    with pytest.raises(TableTooLargeError, match=r"over 2 operators \(.*36 entries.*half of the free"):
+        track_frontier(ring, method="elimination")
 
 
 def test_scales_of_bytes_and_microseconds():

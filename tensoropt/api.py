@@ -58,8 +58,9 @@ class SearchedSpace:
 def searched_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
     """The cluster's meshes of up to :data:`MAX_AXES` axes, at most one axis more than it has link levels.
 
-    Inside one uniform level a third axis offers no link that two axes lack, and multiplies the work (CPU time for
-    GPT-2 on 8 devices, tables and search: 4.4 + 0.5 s for 2x4, 9.5 + 7 s for 2x2x2, per micro-batch count).
+    Inside one uniform level a third axis offers no link that two axes lack, and multiplies the work (CPU
+    seconds for GPT-2 on 8 devices, tables + search: 4.4 + 0.5 for 2x4, 9.5 + 7 for 2x2x2, per micro-batch
+    count).
     """
     most = min(MAX_AXES, 1 + len(cluster.levels))
     return cluster.meshes(most)

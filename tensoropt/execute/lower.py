@@ -22,9 +22,11 @@ from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.local import LocalCall, literal, localise
-from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
+
+WHOLE = (REPLICATE, PARTIAL_GRAD)
 
 
 @dataclass
@@ -166,7 +168,7 @@ class _Lowering:
             self.root.register_buffer(attribute, self.source.constants[name], persistent=False)
             origin = self.graph.get_attr(attribute)
             self.places[name] = origin
-        whole = all(self.strategy.mesh[a] == 1 or code < 0 for a, code in enumerate(layout))
+        whole = all(self.strategy.mesh[a] == 1 or code in WHOLE for a, code in enumerate(layout))
         tensor = self.source.tensors[name]
         expanded = tensor.kind == "constant" and tuple(self.source.constants[name].shape) != tensor.shape
         if whole and not expanded:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.execute.runtime import Runtime
-from tensoropt.sharding.placement import Atoms, Layout, chunk, local_atoms, local_shape
+from tensoropt.sharding.placement import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
 from tensoropt.sharding.resharding import Step, gradient_placements
 
 
@@ -208,7 +208,8 @@ def redistribute(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Ten
 
 
 def take_shard(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a tensor every rank has whole (an input or a constant); a view."""
+    """This rank's part of a tensor every rank has whole (an input or a constant): a view of its shard, and
+    zeros on all but the first coordinate of an axis that adds it up."""
     sizes = [size for dim in spec.atoms for size in dim]
     shape = [size for dim in spec.atoms for size in (math.prod(dim),)]
     x = x.expand(shape).reshape(sizes) if sizes else x
@@ -216,4 +217,7 @@ def take_shard(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Tenso
         if code >= 0 and spec.mesh[axis] > 1:
             start, length = chunk(x.shape[code], spec.mesh[axis], runtime.place[axis])
             x = x.narrow(code, start, length)
+    summed = [a for a, code in enumerate(spec.target) if code == PARTIAL and spec.mesh[a] > 1]
+    if any(runtime.place[axis] for axis in summed):
+        x = torch.zeros_like(x)
     return x.reshape(local_shape(spec.atoms, spec.target, spec.mesh, runtime.place))

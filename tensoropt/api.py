@@ -138,9 +138,9 @@ def explore(
     where = load_cluster(cluster)
     rivals = asked(planners)
     report_progress("capture", 0, 1, type(model).__name__)
-    with clock("capture"):
+    with clock("capture"), ExitStack() as stack:
         captured = capture(model, args, kwargs, loss=loss, mode=mode, dtype=dtype)
-        problem = prepare(captured)
+        problem = prepare(captured, store or stack.enter_context(ProfileStore()))
     report_progress(
         "capture", 1, 1, f"{len(captured.graph.operators)} operators, {len(problem.graph.groups)} groups"
     )
@@ -390,6 +390,11 @@ def _report(problem: Problem, seconds: Mapping[str, float], played: int, costs: 
         "hubs": len(problem.graph.hubs),
         "shared_parameters": len(problem.graph.shared),
         "operators_without_rule": sorted({op.target for op in graph.operators if not spaces[op.name].known}),
+        "operators_discovered": {
+            target: found
+            for target, found in problem.graph.atoms.discoveries().items()
+            if any(spaces[op.name].discovered for op in graph.operators if op.target == target)
+        },
         "split_share_of_flops": _split_share(problem, costs),
         "micro_batches_refused": problem.refusal,
         "notes": [*graph.notes, *_left_out(costs.cluster)],

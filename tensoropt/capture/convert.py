@@ -235,6 +235,11 @@ class Converter:
         differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
+        if not single and not isinstance(value, (tuple, list)):
+            raise CaptureError(
+                f"{node.name}: {target} makes a number that depends on values ({_source(node)}), but the "
+                "graph has fixed shapes; avoid .item(), boolean indexing and nonzero() in the model"
+            )
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):

@@ -38,6 +38,22 @@ _FLOPS = {
 """PyTorch's counts, and those it lacks: it knows the attention kernels of GPUs only."""
 
 
+def _grouped_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(x[0]) * int(x[1]) * int(w[-1])
+
+
+def _grouped_backward_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
+    return 2 * _grouped_flops(x, w)
+
+
+_EXPERTS = {
+    "aten::_grouped_mm": shape_wrapper(_grouped_flops),
+    "transformers::grouped_mm_fallback": shape_wrapper(_grouped_flops),
+    "transformers::grouped_mm_fallback_backward": shape_wrapper(_grouped_backward_flops),
+}
+"""Products of mixtures of experts, by name: those of ``transformers`` exist where that is imported."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Facts of one workload, bytes and FLOP of one rank and one micro-batch.
@@ -95,7 +111,7 @@ class _Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if (count := _FLOPS.get(func._overloadpacket)) is not None:
+        if (count := _FLOPS.get(func._overloadpacket) or _EXPERTS.get(func._schema.name)) is not None:
             self.flops += count(*args, **kwargs, out_val=result)
         fresh = 0
         for tensor in tree_leaves(result):

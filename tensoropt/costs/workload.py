@@ -32,12 +32,14 @@ VERSION = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers."""
+    """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers, ``ends``
+    is for where groups of rows end: the number of rows, shared evenly."""
 
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
     high: int = 2
+    ends: int = 0
 
     @property
     def bytes(self) -> int:
@@ -87,7 +89,10 @@ class Workload:
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
         ]
-        inputs = [(n, s.shape, s.dtype, s.requires_grad, role) for n, s, role in self.inputs]
+        inputs = [
+            (n, s.shape, s.dtype, s.requires_grad, role, *([s.ends] if s.ends else []))
+            for n, s, role in self.inputs
+        ]
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
         return hashlib.sha256(payload.encode()).hexdigest()[:32]
 
@@ -157,6 +162,10 @@ def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Wor
         for name, high in _integer_bounds(call, specs).items() if _has_specs(call, specs) else ():
             if name in specs:
                 specs[name] = replace(specs[name], high=high)
+    for op in group.operators:
+        if "grouped_mm" in op.target and names[op.inputs()[2]] in specs:
+            ends = names[op.inputs()[2]]
+            specs[ends] = replace(specs[ends], ends=tensors[op.inputs()[0]].shape[0])
     resolved = None
     if configuration.resolved is not None:
         name, before, after = configuration.resolved
@@ -181,6 +190,9 @@ def random_tensor(spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     if spec.dtype in FLOATING:
         value = torch.randn(spec.shape, dtype=dtype)
+    elif spec.ends:
+        count = spec.shape[0]
+        value = torch.arange(1, count + 1).mul(spec.ends).div(count, rounding_mode="floor").to(dtype)
     elif spec.dtype == "bool":
         value = torch.rand(spec.shape) < 0.9
     else:

@@ -15,6 +15,7 @@ from tensoropt.sharding.configurations import (
     batch_placements,
     micro_batch_strategies,
 )
+from tensoropt.sharding.discovery import Kept
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
 
 AUTO_MICRO_BATCHES = (1, 2, 4, 8)
@@ -69,14 +70,20 @@ class Problem:
     refusal: str = ""
 
 
-def prepare(captured: Capture) -> Problem:
+def prepare(captured: Capture, kept: Kept | None = None) -> Problem:
     """Atoms, groups and micro-batch strategies of a captured model."""
-    return prepare_graph(captured.graph, captured)
+    return prepare_graph(captured.graph, captured, kept)
 
 
-def prepare_graph(operators: OperatorGraph, captured: Capture | None = None) -> Problem:
-    """Atoms, groups and micro-batch strategies of an operator graph."""
-    graph = group_operators(refine_graph(operators))
+def prepare_graph(
+    operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
+) -> Problem:
+    """Atoms, groups and micro-batch strategies of an operator graph.
+
+    Args:
+        kept: what was discovered before of operators without a rule; what is found now is added.
+    """
+    graph = group_operators(refine_graph(operators, kept))
     try:
         return Problem(captured, graph, micro_batch_strategies(graph))
     except MicroBatchRefused as refusal:

@@ -137,7 +137,9 @@ def summary_lines(exploration: Exploration) -> list[str]:
     unknown = report.get("operators_without_rule") or []
     if unknown:
         lines.append(f"operators without a rule (kept whole): {', '.join(unknown)}")
-    else:
+    discovered = report.get("operators_discovered") or {}
+    lines += [f"discovered rule for {target}: splits {found}" for target, found in discovered.items()]
+    if not unknown and not discovered:
         lines.append("every operator has a rule")
     if "split_share_of_flops" in report:
         lines.append(

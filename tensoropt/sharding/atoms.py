@@ -17,31 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 from tensoropt.graph import OperatorGraph
+from tensoropt.sharding.atom_graph import AtomGraph as AtomGraph
+from tensoropt.sharding.discovery import Discovery, Kept, discover, discovered_space, signature
 from tensoropt.sharding.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.sharding.placement import Atoms
 from tensoropt.sharding.rules import index_space
-
-
-@dataclass(frozen=True)
-class AtomGraph:
-    """Index spaces refined into atoms.
-
-    Attributes:
-        graph: the operator graph.
-        spaces: per operator name its index space; loop ``j`` of an operand is atom ``j`` of its tensor.
-        atoms: per tensor name the atom sizes of each dim.
-    """
-
-    graph: OperatorGraph
-    spaces: Mapping[str, IndexSpace]
-    atoms: Mapping[str, Atoms]
-
-    def atom_sizes(self, tensor: str) -> tuple[int, ...]:
-        return tuple(size for dim in self.atoms[tensor] for size in dim)
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
@@ -50,9 +34,10 @@ def is_chain(boundaries: Iterable[int]) -> bool:
 
 
 class _Refinement:
-    def __init__(self, graph: OperatorGraph):
+    def __init__(self, graph: OperatorGraph, kept: Kept | None):
         self.graph = graph
         self.spaces = {op.name: index_space(op, graph) for op in graph.operators}
+        self.discovered = self._discover(kept)
         self.boundaries: dict[tuple[str, int], set[int]] = {
             (t.name, dim): set() for t in graph.tensors.values() for dim in range(len(t.shape))
         }
@@ -63,6 +48,19 @@ class _Refinement:
                 for dim, loops in enumerate(operand.dims):
                     if loops:
                         self.touching.setdefault((operand.tensor, dim), set()).add(name)
+
+    def _discover(self, kept: Kept | None) -> dict[str, Discovery]:
+        """Find out about operators without a rule; those that look alike are run once."""
+        found: dict[str, Discovery] = {}
+        known: dict[str, Discovery] = {}
+        for op in self.graph.operators:
+            if not self.spaces[op.name].known and op.inputs():
+                key = signature(op, self.graph)
+                if key not in known:
+                    known[key] = discover(op, self.graph, kept)
+                found[op.name] = known[key]
+                self.spaces[op.name] = discovered_space(op, self.graph, known[key])
+        return found
 
     def _positions(self, space: IndexSpace, loop: int) -> list[tuple[tuple[str, int], int]]:
         """Where a loop occurs: (tensor dim, product of the loops inside it within that dim)."""
@@ -120,7 +118,10 @@ class _Refinement:
         spaces = {name: self._refined(name, atoms) for name in self.spaces}
         uneven = _uneven_dims(self.graph, spaces, atoms)
         return AtomGraph(
-            self.graph, {name: _mark_uneven(space, uneven) for name, space in spaces.items()}, atoms
+            self.graph,
+            {name: _mark_uneven(space, uneven) for name, space in spaces.items()},
+            atoms,
+            self.discovered,
         )
 
     def _refined(self, name: str, atoms: Mapping[str, Atoms]) -> IndexSpace:
@@ -150,11 +151,12 @@ class _Refinement:
                     new = [self._opaque(new_dims, size) for size in atoms[old.tensor][i]]
                 dims.append(tuple(new))
             synced = tuple(p for loop in old.synced for p in parts.get(loop, []))
-            return Operand(old.tensor, tuple(dims), old.added, synced)
+            means = tuple(p for loop in old.means for p in parts.get(loop, []))
+            return Operand(old.tensor, tuple(dims), old.added, synced, means)
 
         reads = tuple(operand(o) for o in space.reads)
         writes = tuple(operand(o) for o in space.writes)
-        return IndexSpace(tuple(new_dims), reads, writes, space.linear, space.cheap, space.known)
+        return replace(space, dims=tuple(new_dims), reads=reads, writes=writes)
 
     @staticmethod
     def _opaque(dims: list[LoopDim], size: int) -> int:
@@ -211,6 +213,10 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
     return space.with_dims(dims)
 
 
-def refine_graph(graph: OperatorGraph) -> AtomGraph:
-    """Refine every operator's index space into atoms."""
-    return _Refinement(graph).run()
+def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
+    """Refine every operator's index space into atoms.
+
+    Args:
+        kept: what is known of operators without a rule; every process finds the same by itself.
+    """
+    return _Refinement(graph, kept).run()

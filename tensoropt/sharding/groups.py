@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tensoropt.graph import Operator, OperatorGraph, Tensor
-from tensoropt.sharding.atoms import AtomGraph
+from tensoropt.graph import Operator, OperatorGraph
+from tensoropt.sharding.atom_graph import AtomGraph
+from tensoropt.sharding.atom_graph import canonical as canonical
 from tensoropt.sharding.index_space import NONE, IndexSpace, operand_placement
 from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_name
 
@@ -107,11 +108,6 @@ class GroupGraph:
     hubs: tuple[str, ...]
     shared: tuple[str, ...]
     group_of: Mapping[str, Group]
-
-
-def canonical(tensor: Tensor, code: int) -> int:
-    """Without a gradient R/P is R; a placement that only speaks of the gradient says nothing."""
-    return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code
 
 
 class _Grouping:

@@ -38,13 +38,15 @@ class Operand:
 
     An empty tuple is a dim that no loop walks: size 1, broadcast, or opaque.
     ``added`` marks an operand added outside the contraction (a bias). ``synced`` lists contracted loops
-    over which ``local`` itself reduces (statistics of a batch norm), so that the result is whole.
+    over which ``local`` itself reduces (statistics of a batch norm), so that the result is whole; ``means``
+    those over which the result is an average, which ``local`` divides so that its parts add up.
     """
 
     tensor: str
     dims: tuple[tuple[int, ...], ...]
     added: bool = False
     synced: tuple[int, ...] = ()
+    means: tuple[int, ...] = ()
 
     @property
     def loops(self) -> frozenset[int]:
@@ -59,7 +61,8 @@ class IndexSpace:
         reads, writes: operands in argument and output order.
         linear: linear in all its activations jointly, so that a partial sum may pass through.
         cheap: moves or rescales data only; it follows the operator that feeds it.
-        known: made by a rule (False: the fallback that splits nothing).
+        known: made by a rule or found by discovery (False: the fallback that splits nothing).
+        discovered: found by running the operator in pieces.
     """
 
     dims: tuple[LoopDim, ...]
@@ -68,6 +71,7 @@ class IndexSpace:
     linear: bool = False
     cheap: bool = False
     known: bool = True
+    discovered: bool = False
 
     def with_dims(self, dims: tuple[LoopDim, ...]) -> IndexSpace:
         return replace(self, dims=dims)

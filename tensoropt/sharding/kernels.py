@@ -6,6 +6,7 @@ The same functions run in the executor, under measurement and in the rule tests.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -108,9 +109,12 @@ def random(
     kind: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    offset: float = 0.0,
+    scale: float = 1.0,
     *_: Any,
 ) -> torch.Tensor:
-    """``rand`` or ``randn`` from a hash of the global index: replicas agree, shards differ.
+    """``offset + scale * rand`` (or ``randn``, ``randint``) from a hash of the global index: replicas agree,
+    shards differ.
 
     ``randn`` is Box and Muller's transform of two uniform numbers.
     """
@@ -122,7 +126,21 @@ def random(
     value = uniform(name)
     if kind == "randn":
         value = (-2.0 * value.log()).sqrt() * (2.0 * torch.pi * uniform(f"{name}/angle")).cos()
-    return value.reshape(shape).to(dtype)
+    value = (value * scale + offset).reshape(shape)
+    return (value.floor() if kind == "randint" else value).to(dtype)
+
+
+_SEEDING = threading.Lock()
+
+
+def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
+    """An operator that draws random numbers itself, on all ranks from one seed: it is kept whole, and
+    every rank must draw what the unsplit model draws."""
+    namespace, packet, overload = target.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_key(context.seed, context.step, name) & ((1 << 63) - 1))
+        return function(*args, **kwargs)
 
 
 def bernoulli(
@@ -315,6 +333,17 @@ def mean_as_sum(
     """A mean over split dims: the sum (``target``) divided by the global count, so that shards add up."""
     namespace, packet, overload = target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)(*args, **kwargs) / count
+
+
+def divided(
+    context: ShardContext, name: str, target: str, parts: tuple[int, ...], *args: Any, **kwargs: Any
+) -> Any:
+    """The operator's results, each divided by how many parts of an average there are."""
+    namespace, packet, overload = target.split(".")
+    result = getattr(getattr(getattr(torch.ops, namespace), packet), overload)(*args, **kwargs)
+    if isinstance(result, torch.Tensor):
+        return result / parts[0]
+    return tuple(value / count if count > 1 else value for value, count in zip(result, parts, strict=True))
 
 
 def index_relative(

@@ -17,6 +17,13 @@ _POSITIVE = frozenset(
     )
 )
 """Operators with operands that must lie in (0, 1) to be well defined and smooth."""
+_ALONG_A_DIM = frozenset(
+    (
+        *("gather", "index_select", "scatter", "scatter_add", "scatter_reduce"),
+        *("index_add", "index_copy", "index_fill"),
+    )
+)
+"""Operators that read or write at indices: (tensor, dim, index, ...)."""
 
 
 def sample_inputs(
@@ -49,6 +56,7 @@ def sample_inputs(
             value = torch.randint(*limits.get(name, (1, 5)), tensor.shape, generator=generator, dtype=dtype)
         values[name] = value.to(torch.float64 if exact else dtype) if tensor.dtype in FLOATING else value
     _ignore_some(op, graph, values, generator)
+    _end_groups(op, graph, values, generator)
     return values
 
 
@@ -65,7 +73,7 @@ def _index_limits(op: Operator, graph: OperatorGraph) -> Iterator[tuple[str, tup
     packet, args = op.target.split(".")[1], op.args
     if packet == "embedding":
         yield args[1].name, (0, shape(args[0])[0])
-    elif packet in ("gather", "index_select", "scatter", "scatter_add", "index_add"):
+    elif packet in _ALONG_A_DIM:
         size = shape(args[0])
         yield args[2].name, (0, size[args[1] % len(size)] if size else 1)
     elif packet in ("cross_entropy_loss", "nll_loss", "nll_loss_nd"):
@@ -92,3 +100,17 @@ def _ignore_some(
     target = values[name]
     ramp = torch.linspace(0.0, 0.7, max(target.numel(), 1)).view(target.shape)
     values[name] = target.masked_fill(torch.rand(target.shape, generator=generator) < ramp, ignored)
+
+
+def _end_groups(
+    op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
+) -> None:
+    """Where each expert's rows end: unequal groups, one of them empty, all rows used."""
+    if "grouped_mm" not in op.target:
+        return
+    rows, name = graph.tensors[op.inputs()[0]].shape[0], op.inputs()[2]
+    ends = torch.randint(0, rows + 1, values[name].shape, generator=generator).sort().values
+    ends[-1] = rows
+    if len(ends) > 2:
+        ends[1] = ends[0]
+    values[name] = ends.to(values[name].dtype)

@@ -2,6 +2,7 @@
 
 from tensoropt.sharding.rules import (
     attention,
+    experts,
     generators,
     indexing,
     lookup,
@@ -10,6 +11,7 @@ from tensoropt.sharding.rules import (
     pointwise,
     recurrent,
     views,
+    writes,
 )
 from tensoropt.sharding.rules.registry import (
     Builder,
@@ -24,6 +26,7 @@ __all__ = [
     "Builder",
     "Opaque",
     "attention",
+    "experts",
     "generators",
     "has_rule",
     "index_space",
@@ -36,4 +39,5 @@ __all__ = [
     "registered_targets",
     "rule",
     "views",
+    "writes",
 ]

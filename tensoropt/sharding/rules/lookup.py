@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tensoropt.graph import Ref
 from tensoropt.sharding.rules.registry import Builder, Label, Opaque, rule
 
 
@@ -24,10 +25,17 @@ def cross_entropy(b: Builder) -> None:
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction, smoothing = b.arg(3, "reduction", 1), b.arg(5, "label_smoothing", 0.0)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
-    if weight is not None or len(shape) == len(labels_shape) or len(shape) == 1:
-        raise Opaque(b.op.name)
+    if len(shape) == 1 or (weight is not None and reduction == 1):
+        raise Opaque(b.op.name)  # a weighted mean divides by the weights of the targets it meets
     rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
-    classes = b.loop("classes", shape[1], uneven=True, splittable=not smoothing and len(shape) == 2)
+    if shape == labels_shape:
+        # Targets are chances: a row needs all of its classes.
+        b.read(logits, [rows[0], None, *rows[1:]])
+        b.read(target, [rows[0], None, *rows[1:]])
+        b.write([] if reduction else rows)
+        return
+    alone = len(shape) == 2 and not smoothing and weight is None
+    classes = b.loop("classes", shape[1], uneven=True, splittable=alone)
     b.read(logits, [rows[0], classes, *rows[1:]])
     b.read(target, rows)
     b.write([] if reduction else rows, synced=[classes])
@@ -37,7 +45,7 @@ def cross_entropy(b: Builder) -> None:
 def nll_loss(b: Builder) -> None:
     inputs, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     shape = b.tensor(inputs).shape
-    if weight is not None or len(shape) == 1:
+    if len(shape) == 1 or (weight is not None and b.arg(3, "reduction", 1) == 1):
         raise Opaque(b.op.name)
     rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
     b.read(inputs, [rows[0], None, *rows[1:]])
@@ -45,34 +53,50 @@ def nll_loss(b: Builder) -> None:
     b.write([] if b.arg(3, "reduction", 1) else rows)
 
 
-@rule(
-    "aten.mse_loss.default", "aten.l1_loss.default", "aten.smooth_l1_loss.default", "aten.huber_loss.default",
-    "aten.binary_cross_entropy.default", "aten.binary_cross_entropy_with_logits.default",
-)  # fmt: skip
+REDUCTION = {
+    "aten.binary_cross_entropy.default": 3,
+    "aten.binary_cross_entropy_with_logits.default": 4,
+    "aten.hinge_embedding_loss.default": 3,
+    "aten.poisson_nll_loss.default": 5,
+} | dict.fromkeys(
+    (f"aten.{name}_loss.default" for name in ("mse", "l1", "smooth_l1", "huber", "soft_margin")), 2
+) | {"aten.kl_div.default": 2}  # fmt: skip
+"""Losses of single elements -> position of their reduction (0 none, 1 mean, 2 sum)."""
+
+
+@rule(*REDUCTION)
 def elementwise_loss(b: Builder) -> None:
-    x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
-    if x != y or b.op.kwargs.get("weight") is not None or b.op.kwargs.get("pos_weight") is not None:
-        raise Opaque(b.op.name)
-    index = {"aten.binary_cross_entropy.default": 3, "aten.binary_cross_entropy_with_logits.default": 4}
-    reduction = b.arg(index.get(b.op.target, 2), "reduction", 1)
-    if any(a is not None for a in b.op.args[2 : index.get(b.op.target, 2)]):
+    """Every element of the operands is a loop; weights of elements or classes broadcast to them."""
+    x, position = b.tensor(b.arg(0)).shape, REDUCTION[b.op.target]
+    if x != b.tensor(b.arg(1)).shape:
         raise Opaque(b.op.name)
     loops = b.loops(x)
     b.read(b.arg(0), loops)
     b.read(b.arg(1), loops)
-    b.write([] if reduction else loops)
+    weights = (b.arg(2, "weight"), b.arg(3, "pos_weight")) if "cross_entropy" in b.op.target else ()
+    for weight in weights:
+        if isinstance(weight, Ref):
+            b.read(weight, loops[len(loops) - len(b.tensor(weight).shape) :])
+    b.write([] if b.arg(position, "reduction", 1) else loops)
 
 
-@rule("aten.gather.default")
+@rule("aten.gather.default", "aten.take_along_dim.default")
 def gather(b: Builder) -> None:
-    shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
-    dim = b.arg(1) % len(shape)
+    """Other dims split together; what is looked up stays whole, the looking up splits."""
+    where = 2 if "gather" in b.op.target else 1
+    shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
+    dim = b.arg(3 - where, "dim")
+    if dim is None or not shape or len(index) != len(shape):
+        raise Opaque(b.op.name)
+    dim %= len(shape)
     labels: list[Label] = [
         b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
     ]
+    found = list(labels)
+    found[dim] = b.loop("index", index[dim])
     b.read(b.arg(0), labels)
-    b.read(b.arg(2), labels)
-    b.write(labels)
+    b.read(b.arg(where), found)
+    b.write(found)
 
 
 @rule("aten.index_select.default")

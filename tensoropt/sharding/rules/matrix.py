@@ -23,9 +23,7 @@ def linear(b: Builder) -> None:
 
 @rule("aten.addmm.default")
 def addmm(b: Builder) -> None:
-    """``y[m, n] = bias[n] + sum_k x[m, k] w[k, n]`` (``beta = alpha = 1``)."""
-    if b.op.kwargs:
-        raise Opaque(b.op.name)
+    """``y[m, n] = beta bias[n] + alpha sum_k x[m, k] w[k, n]``."""
     bias, x, w = b.arg(0), b.arg(1), b.arg(2)
     m = b.loop("rows", b.tensor(x).shape[0])
     n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
@@ -107,7 +105,7 @@ def einsum(b: Builder) -> None:
     b.write([loops[letter] for letter in right])
 
 
-@rule("aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default")
+@rule(*(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")))
 def convolution(b: Builder) -> None:
     """Batch, output and (without groups) input channels; windows keep spatial dims whole."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
@@ -132,3 +130,57 @@ def convolution(b: Builder) -> None:
     b.read(w, [(g, o), i, *window])
     b.read(bias, [(g, o)], added=True)
     b.write([n, (g, o), *window])
+
+
+@rule("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+def transposed_convolution(b: Builder) -> None:
+    """As :func:`convolution`, with weights ``[in, out / groups, window...]``."""
+    x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
+    shape, weight = b.tensor(x).shape, b.tensor(w).shape
+    window: list[Label] = [None] * (len(weight) - 2)
+    if len(shape) != len(weight):
+        raise Opaque(b.op.name)
+    n = b.loop("batch", shape[0])
+    if groups == 1:
+        i, o = b.loop("in_channels", weight[0]), b.loop("out_channels", weight[1])
+        b.read(x, [n, i, *window])
+        b.read(w, [i, o, *window])
+        b.read(bias, [o], added=True)
+        b.write([n, o, *window])
+        return
+    g = b.loop("groups", groups)
+    i = b.loop("in_channels", weight[0] // groups, splittable=False)
+    o = b.loop("out_channels", weight[1], splittable=False)
+    b.read(x, [n, (g, i), *window])
+    b.read(w, [(g, i), o, *window])
+    b.read(bias, [(g, o)], added=True)
+    b.write([n, (g, o), *window])
+
+
+@rule("aten.dot.default")
+def dot(b: Builder) -> None:
+    k = b.loop("k", b.tensor(b.arg(0)).shape[0])
+    b.read(b.arg(0), [k])
+    b.read(b.arg(1), [k])
+    b.write([])
+
+
+@rule("aten.mv.default")
+def mv(b: Builder) -> None:
+    m, k = b.loops(b.tensor(b.arg(0)).shape)
+    b.read(b.arg(0), [m, k])
+    b.read(b.arg(1), [k])
+    b.write([m])
+
+
+@rule("aten.bilinear.default")
+def bilinear(b: Builder) -> None:
+    """``y[..., o] = sum_ij x[..., i] w[o, i, j] z[..., j] + bias[o]``."""
+    x, z, w = b.arg(0), b.arg(1), b.arg(2)
+    rows = b.loops(b.tensor(x).shape[:-1])
+    o, i, j = (b.loop(n, s) for n, s in zip(("out_features", "i", "j"), b.tensor(w).shape, strict=True))
+    b.read(x, [*rows, i])
+    b.read(z, [*rows, j])
+    b.read(w, [o, i, j])
+    b.read(b.arg(3, "bias"), [o], added=True)
+    b.write([*rows, o])

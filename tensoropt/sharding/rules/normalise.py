@@ -54,6 +54,20 @@ def group_norm(b: Builder) -> None:
     b.write(x)
 
 
+@rule("aten.instance_norm.default")
+def instance_norm(b: Builder) -> None:
+    """Every image and channel has statistics of its own, unless running ones are kept."""
+    shape = b.tensor(b.arg(0)).shape
+    if b.arg(3) is not None or b.arg(4) is not None:
+        raise Opaque(b.op.name)
+    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
+    x: list[Label] = [n, c] + [None] * (len(shape) - 2)
+    b.read(b.arg(0), x)
+    for index in (1, 2):
+        b.read(b.arg(index), [c])
+    b.write(x)
+
+
 @rule("aten._native_batch_norm_legit_functional.default")
 def batch_norm_training(b: Builder) -> None:
     """Batch (statistics are synchronised by ``local``) and channels split."""
@@ -82,7 +96,7 @@ def batch_norm_inference(b: Builder) -> None:
 
 @rule(
     "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
-    "aten.cumsum.default", "aten.logcumsumexp.default",
+    "aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default",
 )  # fmt: skip
 def along_one_dim(b: Builder) -> None:
     shape = b.tensor(b.arg(0)).shape
@@ -144,6 +158,52 @@ def dim_reduction(b: Builder) -> None:
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=False)
 
 
+@rule("aten.linalg_vector_norm.default")
+def vector_norm(b: Builder) -> None:
+    _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
+
+
+@rule("aten.cosine_similarity.default")
+def cosine_similarity(b: Builder) -> None:
+    """Dims other than the one that is compared split."""
+    shape = b.tensor(b.arg(0)).shape
+    if b.tensor(b.arg(1)).shape != shape:
+        raise Opaque(b.op.name)
+    dim = b.arg(2, "dim", 1) % len(shape)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.read(b.arg(1), labels)
+    b.write([label for i, label in enumerate(labels) if i != dim])
+
+
+@rule("aten.cdist.default")
+def distances(b: Builder) -> None:
+    """``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``."""
+    x, z = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
+    if x[:-2] != z[:-2]:
+        raise Opaque(b.op.name)
+    lead, p, r = b.loops(x[:-2], "batch"), b.loop("left", x[-2]), b.loop("right", z[-2])
+    b.read(b.arg(0), [*lead, p, None])
+    b.read(b.arg(1), [*lead, r, None])
+    b.write([*lead, p, r])
+
+
+@rule("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default")
+def pixel_shuffle(b: Builder) -> None:
+    """``[..., c * r * r, h, w] <-> [..., c, h * r, w * r]``: the factors are inner atoms on both sides."""
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    low, high = (before, after) if "unshuffle" not in b.op.target else (after, before)
+    lead = b.loops(before[:-3])
+    c, h, w = b.loop("channels", high[-3]), b.loop("rows", low[-2]), b.loop("columns", low[-1])
+    r = high[-2] // low[-2]
+    above, beside = b.loop("above", r, splittable=False), b.loop("beside", r, splittable=False)
+    coarse: list[Label] = [*lead, (c, above, beside), h, w]
+    fine: list[Label] = [*lead, c, (h, above), (w, beside)]
+    b.read(b.arg(0), coarse if low is before else fine)
+    b.write(fine if low is before else coarse)
+    b.linear = True
+
+
 @rule("aten.var.correction", "aten.std.correction", "aten.var.dim", "aten.std.dim")
 def variance(b: Builder) -> None:
     _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
@@ -152,14 +212,18 @@ def variance(b: Builder) -> None:
 @rule(
     *(f"aten.{kind}_pool{d}d.default" for kind in ("max", "avg", "adaptive_avg") for d in (1, 2, 3)),
     *(
-        f"aten.upsample_{kind}2d.{overload}"
-        for kind in ("nearest", "bilinear")
+        f"aten.{kind}.{overload}"
+        for kind in (
+            *(f"upsample_nearest{d}d" for d in (1, 2, 3)),
+            *(f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)),
+            *("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+            *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+        )
         for overload in ("vec", "default")
     ),
     "aten.adaptive_max_pool2d.default",
     "aten.max_pool2d_with_indices.default",
     "aten._adaptive_avg_pool2d.default",
-    "aten.pixel_shuffle.default",
 )
 def pooling(b: Builder) -> None:
     """Batch and channels split; windows keep spatial dims whole."""

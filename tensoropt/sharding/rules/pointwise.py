@@ -25,9 +25,30 @@ _NONLINEAR = """
     le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor logical_and.default logical_or.default
     logical_xor.default bitwise_and.Tensor bitwise_or.Tensor bitwise_and.Scalar bitwise_or.Scalar
     __and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar addcmul.default addcdiv.default
-    lerp.Scalar lerp.Tensor atan2.default fill.Scalar detach.default prelu.default rsub.Scalar
+    lerp.Scalar lerp.Tensor atan2.default fill.Scalar detach.default rsub.Scalar
+    multiply.Tensor divide.Tensor true_divide.Tensor max.other min.other fmax.default fmin.default
+    clamp_min.Tensor clamp_max.Tensor pow.Tensor_Scalar_out rsub.Tensor asin.default asinh.default
+    acosh.default atanh.default sinh.default cosh.default exp2.default log10.default erfinv.default
+    lgamma.default digamma.default sgn.default signbit.default frac.default sinc.default i0.default
+    isfinite.default isposinf.default isneginf.default deg2rad.default rad2deg.default bitwise_xor.Tensor
+    bitwise_left_shift.Tensor bitwise_right_shift.Tensor __lshift__.Scalar __rshift__.Scalar
+    floor_divide.Scalar fmod.Tensor hypot.default logaddexp.default logaddexp2.default copysign.Tensor
+    xlogy.Tensor heaviside.default softshrink.default hardshrink.default greater.Tensor less.Tensor
+    greater_equal.Tensor less_equal.Tensor special_i0.default special_expit.default special_erf.default
+    special_log_ndtr.default special_entr.default special_xlog1py.default absolute.default
+    angle.default conj_physical.default polar.default complex.default
+    not_equal.Tensor
 """
-_SCALING = frozenset({"aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"})
+_SCALING = frozenset(
+    {
+        "aten.multiply.Tensor",
+        "aten.divide.Tensor",
+        "aten.mul.Tensor",
+        "aten.div.Tensor",
+        "aten.mul.Scalar",
+        "aten.div.Scalar",
+    }
+)
 
 
 def _names(block: str) -> tuple[str, ...]:
@@ -81,3 +102,14 @@ def cast(b: Builder) -> None:
     b.linear = source.element_bytes <= b.output().element_bytes and source.dtype.startswith(
         ("float", "bfloat")
     )
+
+
+@rule("aten.prelu.default")
+def prelu(b: Builder) -> None:
+    """One slope for all, or one per channel (dim 1)."""
+    shape, slopes = b.output().shape, b.tensor(b.arg(1)).shape
+    loops = b.loops(shape)
+    b.read(b.arg(0), loops)
+    b.read(b.arg(1), [loops[1]] if slopes and slopes[0] > 1 else [None] * len(slopes))
+    b.write(loops)
+    b.cheap = True

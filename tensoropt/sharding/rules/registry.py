@@ -87,7 +87,12 @@ class Builder:
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
 
     def _operand(
-        self, name: str, labels: Sequence[Label], added: bool, synced: Sequence[int] = ()
+        self,
+        name: str,
+        labels: Sequence[Label],
+        added: bool,
+        synced: Sequence[int] = (),
+        means: Sequence[int] = (),
     ) -> Operand:
         shape = self.graph.tensors[name].shape
         assert len(labels) == len(shape), f"{self.op.name}: {len(labels)} labels for {name} of shape {shape}"
@@ -99,17 +104,25 @@ class Builder:
                 dims.append((label,))
             else:
                 dims.append(tuple(loop for loop in label if self._loops[loop].size > 1))
-        return Operand(name, tuple(dims), added, tuple(synced))
+        return Operand(name, tuple(dims), added, tuple(synced), tuple(means))
 
     def read(self, value: Any, labels: Sequence[Label], *, added: bool = False) -> None:
         """Describe a tensor argument; None arguments are ignored."""
         if isinstance(value, Ref):
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
 
-    def write(self, labels: Sequence[Label], index: int = 0, *, synced: Sequence[int] = ()) -> None:
-        """Describe an output; ``synced`` loops are reduced by the operator's ``local`` itself."""
+    def write(
+        self,
+        labels: Sequence[Label],
+        index: int = 0,
+        *,
+        synced: Sequence[int] = (),
+        means: Sequence[int] = (),
+    ) -> None:
+        """Describe an output; ``synced`` loops are reduced by the operator's ``local`` itself, over
+        ``means`` it is an average."""
         name = self.op.outputs[index]
-        self._writes[name] = self._operand(name, labels, False, synced)
+        self._writes[name] = self._operand(name, labels, False, synced, means)
 
     def build(self, known: bool = True) -> IndexSpace:
         reads = []

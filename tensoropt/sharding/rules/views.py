@@ -246,20 +246,22 @@ def repeat(b: Builder) -> None:
 @rule(
     "aten.pad.default",
     "aten.constant_pad_nd.default",
+    *(f"aten.{kind}_pad{d}d.default" for kind in ("reflection", "replication") for d in (1, 2, 3)),
     "aten.roll.default",
     "aten.flip.default",
 )
 def moved_within_dims(b: Builder) -> None:
     """Dims whose elements move or grow stay whole; the others pass through."""
-    before, after = b.tensor(b.arg(0)).shape, b.output().shape
-    touched = {i for i, (x, y) in enumerate(zip(before, after, strict=True)) if x != y}
+    before = b.tensor(b.arg(0)).shape
+    amounts = b.arg(1)  # padding from the last dim on; one dim may lose what it gains
+    touched = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
     if b.op.target in ("aten.roll.default", "aten.flip.default"):
         dims = b.arg(2, "dims", []) if "roll" in b.op.target else b.arg(1)
         touched = {d % len(before) for d in dims} if dims else set(range(len(before)))
     labels: list[Label] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(before)]
     b.read(b.arg(0), labels)
     b.write(labels)
-    value = b.arg(3, "value")
+    value = b.arg(2 if "constant" in b.op.target else 3, "value")
     b.linear = "pad" not in b.op.target or not value
     b.cheap = True
 
@@ -282,4 +284,69 @@ def view_as_real(b: Builder) -> None:
     loops = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), loops)
     b.write([*loops, None])
+    b.linear = b.cheap = True
+
+
+@rule("aten.repeat_interleave.self_int")
+def repeat_interleave(b: Builder) -> None:
+    """Every element of a dim becomes several neighbours: an inner loop that is never split."""
+    shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
+    if dim is None or not isinstance(count, int):
+        raise Opaque(b.op.name)
+    loops = b.loops(shape)
+    copies: list[Label] = list(loops)
+    copies[dim % len(shape)] = (loops[dim % len(shape)], b.loop("copy", count, splittable=False))
+    b.read(b.arg(0), loops)
+    b.write(copies)
+    b.linear = True
+
+
+@rule("aten.glu.default")
+def gated(b: Builder) -> None:
+    """One half of a dim times the sigmoid of the other: the half is the inner loop."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1, "dim", -1) % len(shape)
+    halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    before, after = list(labels), list(labels)
+    before[dim], after[dim] = (halves, inner), inner
+    b.read(b.arg(0), before)
+    b.write(after)
+    b.cheap = True
+
+
+@rule("aten.unfold.default")
+def windows(b: Builder) -> None:
+    """Overlapping windows of one dim, which stays whole."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write([*labels, None])
+    b.linear = b.cheap = True
+
+
+@rule("aten.im2col.default", "aten.col2im.default")
+def columns(b: Builder) -> None:
+    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all but places split."""
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    image, cols = (before, after) if "im2col" in b.op.target else (after, before)
+    if len(image) != 4 or len(cols) != 3:
+        raise Opaque(b.op.name)
+    n, c = b.loop("batch", image[0]), b.loop("channels", image[1])
+    window = b.loop("window", cols[1] // image[1], splittable=False)
+    whole: list[Label] = [n, c, None, None]
+    flat: list[Label] = [n, (c, window), None]
+    b.read(b.arg(0), whole if image is before else flat)
+    b.write(flat if image is before else whole)
+    b.linear = image is before
+
+
+@rule("aten.tril.default", "aten.triu.default")
+def triangle(b: Builder) -> None:
+    """Leading dims split; where an element lies in its matrix decides what becomes of it."""
+    shape = b.tensor(b.arg(0)).shape
+    labels: list[Label] = [b.loop(f"d{i}", s) if i < len(shape) - 2 else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
     b.linear = b.cheap = True

@@ -116,7 +116,16 @@ def parser() -> argparse.ArgumentParser:
         "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
     )
     _onnx_arguments(verify)
-    verify.set_defaults(run="verify")
+    where = verify.add_mutually_exclusive_group()
+    where.add_argument(
+        "--fake", dest="where", action="store_const", const="fake",
+        help="check what is sent and kept on fake ranks, without numbers; default where devices are not here",
+    )  # fmt: skip
+    where.add_argument(
+        "--ranks", dest="where", action="store_const", const="ranks",
+        help="run on CPU ranks of this machine, whatever cluster the plan is for",
+    )  # fmt: skip
+    verify.set_defaults(run="verify", where="auto")
 
     listing = verb("list", "name what there is")
     listing.add_argument("what", choices=("models", "clusters", "planners"))

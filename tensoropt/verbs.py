@@ -305,7 +305,7 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
         plan = load_plan(options.target)
         from tensoropt import verify as check
 
-        data = check.verify_plan(plan, progress=progress)
+        data = check.verify_plan(plan, where=options.where, progress=progress)
     else:
         if options.cluster is None:
             raise TensorOptError("--random needs --cluster, for example --cluster local")
@@ -319,45 +319,70 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
             batch=options.batch,
             dtype=options.dtype or "float32",
             onnx=onnx_options(options, training=True),
+            where=options.where,
             progress=progress,
         )
     return data, verify_text(data), 0 if data["ok"] else 1
 
 
 def verify_text(data: dict[str, Any]) -> str:
-    """Predicted beside measured, one row per plan, and what went wrong."""
+    """Predicted beside measured, one row per plan, and what went wrong; a dash for what was not looked at."""
     rows = [
         ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
          "tracked", "time pred.", "measured", "verdict"]
     ]  # fmt: skip
-    complaints = []
+    remarks = []
     for i, p in enumerate(data["plans"]):
         predicted, issued = (sum(c["count"] for c in p[f"collectives_{k}"]) for k in ("predicted", "issued"))
+        agree = {True: "agree", False: "DIFFER", None: "-"}[p["replicas_agree"]]
         rows.append(
             [
-                str(i), p["mesh"], str(p["micro_batches"]), f"{p['loss_difference']:.1e}",
-                f"{p['gradient_difference']:.1e}", "agree" if p["replicas_agree"] else "DIFFER",
+                str(i), p["mesh"], str(p["micro_batches"]), _difference(p["loss_difference"]),
+                _difference(p["gradient_difference"]), agree,
                 f"{predicted} = {issued}" if not p["collectives_unlike"] else f"{predicted} != {issued}",
                 format_bytes(p["memory_predicted_bytes"]), format_bytes(p["memory_tracked_bytes"]),
-                format_seconds(p["time_predicted_s"]), format_seconds(p["time_measured_s"]),
+                format_seconds(p["time_predicted_s"]),
+                "-" if p["time_measured_s"] is None else format_seconds(p["time_measured_s"]),
                 "ok" if p["ok"] else "FAILED",
             ]
         )  # fmt: skip
-        complaints += [
-            f"plan {i}: {line}" for line in (*([p["error"]] if p["error"] else []), *p["collectives_unlike"])
-        ]
-        if not p["ok"] and not p["error"] and not p["collectives_unlike"]:
-            complaints.append(f"plan {i}: differs most in the gradient of {p['worst_gradient']}")
-    module = data["module"]
-    if module is None:
-        against = "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
-    else:
-        against = (
-            f"unsplit graph against the model itself: loss differs by {module['loss_difference']:.1e}, "
-            f"gradients by {module['gradient_difference']:.1e}"
+        remarks += [f"plan {i}: {line}" for line in _remarks(p)]
+    if data["module"] is not None:
+        remarks.append(
+            f"unsplit graph against the model itself: loss differs by "
+            f"{_difference(data['module']['loss_difference'])}, gradients by "
+            f"{_difference(data['module']['gradient_difference'])}"
+        )
+    elif all(p["compared_in"] is not None for p in data["plans"]):
+        remarks.append(
+            "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
         )
     passed = sum(p["ok"] for p in data["plans"])
-    return "\n".join([columns(rows), *complaints, against, f"{passed} of {len(data['plans'])} plans ok"])
+    return "\n".join(
+        [columns(rows), *remarks, data["checked_on"], f"{passed} of {len(data['plans'])} plans ok"]
+    )
+
+
+def _difference(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _remarks(plan: dict[str, Any]) -> list[str]:
+    """What went wrong in one plan, and how it was looked at where that is not as usual."""
+    lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"]]
+    if not plan["ok"] and not lines:
+        lines.append(
+            f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "
+            f"after the optimizer's steps in {plan['worst_parameter']} ({plan['parameter_difference']:.1e})"
+        )
+    if plan["float32"]:
+        worst = max(v for v in plan["float32"].values() if v is not None)
+        lines.append(
+            f"compared in float64; in float32 rounding crossed a kink (as ReLU's) and made {worst:.1e}"
+        )
+    if plan["compared_in"] is None and plan["ranks_checked"]:
+        lines.append(f"fake ranks looked at: {', '.join(map(str, plan['ranks_checked']))}")
+    return lines
 
 
 def listing(options: argparse.Namespace, progress: Progress) -> Answer:

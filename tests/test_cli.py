@@ -182,15 +182,37 @@ def test_lists(run: Any, what: str, name: str) -> None:
 @pytest.mark.distributed
 def test_verify_a_plan(run: Any, explored: Path) -> None:
     assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
-    code, out, _ = run("verify", "knee.json", "--json")
+    code, out, _ = run("verify", "knee.json", "--json", "--ranks")
     data = json.loads(out)
     assert (code, data["ok"]) == (0, True)
+    assert data["checked_on"] == "run on 2 CPU ranks of this machine"
     fixed = {
         "loss_difference", "gradient_difference", "collectives_predicted", "collectives_issued",
         "memory_predicted_bytes", "memory_tracked_bytes", "time_predicted_s", "time_measured_s",
     }  # fmt: skip
     assert fixed <= set(data["plans"][0])
     assert data["plans"][0]["collectives_predicted"] == data["plans"][0]["collectives_issued"]
+
+
+def test_verify_without_the_devices(run: Any, explored: Path) -> None:
+    assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
+    code, out, _ = run("verify", "knee.json")
+    assert code == 0, out
+    assert "2 GPUs of two are not here, so this was checked on fake ranks" in out
+    assert "fake ranks looked at: 0, 1" in out
+
+
+@pytest.mark.distributed
+def test_verify_an_inference_plan(run: Any) -> None:
+    explore = ("explore", "net.py:net", "--cluster", "two.yaml", "--out", "inference", "--mode", "inference")
+    assert run(*explore)[0] == 0
+    assert run("choose", "inference", "--knee", "--out", "inference.json")[0] == 0
+    for how in ("--ranks", "--fake"):
+        code, out, _ = run("verify", "inference.json", how, "--json")
+        plan = json.loads(out)["plans"][0]
+        assert code == 0, out
+        assert plan["collectives_predicted"] == plan["collectives_issued"]
+        assert plan["loss_difference"] is None if how == "--fake" else plan["loss_difference"] < 1e-5
 
 
 @pytest.mark.distributed
@@ -234,7 +256,9 @@ BAD = {
     "model without --random": (("verify", "net.py:net"), "--random"),
     "random without cluster": (("verify", "net.py:net", "--random", "2"), "--cluster"),
     "no random": (("verify", "net.py:net", "--random", "0", "--cluster", "local:2"), "at least 1"),
-    "too many ranks": (("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64"), "512 are too"),
+    "too many ranks": (
+        ("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64", "--ranks"), "512 are too"
+    ),
     "links of GPUs elsewhere": (("measure-links", "--cluster", "dgx-a100"), "local:N"),
     "demo elsewhere": (("demo", "--cluster", "dgx-a100", "--out", "bad"), "local:N"),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tensoropt.execute.counts import TargetCounts
 from tensoropt.execute.gradients import Pending
@@ -35,11 +36,11 @@ class GatheredParameters:
         self._known: dict[int, tuple[weakref.ref, torch.Tensor, EdgeSpec]] = {}
 
     def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
-        key = gathered.untyped_storage().data_ptr()
+        key = gathered.untyped_storage()._cdata
         self._known[key] = (weakref.ref(gathered), shard.detach(), spec)
 
     def pack(self, value: torch.Tensor) -> Any:
-        known = self._known.get(value.untyped_storage().data_ptr()) if self._known else None
+        known = self._known.get(value.untyped_storage()._cdata) if self._known else None
         if known is None or known[0]() is None or isinstance(value, torch.nn.Parameter):
             return value
         _, shard, spec = known
@@ -76,6 +77,7 @@ class Engine:
     """Runs a strategy on this rank.
 
     Attributes:
+        training: whether the graph is one of training.
         shards: the parameters and their gradients.
         buffers: whole on every rank, updated after backward.
     """
@@ -89,16 +91,19 @@ class Engine:
         seed: int = 0,
     ):
         self.strategy = strategy
-        self.runtime = runtime or Runtime(strategy.mesh, seed=seed)
+        self.training = strategy.graph.atoms.graph.training
+        device = next((v.device for v in values.values()), None)
+        self.runtime = runtime or Runtime(strategy.mesh, seed=seed, device=device)
         self.keeper = GatheredParameters(self.runtime)
         self.runtime.gathered = self.keeper.note
         self.lowered: Lowered = lower(strategy, self.runtime)
+        self.lowered.module.to(self.runtime.device)
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
         self.gathers = any(node.meta["edge"].kind == "parameter" for node in self._edges())
         self._in_backward = False
         self._quiet = False
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._anchor = torch.zeros((), requires_grad=True, device=self.runtime.device)
         for name in self.shards.gradients:
             hook = functools.partial(self._arrived, name)
             self.shards.leaves[name].register_post_accumulate_grad_hook(hook)
@@ -122,7 +127,7 @@ class Engine:
         Args:
             evaluating: without dropout, and with the running statistics of batch norms.
         """
-        training = self.strategy.graph.atoms.graph.training and torch.is_grad_enabled()
+        training = self.training and torch.is_grad_enabled()
         if self.strategy.micro_batches > 1:
             return self._micro_batches(inputs, training, evaluating)
         self.runtime.micro_batch = 0
@@ -136,7 +141,9 @@ class Engine:
         if not evaluating:
             return self.lowered.module
         if self._evaluator is None:
-            self._evaluator = lower(self.strategy, self.runtime, evaluating=True).module
+            self._evaluator = lower(self.strategy, self.runtime, evaluating=True).module.to(
+                self.runtime.device
+            )
         return self._evaluator
 
     def _run(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
@@ -173,7 +180,7 @@ class Engine:
             parts.append(outputs)
         self.runtime.micro_batch = 0
         self.runtime.step += training
-        if not self.strategy.graph.atoms.graph.training:
+        if not self.training:
             return tuple(torch.cat(values) for values in zip(*parts, strict=True))
         loss = torch.stack([p[0] for p in parts]).sum(0)
         if not training:
@@ -204,6 +211,11 @@ class Engine:
             raise RuntimeError("this loss was already used for backward(); run the model again")
         self.shards.book.recall(step)
         step.done = True
-        if float(grad) != 1.0:
+        if not _is_one(grad):
             self.shards.book.scale(grad)
         self.shards.book.finish()
+
+
+def _is_one(grad: torch.Tensor) -> bool:
+    """Whether a loss's gradient is 1; a fake one has no value, and only checks make it, without a scale."""
+    return isinstance(grad, FakeTensor) or float(grad) == 1.0

@@ -21,7 +21,7 @@ from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.local import LocalCall, literal, localise
+from tensoropt.sharding.local import LocalCall, literal, localise, resolve_function
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
@@ -112,6 +112,7 @@ class _Lowering:
 
         args = tuple(literal(map_refs(a, operand)) for a in call.args)
         kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
+        kwargs |= self._device(call)
         node = self.graph.create_node("call_function", call.bind(self.runtime), args, kwargs, name=op.name)
         self._mark(node).meta["operator"] = op.name
         values = self._results(op, node)
@@ -124,6 +125,14 @@ class _Lowering:
             if name in self.strategy.hubs:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
+
+    def _device(self, call: LocalCall) -> dict[str, Any]:
+        """Where a call that makes a tensor from nothing puts it; capture leaves devices out."""
+        function = resolve_function(call.function)
+        if self.runtime.device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
+            return {}
+        takes = any(a.name == "device" for a in function._schema.arguments)
+        return {"device": self.runtime.device} if takes else {}
 
     def _results(self, op: Operator, node: fx.Node) -> dict[str, fx.Node]:
         if len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name):
@@ -165,18 +174,25 @@ class _Lowering:
             origin = self.places[name]
         else:
             attribute = f"constant_{name.replace('.', '_')}"
-            self.root.register_buffer(attribute, self.source.constants[name], persistent=False)
+            self.root.register_buffer(attribute, self._constant(name), persistent=False)
             origin = self.graph.get_attr(attribute)
             self.places[name] = origin
         whole = all(self.strategy.mesh[a] == 1 or code in WHOLE for a, code in enumerate(layout))
         tensor = self.source.tensors[name]
-        expanded = tensor.kind == "constant" and tuple(self.source.constants[name].shape) != tensor.shape
+        expanded = tensor.kind == "constant" and tuple(self._constant(name).shape) != tensor.shape
         if whole and not expanded:
             return origin
         spec = EdgeSpec(name, self.strategy.atoms(name), self.strategy.mesh, layout, layout, (), ())
         return self.graph.call_function(
             _named(functools.partial(take_shard, self.runtime, spec), "take_shard"), (origin,)
         )
+
+    def _constant(self, name: str) -> torch.Tensor:
+        """The folded value; a graph captured without data (fake ranks) may lack it."""
+        if name in self.source.constants:
+            return self.source.constants[name]
+        tensor = self.source.tensors[name]
+        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
     # -- edges ------------------------------------------------------------------------------------
 

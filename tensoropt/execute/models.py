@@ -10,11 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt import zoo
-from tensoropt.capture import Capture, capture
+from tensoropt.capture import Capture, Mode, capture
 from tensoropt.errors import PlanError
 from tensoropt.plan import Plan
 from tensoropt.plan import load_model as build_from_source
-from tensoropt.plan.source import OnnxOptions
+from tensoropt.plan.source import ModelSourceError, OnnxOptions
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
@@ -30,6 +30,9 @@ class ModelSpec:
         settings: overrides of a zoo model, ``batch`` among them.
         compute_dtype: ``bfloat16`` for mixed precision: what :func:`tensoropt.capture.capture` calls dtype.
         onnx: what an ONNX file leaves open.
+        mode: what its graph is captured for.
+        device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, where their code
+            allows it.
     """
 
     source: str
@@ -38,25 +41,33 @@ class ModelSpec:
     settings: tuple[tuple[str, Any], ...] = ()
     compute_dtype: str = "float32"
     onnx: OnnxOptions | None = None
+    mode: Mode = "train"
+    device: str = "cpu"
 
     @classmethod
     def of(cls, plan: Plan) -> ModelSpec:
         """The model that a plan was made for."""
         model = plan.model
-        settings = () if model.batch is None else (("batch", model.batch),)
-        onnx = None if model.onnx is None else model.onnx.options()
-        return cls(model.source, model.seed, settings=settings, compute_dtype=plan.compute_dtype, onnx=onnx)
+        return cls(
+            model.source,
+            model.seed,
+            settings=() if model.batch is None else (("batch", model.batch),),
+            compute_dtype=plan.compute_dtype,
+            onnx=None if model.onnx is None else model.onnx.options(),
+            mode=model.mode,
+        )
 
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-        """(model, args, kwargs), equal in every process."""
+        """(model, args, kwargs), equal in every process; on the CPU or the meta device."""
         settings = dict(self.settings)
         batch = settings.pop("batch", None)
         if settings:
             if not self.source.startswith("zoo:"):
                 raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
-            built: Any = zoo.build(self.source.removeprefix("zoo:"), batch, seed=self.seed, **settings)
+            name = self.source.removeprefix("zoo:")
+            built: Any = zoo.build(name, batch, device=self._made_on, seed=self.seed, **settings)
         else:
-            built = build_from_source(self.source, seed=self.seed, batch=batch, onnx=self.onnx)
+            built = self._opened(batch)
         model, args, kwargs = built.model, built.args, dict(built.kwargs)
         if self.dtype is not None:
             dtype = getattr(torch, self.dtype)
@@ -68,6 +79,20 @@ class ModelSpec:
 
             args, kwargs = pytree.tree_map(convert, (args, kwargs))
         return model, args, kwargs
+
+    @property
+    def _made_on(self) -> str:
+        return "meta" if self.device == "meta" else "cpu"  # one seed, one set of weights
+
+    def _opened(self, batch: int | None) -> Any:
+        if self._made_on == "meta":
+            try:
+                return build_from_source(
+                    self.source, device="meta", seed=self.seed, batch=batch, onnx=self.onnx
+                )
+            except ModelSourceError:
+                pass  # code that needs values builds on the CPU, or says there what is wrong
+        return build_from_source(self.source, seed=self.seed, batch=batch, onnx=self.onnx)
 
 
 def model_values(captured: Capture) -> dict[str, torch.Tensor]:
@@ -121,10 +146,12 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def open_model(spec: ModelSpec) -> LoadedModel:
     """Build and capture a model; nothing is kept."""
     model, args, kwargs = spec.build()
-    captured = capture(model, args, kwargs, dtype=spec.compute_dtype)
+    captured = capture(model, args, kwargs, mode=spec.mode, dtype=spec.compute_dtype)
     graph = group_operators(refine_graph(captured.graph))
-    inputs = tuple(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))
-    values = {name: value.clone() for name, value in model_values(captured).items()}
+    leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    where = "cuda" if spec.device == "cuda" else None
+    inputs = tuple(v.to(where) for v in leaves)
+    values = {n: v.to(where, copy=True) for n, v in model_values(captured).items()}
     return LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
 
 

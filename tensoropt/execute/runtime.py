@@ -22,8 +22,16 @@ class Runtime:
     ranks. Process groups exist for every subset of axes, so that several axes act as one group.
     """
 
-    def __init__(self, mesh: Sequence[int], *, rank: int | None = None, seed: int = 0):
+    def __init__(
+        self,
+        mesh: Sequence[int],
+        *,
+        rank: int | None = None,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ):
         self.mesh = tuple(mesh)
+        self.device = device or torch.device("cpu")
         self.seed = seed
         self.step = 0
         self.micro_batch = 0
@@ -105,6 +113,11 @@ class Runtime:
         """The process group over ``axes``; None when it has one member."""
         real = tuple(a for a in axes if a > 0 and self.mesh[a] > 1)
         return self._groups[real] if real else None
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     # -- what kernels need ------------------------------------------------------------------------
 

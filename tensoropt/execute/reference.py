@@ -1,0 +1,202 @@
+"""What a plan's results are compared with: the same graph unsplit, and the model it was captured from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture import find_loss
+from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.execute.engine import Engine
+from tensoropt.execute.models import LoadedModel, ModelSpec, load_model, open_model
+
+OPTIMIZER_STEPS = 2
+"""Steps after which parameters are compared: the second one starts from moved weights and used state."""
+GRADIENT_FLOOR = 1e-3
+"""A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
+model's largest: BERT's key biases have gradients that are zero but for rounding."""
+NARROW_FLOOR = 5e-2
+"""The same under mixed precision, where rounding is 4e-3 and sums of it more."""
+
+
+def smooth_optimizers(floor: float) -> dict[str, Any]:
+    """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
+    where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
+    eps = max(floor, 1e-8)
+    return {
+        "momentum": lambda leaves: torch.optim.SGD(leaves, lr=1e-2, momentum=0.9),
+        "adam": lambda leaves: torch.optim.Adam(leaves, lr=1e-3, eps=eps),
+    }
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run gives: in training loss, gradients, parameters and buffers after the steps; else outputs.
+
+    Attributes:
+        outputs: the loss alone in training.
+        after: per optimizer the parameters after its steps.
+        floor: the size below which gradients are not looked at.
+        rounding: what mixed precision alone changes, by kind of result.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    gradients: Mapping[str, torch.Tensor]
+    after: Mapping[str, Mapping[str, torch.Tensor]]
+    buffers: Mapping[str, torch.Tensor]
+    floor: float = 0.0
+    rounding: Mapping[str, float] = field(default_factory=dict)
+
+
+def first_step(
+    engine: Engine, loaded: LoadedModel
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """(outputs, gradients) of the first step; the gradients are copies."""
+    engine.runtime.step = 0
+    if not engine.training:
+        with torch.no_grad():
+            return engine(*loaded.inputs), {}
+    outputs = engine(*loaded.inputs)
+    outputs[0].backward()
+    return (outputs[0].detach(),), {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+
+def after_steps(
+    engine: Engine, loaded: LoadedModel, floor: float
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
+    after: dict[str, dict[str, torch.Tensor]] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    if not engine.training:
+        return after, buffers
+    for name, make in smooth_optimizers(floor).items():
+        engine.load(loaded.values)
+        engine.runtime.step = 0
+        optimizer = make(list(engine.shards.leaves.values()))
+        for _ in range(OPTIMIZER_STEPS):
+            engine.shards.clear()
+            engine(*loaded.inputs)[0].backward()
+            optimizer.step()
+        after[name] = {n: leaf.detach().clone() for n, leaf in engine.shards.leaves.items()}
+        buffers = {n: value.clone() for n, value in engine.buffers.items()}
+    engine.load(loaded.values)
+    engine.shards.clear()
+    return after, buffers
+
+
+def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Results:
+    """Run the unsplit graph once; kept with the loaded model."""
+    key = ("reference", seed)
+    if key not in loaded.memory:
+        narrow = loaded.spec.compute_dtype != "float32"
+        engine = Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
+        outputs, gradients = first_step(engine, loaded)
+        if floor is None:
+            largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
+            floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest
+        after, buffers = after_steps(engine, loaded, floor)
+        found = Results(outputs, gradients, after, buffers, floor)
+        if narrow:
+            found = replace(found, rounding=_rounding(loaded.spec, seed, found))
+        loaded.memory[key] = found
+    return loaded.memory[key]
+
+
+def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> dict[str, float]:
+    """How far the narrower type alone takes the unsplit model from what it gives in float32."""
+    wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
+    parameters = [
+        difference(narrow.after[optimizer][n], want, want, GRADIENT_FLOOR)
+        for optimizer, values in wide.after.items()
+        for n, want in values.items()
+    ]
+    gradients = [
+        difference(narrow.gradients[n], want, want, narrow.floor) for n, want in wide.gradients.items()
+    ]
+    buffers = [
+        difference(narrow.buffers[n].double(), v.double(), v.double(), GRADIENT_FLOOR)
+        for n, v in wide.buffers.items()
+    ]
+    return {
+        "loss": outputs_difference(narrow.outputs, list(wide.outputs)),
+        "gradient": max(gradients, default=0.0),
+        "parameter": max(parameters, default=0.0),
+        "buffer": max(buffers, default=0.0),
+    }
+
+
+def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> dict[str, Any] | None:
+    """The unsplit graph against the module it was captured from; None where dropout makes them differ."""
+    loaded = load_model(spec)
+    if has_dropout(loaded):
+        return None
+    ref = reference(loaded, seed)
+    model, args, kwargs = spec.build()
+    if spec.device == "cuda":
+        model = model.cuda()
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, (args, kwargs))
+    if spec.mode == "inference":
+        with torch.no_grad():
+            outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))
+        wanted = [v for v in outputs if isinstance(v, torch.Tensor)]
+        return {"loss_difference": outputs_difference(ref.outputs, wanted), "gradient_difference": None}
+    _, loss = find_loss(model.train()(*args, **kwargs))
+    loss.backward()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    worst = 0.0
+    for tensor in loaded.captured.graph.parameters:
+        if not tensor.requires_grad:
+            continue
+        want = parameters[str(tensor.key)].grad
+        if want is None:  # the loss does not depend on it
+            want = torch.zeros_like(ref.gradients[tensor.name])
+        worst = max(worst, difference(ref.gradients[tensor.name], want, want, ref.floor))
+    return {
+        "loss_difference": outputs_difference(ref.outputs, [loss.detach()]),
+        "gradient_difference": worst,
+    }
+
+
+def difference(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor, floor: float) -> float:
+    """Largest difference of a shard, relative to the largest value of the whole tensor, or to ``floor``."""
+    if not want.numel():
+        return 0.0
+    scale = max(float(whole.abs().max()), floor, 1e-30)
+    return float((got - want).abs().max()) / scale
+
+
+def outputs_difference(got: tuple[torch.Tensor, ...], want: list[torch.Tensor]) -> float:
+    """Largest difference of any output, relative to its largest value."""
+    assert len(got) == len(want), (len(got), len(want))
+    worst = 0.0
+    for one, other in zip(got, want, strict=True):
+        if other.numel():
+            other = other.double()
+            worst = max(
+                worst, float((one.double() - other).abs().max()) / max(float(other.abs().max()), 1e-12)
+            )
+    return worst
+
+
+def precision(loaded: LoadedModel) -> str:
+    """The lowest floating precision anything is computed in (some models cast to float32 inside)."""
+    used = {t.dtype for t in loaded.captured.graph.tensors.values()}
+    order = ("bfloat16", "float16", "float32", "float64")
+    return next((dtype for dtype in order if dtype in used), "float32")
+
+
+def has_dropout(loaded: LoadedModel) -> bool:
+    if loaded.spec.mode == "inference":
+        return False
+    for op in loaded.captured.graph.operators:
+        if "dropout" in op.target:
+            return True
+        if "scaled_dot_product_attention" in op.target:
+            p = op.args[4] if len(op.args) > 4 else op.kwargs.get("dropout_p", 0.0)
+            if p:
+                return True
+    return False

@@ -1,0 +1,93 @@
+"""Where strategies are checked: on CPU ranks, on GPUs, or on fake ranks where neither is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tensoropt.cluster import Cluster, available_cores
+from tensoropt.errors import ClusterError, TensorOptError
+
+Wanted = Literal["auto", "ranks", "fake"]
+Kind = Literal["cpu", "cuda", "fake"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where, and in words what that means for the result."""
+
+    kind: Kind
+    text: str
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.kind == "cuda" else "gloo"
+
+    @property
+    def device(self) -> str:
+        """Where ranks hold the model; fake ones need no data."""
+        return "meta" if self.kind == "fake" else self.kind
+
+
+def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto") -> Place:
+    """Where to check strategies for ``devices`` of a cluster.
+
+    Args:
+        device_type: of the cluster, ``cpu`` or ``cuda``.
+        name: of the cluster, for the text.
+        wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``fake`` for fake ranks.
+
+    Raises:
+        TensorOptError: ``ranks`` of more devices than this machine could pretend to have.
+    """
+    if wanted == "fake":
+        return Place("fake", "checked on fake ranks, as asked: nothing was computed, sent or timed")
+    if wanted == "ranks":
+        check_room(devices)
+        return Place("cpu", f"run on {devices} CPU ranks of this machine")
+    if device_type == "cuda":
+        here = _gpus()
+        if here >= devices:
+            return Place("cuda", f"run on {devices} GPUs of this machine")
+        missing = f"{devices} GPUs of {name} are not here" + (f" ({here} are)" if here else "")
+    elif devices <= most_ranks():
+        return Place("cpu", f"run on {devices} CPU ranks of this machine")
+    else:
+        missing = f"{devices} ranks are too many for the {len(available_cores())} cores here"
+    return Place(
+        "fake",
+        f"{missing}, so this was checked on fake ranks: nothing was computed, sent or timed"
+        + ("; --ranks runs it on CPU ranks instead" if devices <= most_ranks() else ""),
+    )
+
+
+def _gpus() -> int:
+    import torch
+
+    usable = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+    return torch.cuda.device_count() if usable else 0
+
+
+def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
+    """(device type, name) of a plan's cluster; CPU ranks where the plan does not say."""
+    try:
+        cluster = Cluster.from_dict(data)
+    except ClusterError:
+        return "cpu", "an unknown cluster"
+    return cluster.device_type, cluster.name
+
+
+def most_ranks() -> int:
+    """Processes this machine is asked to run at once, at most."""
+    return max(16, 2 * len(available_cores()))
+
+
+def check_room(devices: int) -> None:
+    """Refuse clusters whose ranks this machine could only pretend to run."""
+    if devices > most_ranks():
+        cores = len(available_cores())
+        raise TensorOptError(
+            f"one process per device: {devices} are too many for {cores} cores; use fake ranks (--fake), "
+            f"or a plan for at most {most_ranks()} devices, for example --cluster local:{cores}"
+        )

@@ -1,0 +1,62 @@
+"""What the cost side says of strategies, figure by figure as the search and the judge would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.collectives import predicted_collectives
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.workload import workload
+from tensoropt.plan import Plan
+from tensoropt.plan.judge import judge_strategy
+from tensoropt.plan.overlap import overlap_of
+from tensoropt.sharding.strategy import Strategy
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank."""
+
+    collectives: Rows
+    memory_bytes: float
+    time_s: float
+
+
+def prediction_of(plan: Plan) -> Prediction:
+    """What a plan file says of itself."""
+    return Prediction(
+        [c.model_dump(mode="json") for c in plan.predicted.collectives],
+        plan.predicted.memory_bytes,
+        plan.predicted.time_s,
+    )
+
+
+def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:
+    """Price strategies as the cost tables do, measuring only what these strategies need."""
+    works = [
+        {
+            name: workload(strategy.graph, configuration, strategy.mesh)
+            for name, configuration in strategy.configurations.items()
+        }
+        for strategy, _ in drawn
+    ]
+    costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
+    models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
+    compute, upkeep = costs.compute(), costs.upkeep()
+    predictions = []
+    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
+        facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
+        found = predicted_collectives(strategy, facts)
+        optimizer = costs.settings.optimizer
+        prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, upkeep)
+        overlap = overlap_of(costs.cluster, mesh)
+        played = judge_strategy(strategy, of_strategy, facts, prices, optimizer, overlap).played
+        rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
+        predictions.append(Prediction(rows, float(played.memory.sum()), float(played.total_s[0])))
+    return predictions

@@ -13,13 +13,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tensoropt.api import explore
     from tensoropt.capture.onnx import load_onnx
-    from tensoropt.execute import parallelize
+    from tensoropt.execute import parallelize, shutdown
     from tensoropt.plan import Exploration, Plan, load_plan
     from tensoropt.plan import load_exploration as load
 
 _HOMES = {
     "explore": ("tensoropt.api", "explore"),
     "parallelize": ("tensoropt.execute", "parallelize"),
+    "shutdown": ("tensoropt.execute", "shutdown"),
     "load": ("tensoropt.plan", "load_exploration"),
     "load_onnx": ("tensoropt.capture.onnx", "load_onnx"),
     "load_plan": ("tensoropt.plan", "load_plan"),
@@ -27,7 +28,17 @@ _HOMES = {
     "Plan": ("tensoropt.plan", "Plan"),
 }
 
-__all__ = ["Exploration", "Plan", "__version__", "explore", "load", "load_onnx", "load_plan", "parallelize"]
+__all__ = [
+    "Exploration",
+    "Plan",
+    "__version__",
+    "explore",
+    "load",
+    "load_onnx",
+    "load_plan",
+    "parallelize",
+    "shutdown",
+]
 
 
 def __getattr__(name: str) -> Any:

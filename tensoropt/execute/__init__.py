@@ -8,6 +8,6 @@ In: a strategy and a model. Out: the model run by it on the ranks of a ``torchru
 from __future__ import annotations
 
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
-from tensoropt.execute.parallel import parallelize
+from tensoropt.execute.parallel import parallelize, shutdown
 
-__all__ = ["load_checkpoint", "parallelize", "save_checkpoint"]
+__all__ = ["load_checkpoint", "parallelize", "save_checkpoint", "shutdown"]

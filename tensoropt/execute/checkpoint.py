@@ -75,9 +75,9 @@ def save_checkpoint(
     except OSError as error:
         raise PlanError(f"cannot write the checkpoint {target}: {error.strerror or error}") from error
     if _first():
-        old = target.with_name(target.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
+        old = _older(target)
         if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
         partial.rename(target)
         shutil.rmtree(old, ignore_errors=True)
@@ -92,8 +92,11 @@ def load_checkpoint(
     Raises:
         PlanError: there is no checkpoint.
     """
-    if not (Path(path) / ".metadata").exists():
-        raise PlanError(f"there is no checkpoint at {path}")
+    source = Path(path)
+    if not source.exists() and _older(source).exists():
+        source = _older(source)  # a save died between taking the old one away and putting the new one there
+    if not (source / ".metadata").exists():
+        raise PlanError(f"there is no checkpoint at {path}; give the folder that save_checkpoint wrote")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         _make_state(model, optimizer)
@@ -101,7 +104,7 @@ def load_checkpoint(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(  # type: ignore[attr-defined]
-            state, checkpoint_id=path, no_dist=not dist.is_initialized()
+            state, checkpoint_id=source, no_dist=not dist.is_initialized()
         )
     model.load_state_dict(state["model"])
     if optimizer is not None:
@@ -132,6 +135,10 @@ def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             group["weight_decay"] = decay
     for parameter, grad in zip(parameters, kept, strict=True):
         parameter.grad = grad
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(path.name + ".old")
 
 
 def _first() -> bool:

@@ -7,6 +7,8 @@ ordinary (distributed) parameters.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ from tensoropt.execute.calls import CallingConvention
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import model_values
 from tensoropt.execute.parameters import as_dtensor
+from tensoropt.execute.runtime import leave_job
 from tensoropt.plan import Plan, load_model, load_plan
 from tensoropt.plan.call import example_call
 from tensoropt.sharding.atoms import refine_graph
@@ -50,7 +53,8 @@ def parallelize(
     computes without dropout and with running statistics.
 
     Args:
-        model: on the CPU, with the weights to start from (rank 0's are not sent to the others).
+        model: on the CPU or on this rank's GPU, with the weights to start from (rank 0's are not sent to the
+            others).
         plan: a plan, its file, or a strategy.
         args, kwargs: an example call at the global batch size; by default zeros of the shapes the plan was
             made for.
@@ -79,7 +83,7 @@ def parallelize(
         strategy = plan.strategy(graph)
     else:
         strategy = strategy_from_dict(strategy_to_dict(plan), graph)
-    _join_job(strategy)
+    _join_job(next((p.device for p in model.parameters()), torch.device("cpu")))
     _Parallel(model, captured, strategy, seed).install()
     return model
 
@@ -99,11 +103,24 @@ def _example(plan: Plan | Strategy) -> tuple[tuple[Any, ...], Mapping[str, Any]]
     return built.args, built.kwargs
 
 
-def _join_job(strategy: Strategy) -> None:
+def _join_job(device: torch.device) -> None:
     """Initialise the process group of a torchrun job, as ``init_device_mesh`` would."""
     if dist.is_initialized() or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    atexit.register(leave_job)
+
+
+def shutdown() -> None:
+    """Wait for the other ranks and leave the job; the last line of a script that parallelizes models.
+
+    A group that :func:`parallelize` made is left at exit anyway; one that the script made itself is not.
+    Parallelized models cannot be run afterwards.
+    """
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):  # a rank that failed is not waited for
+            dist.barrier()
+    leave_job()
 
 
 class _Parallel:
@@ -119,7 +136,9 @@ class _Parallel:
         self.mesh: DeviceMesh | None = None
         if self.engine.runtime.distributed:
             names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))
-            self.mesh = init_device_mesh("cpu", strategy.mesh[1:], mesh_dim_names=names)
+            self.mesh = init_device_mesh(
+                self.engine.runtime.device.type, strategy.mesh[1:], mesh_dim_names=names
+            )
         self.names: dict[str, str] = {}  # state-dict key -> graph name
         self.shapes: dict[str, tuple[int, ...]] = {}  # state-dict key -> the model's own shape
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from math import prod
 
@@ -13,6 +16,24 @@ from tensoropt.errors import PlanError
 
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def leave_job() -> None:
+    """Let go of every process group, then end this rank's part in the job.
+
+    A group that something still refers to outlives ``destroy_process_group``, and is destroyed while the
+    interpreter is: gloo's threads then abort a process that has done its work ("terminate called without an
+    active exception").
+    """
+    for runtime in list(_runtimes):
+        runtime._groups = {}
+    _made_for.clear()
+    _made_groups.clear()
+    gc.collect()
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
 
 
 class Runtime:
@@ -59,6 +80,7 @@ class Runtime:
             rest //= size
         self.position = tuple(position)
         self._groups = self._make_groups() if self.distributed else {}
+        _runtimes.add(self)
 
     def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """A process group per subset of real axes with more than one member; every rank makes all.

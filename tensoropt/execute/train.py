@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import os
 import statistics
@@ -26,9 +25,12 @@ from tensoropt.costs.measure import make_optimizer
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import ModelSpec, forget_models, load_model
+from tensoropt.execute.runtime import leave_job
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 
+GRACE_S = 2.0
+"""Seconds a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
 WARM_UP_STEPS = 1
 """Steps left out of the median: the first one fills caches and allocates the optimizer's state."""
 
@@ -48,10 +50,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TensorOptError as error:
         if options.debug:
             raise
-        if rank == 0:
-            print(f"error: {error}", file=sys.stderr)
+        if rank:
+            time.sleep(GRACE_S)  # what rank 0 says too is said once: torchrun ends the others
+        print(f"error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        line = lost_rank(error, rank, options.timeout) or out_of_memory(error, rank)
+        if line is None or options.debug:
+            raise
+        if "memory" not in line:
+            time.sleep(GRACE_S)  # the rank that was lost reports first, and torchrun ends this one
+        print(f"error: {line}", file=sys.stderr)
+        return 1
     return 0
+
+
+def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
+    """A sentence for an error that only says that another rank is gone, else None."""
+    text = str(error)
+    if "Timed out waiting" in text:
+        return (
+            f"rank {rank} waited {timeout_s:.0f} s for another rank, which hangs or is slower than --timeout "
+            "allows; look at what the other ranks do"
+        )
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    if isinstance(error, RuntimeError) and any(sign in text for sign in signs):
+        return f"rank {rank} lost another rank, whose own error says why"
+    return None
+
+
+def out_of_memory(error: Exception, rank: int) -> str | None:
+    """A sentence for an allocation that failed, else None."""
+    signs = ("not enough memory", "can't allocate memory", "out of memory")
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
+        first = (str(error) or "no memory left").splitlines()[0]
+        return f"rank {rank} is out of memory ({first}); choose a leaner plan of the frontier"
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,10 +123,7 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
             yield
             dist.barrier()  # nobody takes the group down while another still talks
         finally:
-            # The engine holds process groups in cycles; freed during interpreter exit, gloo's threads abort.
-            gc.collect()
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group()
+            leave_job()
 
 
 @contextlib.contextmanager

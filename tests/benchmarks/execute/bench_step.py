@@ -1,0 +1,236 @@
+"""Executed step times: the fastest plan against DDP, FSDP2 and hand-written tensor parallelism. Not a test.
+
+    python -m tests.benchmarks.execute.bench_step [--quick] [model ...]
+
+Models: gpt2, bert, vgg16, wide-resnet, rnn. Two CPU ranks of this machine over gloo, one thread each. All
+methods train the same weights on the same global batch with the same optimizer, in the same processes, one
+step each in turn; a round's figure is its slower rank's, a method's the median of its rounds. The lowered
+graph on one rank is compared with the plain module in the same way. Results are written to
+tests/benchmarks/results/execute/DATE-step.{json,md,svg}; ``--quick`` runs two rounds and writes nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import tensoropt
+from tensoropt.costs.pool import RankPool
+from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.execute.models import ModelSpec, forget_models, load_model
+from tensoropt.sharding.serialise import strategy_to_dict
+from tests.benchmarks.execute import rivals
+
+FOLDER = Path(__file__).parents[1] / "results" / "execute"
+RANKS = 2
+ROUNDS = 15
+WARM_UP = 2
+MODELS = {
+    "gpt2": ("zoo:gpt2-demo", {}),
+    "bert": ("zoo:bert-tiny", {"layers": 4, "hidden": 320, "heads": 8, "vocabulary": 8192, "sequence": 64,
+                               "batch": 16}),
+    "vgg16": ("zoo:vgg16", {"image": 32, "batch": 8}),
+    "wide-resnet": ("zoo:wide-resnet-tiny", {"width": 4, "stem": 16, "image": 32, "batch": 16}),
+    "rnn": ("zoo:rnn-lm-tiny", {"hidden": 512, "vocabulary": 1024, "steps": 8, "batch": 16}),
+}  # fmt: skip
+RIVALS = ("ddp", "fsdp2", "tensor parallel")
+
+
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return {
+        "processor": next(
+            (x.split(":")[1].strip() for x in lines if "model name" in x), platform.processor()
+        ),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory, 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_at_start": round(os.getloadavg()[0], 2),
+    }
+
+
+def fastest(spec: ModelSpec) -> tuple[dict[str, Any], float]:
+    """(strategy, predicted seconds) of the fastest point of the model's frontier."""
+    model, args, kwargs = spec.build()
+    found = tensoropt.explore(
+        model, args, kwargs, cluster=f"local:{RANKS}", micro_batches=(1,), max_points=20, source=spec.source
+    )
+    chosen = found.plan(len(found.points) - 1)
+    return chosen.strategy_data(), chosen.predicted.time_s
+
+
+def on_ranks(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, Any]:
+    """Seconds per round of every method; what cannot run says why."""
+    steps: dict[str, rivals.Step] = {}
+    refused = {}
+    for name, make in rivals.METHODS.items():
+        try:
+            steps[name] = make(spec, strategy)
+        except rivals.UnsplittableError as error:
+            refused[name] = str(error)
+    forget_models()
+    return {"times_s": in_turns(steps, rounds, _slower), "refused": refused}
+
+
+def alone(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, list[float]]:
+    """One rank: the lowered graph against the plain module."""
+    steps = {"lowered": rivals.plan(spec, strategy), "plain": rivals.plain(spec, None)}
+    forget_models()
+    return in_turns(steps, rounds, lambda seconds: seconds)
+
+
+def in_turns(steps: dict[str, rivals.Step], rounds: int, agreed: Any) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for turn in range(WARM_UP + rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            dist.barrier()
+            start = time.perf_counter()
+            steps[name]()
+            seconds = agreed(time.perf_counter() - start)
+            if turn >= WARM_UP:
+                times[name].append(seconds)
+    return times
+
+
+def _slower(seconds: float) -> float:
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value)
+
+
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """One row: medians in seconds, and the two ratios that count."""
+    source, settings = MODELS[name]
+    spec = ModelSpec(source, settings=tuple(settings.items()))
+    strategy, predicted_s = fastest(spec)
+    graph = load_model(spec).graph
+    parameters = sum(t.elements for t in graph.atoms.graph.parameters)
+    whole = strategy_to_dict(unsplit_strategy(graph))
+    forget_models()
+    with RankPool(RANKS, timeout_s=400.0) as pool:
+        found = pool.run(on_ranks, spec, strategy, rounds)[0]
+    with RankPool(1, timeout_s=400.0) as pool:
+        single = pool.run(alone, spec, whole, rounds)[0]
+    medians = {k: statistics.median(v) for k, v in found["times_s"].items()}
+    best = min((medians[r], r) for r in RIVALS if r in medians)
+    return {
+        "model": name,
+        "source": source,
+        "settings": settings,
+        "parameters": parameters,
+        "predicted_s": predicted_s,
+        "seconds": medians,
+        "quartiles_s": {k: statistics.quantiles(v, n=4) for k, v in found["times_s"].items() if len(v) > 1},
+        "refused": found["refused"],
+        "best_rival": best[1],
+        "against_best": medians["plan"] / best[0],
+        "against_ddp": medians["plan"] / medians["ddp"],
+        "one_rank_s": {k: statistics.median(v) for k, v in single.items()},
+        "one_rank_ratio": statistics.median(
+            a / b for a, b in zip(single["lowered"], single["plain"], strict=True)
+        ),
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    head = [
+        "model",
+        "parameters",
+        "predicted",
+        "plan",
+        *RIVALS,
+        "plan / best",
+        "plan / ddp",
+        "lowered / plain",
+    ]
+    lines = [
+        f"# Step times on {RANKS} CPU ranks, {results['date']}",
+        "",
+        "Machine: " + json.dumps(results["machine"]),
+        "",
+        "Milliseconds per training step (medians); `lowered / plain`: the unsplit plan on one rank against "
+        "the plain module.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + " --- |" * len(head),
+    ]
+    for row in results["rows"]:
+        seconds = row["seconds"]
+        cells = [row["model"], f"{row['parameters'] / 1e6:.1f} M", f"{row['predicted_s'] * 1e3:.0f}"]
+        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", *RIVALS)]
+        cells += [f"{row[k]:.2f}" for k in ("against_best", "against_ddp")] + [f"{row['one_rank_ratio']:.3f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [""] + [
+        f"- {row['model']}: no {method}: {why}"
+        for row in results["rows"]
+        for method, why in row["refused"].items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+COLOURS = {"plan": "#1b6ca8", "ddp": "#c7702d", "fsdp2": "#5a9367", "tensor parallel": "#8d6a9f"}
+
+
+def svg(results: dict[str, Any]) -> str:
+    """Bars: step time by method, relative to DDP."""
+    rows, bar, width = results["rows"], 14, 640
+    height = 40 + len(rows) * (bar * 4 + 22)
+    top = max(s / r["seconds"]["ddp"] for r in rows for s in r["seconds"].values())
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        '<text x="8" y="18" font-size="13">step time relative to DDP (shorter is faster)</text>',
+    ]
+    y = 34
+    for row in rows:
+        out.append(f'<text x="8" y="{y + 2 * bar}">{row["model"]}</text>')
+        for method in COLOURS:
+            if method in row["seconds"]:
+                share = row["seconds"][method] / row["seconds"]["ddp"]
+                length = share / top * (width - 280)
+                out.append(
+                    f'<rect x="90" y="{y}" width="{length:.1f}" height="{bar - 2}" fill="{COLOURS[method]}"/>'
+                    f'<text x="{96 + length:.1f}" y="{y + bar - 4}">{method} {share:.2f}, '
+                    f"{row['seconds'][method] * 1e3:.0f} ms</text>"
+                )
+            y += bar
+        y += 22
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def main() -> None:
+    quick = "--quick" in sys.argv
+    wanted = [a for a in sys.argv[1:] if not a.startswith("--")] or list(MODELS)
+    stem = FOLDER / f"{datetime.date.today()}-step"
+    results: dict[str, Any] = {"date": str(datetime.date.today()), "machine": machine(), "rows": []}
+    for name in wanted:
+        start = time.perf_counter()
+        row = measure(name, 2 if quick else ROUNDS)
+        results["rows"].append(row)
+        print(f"{markdown(replace_rows(results, row))}took {time.perf_counter() - start:.0f} s", flush=True)
+        if not quick:
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            stem.with_suffix(".json").write_text(json.dumps(results, indent=1))
+            stem.with_suffix(".md").write_text(markdown(results))
+            stem.with_suffix(".svg").write_text(svg(results))
+
+
+def replace_rows(results: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return results | {"rows": [row]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Whole jobs under torchrun: scripts that end well, ranks that do not, several hosts. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tensoropt.execute.train import lost_rank, out_of_memory
+from tests.execute.test_train import ROOT, write_plan
+
+LIMIT_S = 240
+SCRIPT = """
+import os, signal, sys, time
+import torch, tensoropt
+from tests.execute.models import mlp
+
+torch.manual_seed(0)
+model, args, _ = mlp()
+tensoropt.parallelize(model, sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+rank = int(os.environ["RANK"])
+for step in range(4):
+    if step == 2 and rank == 1:
+        {fault}
+    optimizer.zero_grad()
+    loss = model(*args)
+    loss.backward()
+    optimizer.step()
+print(f"rank {{rank}} trained to {{loss.item():.4f}}", flush=True)
+{end}
+"""
+
+
+def torchrun(*arguments: str, options: tuple[str, ...] = ("--standalone",)) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    if "--nproc-per-node" not in options:
+        command += ["--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def script(folder: Path, fault: str = "pass", end: str = "") -> tuple[str, str]:
+    path = folder / "script.py"
+    path.write_text(SCRIPT.format(fault=fault, end=end))
+    return str(path), str(write_plan(folder / "plan.json"))
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """(exit code, what it said); nothing of the job may be left."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    time.sleep(0.5)
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family)
+    return process.returncode, output
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("end", ["", "tensoropt.shutdown()"])
+def test_a_script_ends_as_it_should(tmp_path: Path, end: str) -> None:
+    code, output = finished(torchrun(*script(tmp_path, end=end)))
+    assert code == 0, output
+    assert output.count("trained to") == 2
+    assert "terminate called" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
+    code, output = finished(torchrun(*script(tmp_path, fault="raise ValueError('no such sample')")))
+    assert code != 0
+    assert "no such sample" in output
+    report = output[output.index("Root Cause") :]
+    assert "rank      : 1" in report
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_killed_rank_is_named_first(tmp_path: Path) -> None:
+    plan = str(write_plan(tmp_path / "plan.json"))
+    process = torchrun("-m", "tensoropt.execute", plan, "--steps", "1000000", "--timeout", "30")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step    3"):
+            break
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    victim = next(p for p in ranks if p.environ().get("RANK") == "1")
+    victim.send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    code, output = finished(process)
+    assert code != 0
+    assert time.monotonic() - start < 60
+    assert "Signal 9 (SIGKILL)" in output
+    assert "rank      : 1" in output[output.index("Root Cause") :]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_hanging_rank_ends_the_job(tmp_path: Path) -> None:
+    plan = str(write_plan(tmp_path / "plan.json"))
+    process = torchrun("-m", "tensoropt.execute", plan, "--steps", "1000000", "--timeout", "5")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step    3"):
+            break
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    next(p for p in ranks if p.environ().get("RANK") == "1").send_signal(signal.SIGSTOP)
+    code, output = finished(process)
+    assert code != 0
+    assert "rank 0 waited 5 s for another rank" in output
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_hosts_as_two_agents(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = (
+        "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two",
+        "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1",
+    )  # fmt: skip
+    plan = str(write_plan(tmp_path / "plan.json"))
+    agents = [torchrun("-m", "tensoropt.execute", plan, "--steps", "3", options=options) for _ in range(2)]
+    outputs = []
+    for agent in agents:
+        code, output = finished(agent)
+        assert code == 0, output
+        outputs.append(output)
+    assert sum("step    3  loss" in output for output in outputs) == 1
+
+
+def test_what_a_failed_rank_says() -> None:
+    gone = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+    slow = RuntimeError("[gloo] Timed out waiting 5000ms for recv operation to complete")
+    assert lost_rank(gone, 3, 5.0) == "rank 3 lost another rank, whose own error says why"
+    assert "rank 3 waited 5 s" in str(lost_rank(slow, 3, 5.0))
+    assert lost_rank(ValueError("x"), 3, 5.0) is None
+    assert "rank 1 is out of memory" in str(out_of_memory(RuntimeError("not enough memory: you tried"), 1))
+    assert "rank 1 is out of memory" in str(out_of_memory(MemoryError(), 1))
+    assert out_of_memory(ValueError("x"), 1) is None

@@ -45,18 +45,26 @@ class _Cell:
 
 @dataclass(frozen=True)
 class Returned:
-    """Where a model puts its loss: alone (``container`` None) or in a container under ``key``."""
+    """Where a model puts its loss: alone (``container`` None), or in a container under ``key``.
+
+    ``keys`` are all places of a mapping or a sequence, so that callers that unpack it still can.
+    """
 
     container: type | None
-    key: str | int | None
+    key: Any
+    keys: tuple[Any, ...] = ()
 
     def rebuild(self, loss: torch.Tensor) -> Any:
-        """What the model would have returned, holding the loss only."""
+        """What the model would have returned, with None in place of everything but the loss."""
         if self.container is None:
             return loss
-        if isinstance(self.key, str):
+        if not self.keys:
             return self.container(**{self.key: loss})
-        return (loss,)
+        held = dict.fromkeys(self.keys) | {self.key: loss}
+        if issubclass(self.container, Mapping):
+            return self.container(held)  # type: ignore[call-arg]
+        named = hasattr(self.container, "_fields")
+        return self.container(*held.values()) if named else self.container(held.values())  # type: ignore
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
@@ -80,7 +88,7 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
         items = list(enumerate(output))
     for key, value in items:
         if is_loss(value):
-            return Returned(type(output), key), value
+            return Returned(type(output), key, tuple(k for k, _ in items)), value
     scalar = any(isinstance(v, torch.Tensor) and v.numel() == 1 for v in (output, *(v for _, v in items)))
     if scalar:
         raise CaptureError(

@@ -48,9 +48,9 @@ def test_a_scalar_output_is_the_loss():
 @pytest.mark.parametrize(
     ("returned", "rebuilt"),
     [
-        (lambda loss, y: (loss, y), ("loss",)),
-        (lambda loss, y: (y, loss), ("loss",)),
-        (lambda loss, y: {"logits": y, "loss": loss}, {"loss": "loss"}),
+        (lambda loss, y: (loss, y), ("loss", None)),
+        (lambda loss, y: [y, loss], [None, "loss"]),
+        (lambda loss, y: {"logits": y, "loss": loss}, {"logits": None, "loss": "loss"}),
     ],
 )
 def test_only_the_loss_is_kept_in_training(returned, rebuilt):

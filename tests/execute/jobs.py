@@ -50,7 +50,7 @@ class Twins:
         output = model(*self.args, **self.kwargs)
         if isinstance(output, torch.Tensor):
             return output
-        return output["loss"]
+        return output[0] if isinstance(output, tuple) else output["loss"]
 
     def difference(self, what: str) -> float:
         """Largest relative difference of ``grad``, or of the ``value``."""
@@ -144,6 +144,76 @@ def accumulate(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: in
         found[action.__name__] = max(twins.difference("grad"), found.get(action.__name__, 0.0))
     both(lambda _, optimizer: optimizer.step())
     found["value"] = twins.difference("value")
+    return found
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=1e-2),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True, foreach=True),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=1e-3, eps=1e-3, foreach=False),
+    "adamw foreach": lambda groups: torch.optim.AdamW(groups, lr=1e-3, eps=1e-3, foreach=True),
+    "adamw fused": lambda groups: torch.optim.AdamW(groups, lr=1e-3, eps=1e-3, fused=True),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3, eps=1e-3),
+}
+
+
+def optimizers(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+    """Any optimizer, with groups of its own settings and a schedule, keeps both models together."""
+    found = {}
+    for title, make in OPTIMIZERS.items():
+        twins = Twins(name, mesh, seed)
+        schedules = []
+        twins.optimizers = []
+        for model in (twins.model, twins.plain):
+            named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+            biases = [p for n, p in named if n.endswith("bias")]
+            rest = [p for n, p in named if not n.endswith("bias")]
+            optimizer = make([{"params": rest, "weight_decay": 0.1}, {"params": biases, "lr": 1e-3}])
+            twins.optimizers.append(optimizer)
+            schedules.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
+        for _ in range(3):
+            for model, optimizer, schedule in zip(
+                (twins.model, twins.plain), twins.optimizers, schedules, strict=True
+            ):
+                optimizer.zero_grad()
+                twins.loss(model).backward()
+                optimizer.step()
+                schedule.step()
+        found[title] = twins.difference("value")
+    return found
+
+
+def long_run(
+    rank: int, world: int, name: str, mesh: tuple[int, ...], steps: int
+) -> list[tuple[float, float]]:
+    """(ours, plain) losses of a training run."""
+    twins = Twins(name, mesh, 4, torch.optim.AdamW, lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        pair = []
+        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = twins.loss(model)
+            loss.backward()
+            optimizer.step()
+            pair.append(float(loss.detach()))
+        losses.append((pair[0], pair[1]))
+    return losses
+
+
+def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: str) -> float:
+    """Gradients of the second step under ``torch.compile``, against the plain model."""
+    twins = Twins(name, mesh, 3)
+    torch._dynamo.reset()
+    model = torch.compile(twins.model, backend=backend)
+    for _ in range(2):
+        for optimizer in twins.optimizers:
+            optimizer.zero_grad()
+        twins.loss(model).backward()
+        twins.loss(twins.plain).backward()
+        found = twins.difference("grad")
+        for optimizer in twins.optimizers:
+            optimizer.step()
     return found
 
 

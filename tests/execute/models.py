@@ -187,3 +187,26 @@ def transformer(dropout: float = 0.0) -> Recipe:
 
 def transformer_dropout() -> Recipe:
     return transformer(0.1)
+
+
+class Odd(nn.Module):
+    """What real models have beside layers: frozen, unused and shared modules, buffers of every kind, an
+    output that is more than the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.out = nn.Linear(24, 32), nn.Linear(32, 32), nn.Linear(32, 8)
+        self.frozen, self.unused = nn.Linear(32, 32), nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("shift", torch.ones(32), persistent=False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, *, wide: bool = False) -> tuple[torch.Tensor, Any]:
+        h = self.shared(F.relu(self.shared(F.relu(self.first(x)))))
+        out = self.out(self.frozen(h + self.shift) * self.scale)
+        return F.mse_loss(out, y), {"out": out, "hidden": h if wide else None}
+
+
+def odd() -> Recipe:
+    return Odd(), (torch.randn(16, 24), torch.randn(16, 8)), {"wide": True}

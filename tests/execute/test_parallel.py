@@ -56,3 +56,34 @@ def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:
         assert "(16, 24) torch.float32, but this call has (3, 24)" in batch
         assert "missing a required argument: 'y'" in missing
         assert "parallelized already" in again
+
+
+@pytest.mark.parametrize("name", ["mlp", "odd"])
+def test_any_optimizer(ranks: RankPool, name: str) -> None:
+    for found in ranks.run(jobs.optimizers, name, (1, 2), 5):
+        assert all(value < ROUNDING for value in found.values()), found
+
+
+def test_frozen_unused_and_shared_modules(ranks: RankPool) -> None:
+    for found in ranks.run(jobs.train_alike, "odd", (2, 2), 3):
+        assert all(value < ROUNDING for value in found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh"), [("transformer", (2, 2)), ("mlp", (1, 2))])
+def test_200_steps_beside_one_device(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    losses = ranks.run(jobs.long_run, name, mesh, 200)
+    assert losses[0] == losses[1]
+    start = losses[0][0][1]
+    for step, (ours, plain) in enumerate(losses[0]):
+        # A relative rounding of 1e-6 a step, doubling about every 25 steps while the loss falls.
+        assert abs(ours - plain) <= 1e-6 * start * (step + 1) * 2 ** (step / 25), step
+    assert losses[0][-1][1] < 0.7 * start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(ranks: RankPool, backend: str) -> None:
+    """What the model does in front of and behind the lowered graph stays Python; the result is the same."""
+    for found in ranks.run(jobs.compiled, "mlp", (1, 2), backend):
+        assert found < ROUNDING

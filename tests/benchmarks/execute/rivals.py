@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -36,7 +36,10 @@ class UnsplittableError(Exception):
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, foreach=True)
+    """Multi-tensor Adam; it does not mix DTensors with others, so they are groups of their own."""
+    parameters = list(model.parameters())
+    groups = [[p for p in parameters if isinstance(p, DTensor) is kind] for kind in (True, False)]
+    return torch.optim.Adam([{"params": group} for group in groups if group], lr=LEARNING_RATE, foreach=True)
 
 
 def stepper(model: nn.Module, args: tuple, kwargs: dict) -> Step:

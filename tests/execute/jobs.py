@@ -249,7 +249,9 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     }
 
 
-def checkpoints(rank: int, world: int, name: str, mesh: tuple[int, ...], folder: str) -> dict[str, Any]:
+def checkpoints(
+    rank: int, world: int, name: str, mesh: tuple[int, ...], other: tuple[int, ...], folder: str
+) -> dict[str, Any]:
     """Train under a plan, move to another one and back, train on: bits and results stay."""
 
     def step(twins: Twins) -> None:
@@ -258,7 +260,7 @@ def checkpoints(rank: int, world: int, name: str, mesh: tuple[int, ...], folder:
             twins.loss(model).backward()
             optimizer.step()
 
-    first, second, third = (Twins(name, mesh, seed) for seed in (1, 2, 1))
+    first, second, third = (Twins(name, shape, seed) for shape, seed in ((mesh, 1), (other, 2), (mesh, 1)))
     step(first)
     before = {n: whole(v).clone() for n, v in first.model.state_dict().items()}
     save_checkpoint(f"{folder}/a", first.model, first.optimizers[0])

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tensoropt.costs.pool import RankPool
+from tensoropt.errors import PlanError
+from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
+from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.execute.models import load_model
 from tests.execute import jobs
 from tests.execute.test_train import write_plan
 
@@ -34,12 +40,43 @@ def test_state_dict(ranks: RankPool, name: str, fused: bool) -> None:
         assert all(found.values()), found
 
 
+def check_moves(found: dict[str, Any], folder: Path) -> None:
+    assert all(found["same"])
+    assert found["value"] < ROUNDING
+    assert found["continued"] < ROUNDING
+    assert {p.name for p in folder.iterdir()} == {"a", "b"}
+
+
 def test_checkpoint_moves_between_plans(ranks: RankPool, tmp_path: Path) -> None:
-    for found in ranks.run(jobs.checkpoints, "transformer", (1, 2), str(tmp_path)):
-        assert all(found["same"])
-        assert found["value"] < ROUNDING
-        assert found["continued"] < ROUNDING
-    assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
+    for found in ranks.run(jobs.checkpoints, "transformer", (1, 2), (2, 2), str(tmp_path)):
+        check_moves(found, tmp_path)
+
+
+@pytest.mark.slow
+def test_checkpoint_moves_between_meshes(four_ranks: RankPool, tmp_path: Path) -> None:
+    for found in four_ranks.run(jobs.checkpoints, "mlp", (1, 4), (1, 2, 2), str(tmp_path)):
+        check_moves(found, tmp_path)
+
+
+def test_a_save_that_died_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """Killed while writing, and killed between taking the old one away and putting the new one there."""
+    model, args, _ = jobs.spec("mlp").build()
+    graph = load_model(jobs.spec("mlp")).graph
+    parallelize(model, unsplit_strategy(graph), args)
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    target = tmp_path / "state"
+    save_checkpoint(target, model)
+    (tmp_path / "state.partial").mkdir()
+    target.rename(tmp_path / "state.old")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    load_checkpoint(target, model)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+    save_checkpoint(target, model)
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+    with pytest.raises(PlanError, match="no checkpoint at"):
+        load_checkpoint(tmp_path / "other", model)
 
 
 @pytest.mark.parametrize(("name", "micro"), [("vgg_norm", 1), ("vgg_dropout", 2)])

@@ -31,7 +31,14 @@ from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
 from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, judge_strategy, space_of
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.problem import Problem, Settings, micro_batch_counts, prepare, prepare_graph
+from tensoropt.plan.problem import (
+    Problem,
+    Settings,
+    micro_batch_counts,
+    offered_regions,
+    prepare,
+    prepare_graph,
+)
 from tensoropt.plan.recorded import record
 from tensoropt.planners.compare import asked, compare
 from tensoropt.planners.problem import Problem as PlannerProblem
@@ -97,6 +104,7 @@ def explore(
     epsilon: float = 1e-3,
     max_points: int | None = None,
     dtype: str = "float32",
+    recompute: str = "auto",
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     source: str = "",
@@ -118,6 +126,7 @@ def explore(
         memory_bytes: refuse to return when not even the leanest plan fits this budget.
         epsilon: allowed gap of the frontier; 0 for the exact one.
         max_points: points kept per mesh and micro-batch count.
+        recompute: ``auto`` lets the search recompute repeated blocks in backward, ``never`` does not.
         dtype: ``float32`` leaves the model's own dtypes; ``bfloat16`` computes in it, with float32 master
             weights, gradients and optimizer state (:mod:`tensoropt.capture.precision`).
         store: profile store; the user's own by default.
@@ -131,7 +140,7 @@ def explore(
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = Settings(mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype)
+    settings = Settings(mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype, recompute)
     report_progress = progress or silent
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
@@ -180,7 +189,12 @@ class _Run:
             costs = self.costs = CostSource(self.where, own, self.settings, pool, progress)
             with self.clock("costs"):
                 built = build_tables(
-                    self.problem.graph, self.problem.micro, costs, searched_meshes(self.where), counts
+                    self.problem.graph,
+                    self.problem.micro,
+                    costs,
+                    searched_meshes(self.where),
+                    counts,
+                    offered_regions(self.problem, self.settings),
                 )
         with self.clock("search"):
             searched = self.searched = _search(built, self.settings, progress)

@@ -174,6 +174,12 @@ def _question_arguments(verb: argparse.ArgumentParser) -> None:
         help="counts to search; auto: 1,2,4,8 that divide",
     )
     verb.add_argument(
+        "--recompute",
+        choices=("auto", "never"),
+        default="auto",
+        help="whether repeated blocks may be computed again in backward; default: %(default)s",
+    )
+    verb.add_argument(
         "--epsilon",
         type=float,
         default=1e-3,

@@ -62,6 +62,7 @@ def explored(
         options.epsilon,
         options.max_points,
         options.dtype,
+        options.recompute,
     )
     progress.note(defaults_line(options, cluster, settings))
     loaded = build_model(options, on_meta=not is_local(cluster))
@@ -77,6 +78,7 @@ def explored(
         epsilon=settings.epsilon,
         max_points=settings.max_points,
         dtype=settings.dtype,
+        recompute=settings.recompute,
         source=options.model,
         seed=options.seed,
         progress=progress,
@@ -173,6 +175,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "mode": settings.mode,
         "optimizer": settings.optimizer,
         "dtype": settings.dtype,
+        "recompute": settings.recompute,
         "micro-batches": micro,
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,

@@ -54,6 +54,8 @@ def explore_line(exploration: Exploration, out: str) -> str:
         parts += ["--memory", str(settings["memory_bytes"])]
     if settings.get("epsilon", 1e-3) != 1e-3:
         parts += ["--epsilon", f"{settings['epsilon']:g}"]
+    if settings.get("recompute", "auto") != "auto":
+        parts += ["--recompute", settings["recompute"]]
     if settings.get("max_points"):
         parts += ["--max-points", str(settings["max_points"])]
     if model.batch:

@@ -48,6 +48,8 @@ class Space:
         hubs, shared: per tensor the placement names of each configuration.
         keys: parameter name in the graph -> the model's own name.
         notes: what was heuristic.
+        regions: group -> the repeated block it is recomputed with; such a group's index counts its
+            configurations once plain, then once more recomputed.
     """
 
     mesh: MeshInfo
@@ -57,6 +59,25 @@ class Space:
     shared: Mapping[str, Sequence[Sequence[str]]]
     keys: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    regions: Mapping[str, str] = field(default_factory=dict)
+
+    def position(self, group: str, index: int) -> int:
+        """Where in the group's lists configuration ``index`` of a point is."""
+        return index % len(self.groups[group]["configurations"])
+
+    def labels(self, group: str, index: int) -> Sequence[str]:
+        """Per axis what configuration ``index`` of a group splits."""
+        labels: Sequence[str] = self.groups[group]["configurations"][self.position(group, index)]
+        return labels
+
+    def recomputed(self, choice: Sequence[int]) -> tuple[str, ...]:
+        """The blocks that a point recomputes."""
+        found = {
+            self.regions[name]: None
+            for name, index in zip(self.groups, choice, strict=False)
+            if name in self.regions and index >= len(self.groups[name]["configurations"])
+        }
+        return tuple(found)
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -181,13 +202,13 @@ class Exploration:
         position = dict(zip(space.variables, range(len(space.variables)), strict=True))
         for name, group in space.groups.items():
             which = point.choice[position[name]]
-            labels = group["configurations"][which]
+            labels = space.labels(name, which)
             operators[name] = OperatorPlan(
                 axes=dict(zip(names, labels, strict=True)),
                 micro=group["micro"],
                 members=tuple(group["members"]),
             )
-            homes = group["options"][which][point.options[position[name]]]
+            homes = group["options"][space.position(name, which)][point.options[position[name]]]
             for parameter, stored in zip(group["parameters"], homes, strict=True):
                 parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
         for name, layouts in space.shared.items():
@@ -207,6 +228,7 @@ class Exploration:
             operators=operators,
             hubs=hubs,
             parameters=parameters,
+            recomputed=space.recomputed(point.choice),
             predicted=self._predicted(point),
             settings=dict(self.settings),
             versions=dict(self.versions),
@@ -286,6 +308,7 @@ def _space_to_dict(space: Space) -> dict[str, Any]:
         "shared": dict(space.shared),
         "keys": dict(space.keys),
         "notes": list(space.notes),
+        "regions": dict(space.regions),
     }
 
 

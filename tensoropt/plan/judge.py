@@ -25,6 +25,7 @@ from tensoropt.plan.play import Play
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.walk import SOURCES, Played, Walk
 from tensoropt.sharding.placement import layout_names
+from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 
 CHUNK = 4096
@@ -45,7 +46,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             "configurations": [[labels[i] for i in c] for c in tables.templates[group.name].choices],
             "options": [
                 [[list(layout_names(home)) for home in option] for option in options]
-                for options in variable.options
+                for options in variable.options[: len(tables.templates[group.name].choices)]
             ],
         }
     return Space(
@@ -61,6 +62,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         },
         keys={t.name: str(t.key) for t in problem.graph.atoms.graph.parameters},
         notes=tuple(notes),
+        regions={name: region.name for name, region in region_of(tables.regions).items()},
     )
 
 

@@ -6,7 +6,7 @@ The judge plays rows of indices from a menu, so that many strategies share what 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,11 @@ from tensoropt.costs.workload import Workload
 from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 
 Indices = NDArray[np.int64]
+Value = TypeVar("Value")
 
 
 class Menu(Protocol):
@@ -30,6 +32,15 @@ class Menu(Protocol):
 
     @property
     def mesh(self) -> Mesh: ...
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The blocks that some strategy of the menu recomputes."""
+        ...
+
+    def again(self, group: Group) -> Sequence[bool]:
+        """Per configuration whether the group is recomputed in backward."""
+        ...
 
     def configurations(self, group: Group) -> Sequence[Configuration]: ...
 
@@ -54,22 +65,28 @@ class TableMenu:
     """The menu of cost tables."""
 
     def __init__(self, tables: CostTables):
-        assert not tables.regions, "recomputed blocks cannot be played yet"
         self.tables = tables
-        self.graph, self.mesh = tables.graph, tables.mesh
+        self.graph, self.mesh, self.regions = tables.graph, tables.mesh, tables.regions
         self._configurations: dict[str, list[Configuration]] = {}
+
+    def again(self, group: Group) -> Sequence[bool]:
+        return self.tables.by_name[group.name].again
 
     def configurations(self, group: Group) -> Sequence[Configuration]:
         if group.name not in self._configurations:
-            count = len(self.tables.templates[group.name].choices)
+            count = len(self.again(group))
             self._configurations[group.name] = [self.tables.configuration(group, i) for i in range(count)]
         return self._configurations[group.name]
 
     def facts(self, group: Group) -> Sequence[Facts]:
-        return self.tables.templates[group.name].facts
+        return self._per_configuration(group, self.tables.templates[group.name].facts)
 
     def works(self, group: Group) -> Sequence[Workload]:
-        return self.tables.templates[group.name].works
+        return self._per_configuration(group, self.tables.templates[group.name].works)
+
+    def _per_configuration(self, group: Group, values: Sequence[Value]) -> Sequence[Value]:
+        """What a template has once, for every configuration: once plain, once more recomputed."""
+        return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
         return self.tables.by_name[group.name].options[configuration][option]
@@ -108,10 +125,12 @@ class StrategyMenu:
     def __init__(
         self, strategy: Strategy, facts: Mapping[str, Facts], works: Mapping[str, Workload] | None = None
     ):
-        assert not strategy.recomputed, "recomputed blocks cannot be played yet"
         self.strategy = strategy
-        self.graph, self.mesh = strategy.graph, strategy.mesh
+        self.graph, self.mesh, self.regions = strategy.graph, strategy.mesh, strategy.recomputed
         self._facts, self._works = facts, works
+
+    def again(self, group: Group) -> Sequence[bool]:
+        return (self.strategy.forwards(group.name) > 1,)
 
     def configurations(self, group: Group) -> Sequence[Configuration]:
         return (self.strategy.configurations[group.name],)

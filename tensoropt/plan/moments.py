@@ -1,20 +1,21 @@
 """The course of a step: what a rank does one after the other, the same list for every strategy.
 
-Forward in execution order, backward in reverse, then the optimizer; a strategy fills each moment with work
-and bytes, or with nothing.
+Forward in execution order, backward in reverse, then the optimizer; before a region's backward its forward
+``again``, for strategies that recompute it. A strategy fills each moment with work and bytes, or with none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from tensoropt.costs.tables import leaves_model
 from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.regions import Region
 
-Phase = Literal["forward", "backward", "reduction", "optimizer"]
+Phase = Literal["forward", "again", "backward", "reduction", "optimizer"]
 Kind = Literal["read", "gather", "compute", "inner", "home", "output", "parameters", "step"]
 
 
@@ -34,18 +35,23 @@ class Moment(NamedTuple):
 
     @property
     def words(self) -> str:
-        forward = self.phase == "forward"
+        forward = self.phase != "backward"
+        words = self._words(forward)
+        return f"again: {words}" if self.phase == "again" else words
+
+    def _words(self, forward: bool) -> str:
+        phase = "forward" if self.phase == "again" else self.phase
         match self.kind:
             case "read" if forward:
                 return f"resharding {self.tensor} for {self.group}"
             case "read":
                 return f"resharding the gradient of {self.tensor} from {self.group}"
             case "gather":
-                return f"parameters for {self.phase} {self.group}"
+                return f"parameters for {phase} {self.group}"
             case "compute":
-                return f"{self.phase} {self.group}"
+                return f"{phase} {self.group}"
             case "inner":
-                return f"inside {self.phase} {self.group}"
+                return f"inside {phase} {self.group}"
             case "home":
                 return f"home of {self.tensor}" if forward else f"gradient of the home of {self.tensor}"
             case "output":
@@ -89,15 +95,29 @@ class Course:
         return found
 
 
-def course_of(graph: GroupGraph) -> Course:
-    """The course of a step (in inference, of a call) of this graph."""
+def course_of(graph: GroupGraph, regions: Sequence[Region] = ()) -> Course:
+    """The course of a step (in inference, of a call) of this graph.
+
+    Args:
+        regions: the blocks that some strategy recomputes.
+    """
     training = graph.atoms.graph.training
-    forward = [m for group in graph.groups for m in _forward(graph, group)]
-    backward = [m for group in reversed(graph.groups) for m in _backward(graph, group)] if training else []
+    forward = [m for group in graph.groups for m in _forward(graph, group, "forward")]
+    backward = list(_backwards(graph, regions)) if training else []
     end = [Moment("optimizer", "step", "")] if training else []
     moments = (*forward, *backward, *end)
     last = len(forward) + len(backward)
     return Course(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)})
+
+
+def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]:
+    """Backward; a region runs again as soon as the backward of its last group is due."""
+    ends = {region.groups[-1]: region for region in regions}
+    for group in reversed(graph.groups):
+        if group.name in ends:
+            for name in ends[group.name].groups:
+                yield from _forward(graph, graph.group_of[name], "again")
+        yield from _backward(graph, group)
 
 
 def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:
@@ -108,13 +128,14 @@ def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:
             yield "output", name
 
 
-def _forward(graph: GroupGraph, group: Group) -> Iterator[Moment]:
+def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]) -> Iterator[Moment]:
     for name in group.reads:
-        yield Moment("forward", "read", group.name, name)
+        yield Moment(phase, "read", group.name, name)
     for kind in ("gather", "compute", "inner"):
-        yield Moment("forward", kind, group.name)
+        yield Moment(phase, kind, group.name)
     for made, name in _made(graph, group):
-        yield Moment("forward", made, group.name, name)
+        if phase == "forward" or made != "output":
+            yield Moment(phase, made, group.name, name)
 
 
 def _backward(graph: GroupGraph, group: Group) -> Iterator[Moment]:

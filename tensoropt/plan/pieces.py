@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import OPTIMIZER_STATE
@@ -68,22 +69,38 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a group sees a tensor: its layout, and whether the tensor lies in what the group keeps (of a
-    writer) or is needed in its backward (of a reader)."""
+    """How a group sees a tensor: its layout; whether the tensor lies in what the group keeps (of a writer) or
+    is needed in its backward (of a reader); whether the group is recomputed."""
 
     layout: Layout
     kept: bool
+    again: bool = False
 
 
-GATHER, COMPUTE, INNER, GATHER_AGAIN, COMPUTE_BACK, INNER_BACK, PARAMETERS = range(7)
-MADE, HOME, OUTPUT, FORWARD_END, OUTPUT_BACK, HOME_BACK, GRADIENT = range(7)
-READ, USED, USED_BACK, READ_BACK = range(4)
+GATHER, COMPUTE, INNER, GATHER_BACK, COMPUTE_BACK, INNER_BACK, PARAMETERS = range(7)
+GATHER_AGAIN, COMPUTE_AGAIN, INNER_AGAIN = range(7, 10)
+MADE, HOME, OUTPUT, FORWARD_END, OUTPUT_BACK, HOME_BACK, GRADIENT, MADE_AGAIN, HOME_AGAIN = range(9)
+READ, USED, USED_BACK, READ_BACK, READ_AGAIN, USED_AGAIN = range(6)
 ARRIVED, STEP = range(2)
 
 
 def reader_slot(reader: int, which: int) -> int:
     """Slot of a tensor's ``reader``-th reader."""
-    return 7 + 4 * reader + which
+    return 9 + 6 * reader + which
+
+
+class _Pass(NamedTuple):
+    """One of the two forwards of a region, or the only one: the slots a tensor passes in it."""
+
+    again: bool
+    made: int
+    home: int
+    read: int
+    used: int
+
+
+_FIRST = _Pass(False, MADE, HOME, READ, USED)
+_SECOND = _Pass(True, MADE_AGAIN, HOME_AGAIN, READ_AGAIN, USED_AGAIN)
 
 
 class PieceMaker:
@@ -137,9 +154,14 @@ class PieceMaker:
     # -- groups -----------------------------------------------------------------------------------
 
     def group(
-        self, configuration: Configuration, work: Workload, facts: Facts, stored: Mapping[str, Layout]
+        self,
+        configuration: Configuration,
+        work: Workload,
+        facts: Facts,
+        stored: Mapping[str, Layout],
+        recomputed: bool = False,
     ) -> Piece:
-        """A group in a configuration, its parameters stored so."""
+        """A group in a configuration, its parameters stored so; ``recomputed``: with its region."""
         forward_s = backward_s = 0.0
         source = ""
         if self.prices is not None:
@@ -147,31 +169,38 @@ class PieceMaker:
             source = self.prices.compute.source_of(work)
         gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
         kept = facts.kept_bytes + self._copied(configuration, facts, stored) if self.training else 0
+        running = max(held + facts.forward_parameters_peak_bytes, facts.forward_peak_bytes)
         effects = [
             *self._gather(GATHER, gather, stored, held + buffers),
-            Effect(
-                COMPUTE,
-                kept=kept,
-                spot=max(held + facts.forward_parameters_peak_bytes, facts.forward_peak_bytes),
-                local_s=forward_s,
-                source=source,
-            ),
-            *self._inner(configuration, backward=False),
+            Effect(COMPUTE, kept=0 if recomputed else kept, spot=running, local_s=forward_s, source=source),
+            *self._inner(INNER, configuration, backward=False),
         ]
-        if self.training:
-            again, held, buffers = self._gathered(configuration, facts, stored, again=True)
+        if not self.training:
+            return Piece(tuple(effects))
+        again, needed, buffers_back = self._gathered(configuration, facts, stored, again=True)
+        if recomputed:  # what the second forward gathers stays for backward
             effects += [
-                *self._gather(GATHER_AGAIN, again, stored, held + buffers),
+                *self._gather(GATHER_AGAIN, gather, stored, held + buffers),
                 Effect(
-                    COMPUTE_BACK,
-                    spot=max(held + facts.backward_parameters_peak_bytes, facts.backward_peak_bytes),
-                    local_s=backward_s,
+                    COMPUTE_AGAIN,
+                    kept=kept,
+                    transient=needed,
+                    spot=max(running - needed, 0),
+                    local_s=forward_s,
                     source=source,
                 ),
-                Effect(COMPUTE_BACK, later=True, kept=-kept),
-                *self._inner(configuration, backward=True),
-                *self._returned(configuration, stored),
+                *self._inner(INNER_AGAIN, configuration, backward=False),
             ]
+        else:
+            effects += self._gather(GATHER_BACK, again, stored, needed + buffers_back)
+        with_needed = max(needed + facts.backward_parameters_peak_bytes, facts.backward_peak_bytes)
+        freed = needed if recomputed else 0
+        effects += [
+            Effect(COMPUTE_BACK, spot=max(with_needed - freed, 0), local_s=backward_s, source=source),
+            Effect(COMPUTE_BACK, later=True, kept=-kept, transient=-freed),
+            *self._inner(INNER_BACK, configuration, backward=True),
+            *self._returned(configuration, stored),
+        ]
         return Piece(tuple(effects))
 
     def _gathered(
@@ -250,11 +279,10 @@ class PieceMaker:
     def _cast_s(self, name: str, stored: Layout) -> float:
         return self.prices.cast_s(name, stored) if self.prices is not None else 0.0
 
-    def _inner(self, configuration: Configuration, *, backward: bool) -> list[Effect]:
+    def _inner(self, slot: int, configuration: Configuration, *, backward: bool) -> list[Effect]:
         """What is communicated inside a group: a resolved partial sum, kernels' own collectives."""
         if self.prices is None:
             return []
-        slot = INNER_BACK if backward else INNER
         found = []
         if configuration.resolved is not None:
             name = configuration.resolved[0]
@@ -271,69 +299,107 @@ class PieceMaker:
 
     # -- tensors ----------------------------------------------------------------------------------
 
-    def tensor(self, name: str, write: Reading, home: Layout | None, reads: Sequence[Reading]) -> Piece:
-        """An activation: written so, found by its readers at ``home`` (or as written), read so."""
+    def tensor(
+        self,
+        name: str,
+        write: Reading,
+        home: Layout | None,
+        reads: Sequence[Reading],
+        inside: Sequence[bool] = (),
+    ) -> Piece:
+        """An activation: written so, found by its readers at ``home`` (or as written), read so.
+
+        Args:
+            inside: per reader whether it lies in its producer's region.
+        """
         source = write.layout if home is None else home
-        return Piece(
-            (
-                *self._tensor_forward(name, write, source, reads),
-                *(self._tensor_backward(name, write, source, reads) if self._learns(name) else ()),
-            )
-        )
+        inside = inside or [False] * len(reads)
+        effects = self._passed(name, write, source, reads, inside, _FIRST)
+        if leaves_model(self.graph, name):
+            out = self._steps(name, source, output_layout(source))[0]
+            effects.append(self._moved(OUTPUT, name, out, 0))
+        if any(read.again for read in reads) or write.again:
+            effects += self._passed(name, write, source, reads, inside, _SECOND)
+        if self._learns(name):
+            effects += self._tensor_backward(name, write, source, reads)
+        return Piece(tuple(effects))
 
     def _learns(self, name: str) -> bool:
         return self.training and self.tensors[name].requires_grad
 
-    def _tensor_forward(
-        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading]
+    def _passed(
+        self,
+        name: str,
+        write: Reading,
+        source: Layout,
+        reads: Sequence[Reading],
+        inside: Sequence[bool],
+        at: _Pass,
     ) -> list[Effect]:
+        """A tensor in the first forward, or in the second one of recomputed regions.
+
+        In the first a recomputed region keeps nothing but what enters it, as its source has it; in the
+        second it makes its inside again and keeps what backward needs.
+        """
         found = []
-        moves = self._steps(name, write.layout, source)[0]
+        makes, keeps = write.again or not at.again, write.kept and write.again == at.again
+        moves = self._steps(name, write.layout, source)[0] if makes else ()
         if moves:
-            made = 0 if write.kept else self.bytes(name, write.layout)
-            found.append(self._moved(HOME, name, moves, made + self._resharding(moves, name)))
-        borrowed = []
+            made = 0 if keeps else self.bytes(name, write.layout)
+            found.append(self._moved(at.home, name, moves, made + self._resharding(moves, name)))
+        present, keepers = [], []
         for number, read in enumerate(reads):
+            needed = read.kept and read.again == at.again and self.training
             steps = self._steps(name, source, read.layout)[0]
+            if at.again and not read.again:
+                continue
             if steps:
-                found += self._copy(name, number, read, steps)
-            else:
-                borrowed.append((number, read.kept))
-        if moves or not write.kept:
-            found += self._storage(
-                self.bytes(name, source), HOME if moves else MADE, borrowed, len(reads), name
-            )
-        if leaves_model(self.graph, name):
-            found.append(self._moved(OUTPUT, name, self._steps(name, source, output_layout(source))[0], 0))
+                found += self._copy(name, number, read, steps, at, needed)
+            if inside[number] or not at.again:
+                present.append(number)
+                enters = read.again and not inside[number]
+                if enters or (needed and not steps):
+                    keepers.append(number)
+        if makes and (moves or not keeps):
+            size, begin = self.bytes(name, source), at.home if moves else at.made
+            stays = not at.again and (leaves_model(self.graph, name) or not reads)
+            found += self._storage(size, begin, present, keepers, stays, at)
         return found
 
-    def _copy(self, name: str, number: int, read: Reading, steps: Sequence[Step]) -> list[Effect]:
+    def _copy(
+        self, name: str, number: int, read: Reading, steps: Sequence[Step], at: _Pass, needed: bool
+    ) -> list[Effect]:
         """A reader's own copy: made for it, and kept where its backward needs it."""
         size = self.bytes(name, read.layout)
         found = [
-            self._moved(reader_slot(number, READ), name, steps, self._resharding(steps, name)),
-            Effect(reader_slot(number, READ), later=True, transient=size),
+            self._moved(reader_slot(number, at.read), name, steps, self._resharding(steps, name)),
+            Effect(reader_slot(number, at.read), later=True, transient=size),
         ]
-        if read.kept and self.training:
-            found.append(Effect(reader_slot(number, USED), kept=size, transient=-size))
+        if needed:
+            found.append(Effect(reader_slot(number, at.used), kept=size, transient=-size))
             found.append(Effect(reader_slot(number, USED_BACK), later=True, kept=-size))
         else:
-            found.append(Effect(reader_slot(number, USED), later=True, transient=-size))
+            found.append(Effect(reader_slot(number, at.used), later=True, transient=-size))
         return found
 
     def _storage(
-        self, size: int, begin: int, borrowed: Sequence[tuple[int, bool]], readers: int, name: str
+        self, size: int, begin: int, readers: Sequence[int], keepers: Sequence[int], stays: bool, at: _Pass
     ) -> list[Effect]:
-        """A storage that readers find: alive until the last one, or kept from the first that needs it."""
+        """A storage that readers find: alive until the last one, or kept from the first that needs it.
+
+        Args:
+            stays: nobody lets go of it before forward is over.
+        """
         found = [Effect(begin, later=True, transient=size)]
-        keeper = next((n for n, kept in borrowed if kept and self.training), None)
-        if keeper is not None:
-            found.append(Effect(reader_slot(keeper, USED), kept=size, transient=-size))
-            found.append(Effect(reader_slot(keeper, USED_BACK), later=True, kept=-size))
-        elif leaves_model(self.graph, name) or not readers:
+        if keepers:
+            found.append(Effect(reader_slot(keepers[0], at.used), kept=size, transient=-size))
+            found.append(Effect(reader_slot(keepers[0], USED_BACK), later=True, kept=-size))
+        elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
-        else:
-            found.append(Effect(reader_slot(readers - 1, USED), later=True, transient=-size))
+        elif readers:
+            found.append(Effect(reader_slot(readers[-1], at.used), later=True, transient=-size))
+        else:  # the second forward's result, which nobody in the region reads
+            found.append(Effect(begin, later=True, transient=-size))
         return found
 
     def _tensor_backward(

@@ -105,7 +105,8 @@ class Predicted(_Strict):
 
 
 class Plan(_Strict):
-    """One plan file; see the field types for shapes and units."""
+    """One plan file; see the field types for shapes and units. ``recomputed`` names repeated blocks whose
+    forward runs again in backward."""
 
     schema_: Literal["tensoropt.plan/1"] = Field("tensoropt.plan/1", alias="schema")
     planner: str

@@ -20,6 +20,7 @@ from tensoropt.plan.overlap import BLOCKING, Overlap
 from tensoropt.plan.pieces import Piece, PieceMaker, Reading
 from tensoropt.sharding.buckets import arrival_order, fill_buckets, reduction_axes
 from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.regions import region_of
 
 _GROUP_KINDS = ("gather", "compute", "inner")
 
@@ -72,7 +73,8 @@ class Play:
         self.menu, self.choices, self.options = menu, choices, options
         self.graph, self.mesh = menu.graph, menu.mesh
         self.training = menu.graph.atoms.graph.training
-        self.course = course or course_of(menu.graph)
+        self.course = course or course_of(menu.graph, menu.regions)
+        self.region_of = region_of(menu.regions)
         self.maker = PieceMaker(menu.graph, menu.mesh, optimizer, prices)
         self.prices, self.overlap = prices, overlap
         self.count = len(next(iter(choices.values()))) if choices else 1
@@ -114,20 +116,20 @@ class Play:
             chosen = self.choices[group.name]
             firsts, which = distinct([chosen, *(self.stored[n][0] for n in names)])
             configurations, facts = self.menu.configurations(group), self.menu.facts(group)
-            works, pieces = self.menu.works(group), []
+            works, again, pieces = self.menu.works(group), self.menu.again(group), []
             for r in firsts:
                 i = int(chosen[r])
                 stored = {n: self.stored[n][1][self.stored[n][0][r]] for n in names}
                 key = ("group", self.menu.look(group), i, tuple(stored.values()))
 
                 def make(i: int = i, stored: Mapping[str, Layout] = stored, works: Any = works) -> Piece:
-                    return self.maker.group(configurations[i], works[i], facts[i], stored)  # noqa: B023
+                    return self.maker.group(configurations[i], works[i], facts[i], stored, again[i])  # noqa: B023
 
                 pieces.append(self._piece(key, make))
             slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
-            owners.append(
-                Owner((*slots, self._slot("backward", "parameters", group.name)), tuple(pieces), which)
-            )
+            slots.append(self._slot("backward", "parameters", group.name))
+            slots += [self._slot("again", kind, group.name) for kind in _GROUP_KINDS]
+            owners.append(Owner(tuple(slots), tuple(pieces), which))
         return owners
 
     def _tensors(self) -> list[Owner]:
@@ -146,24 +148,31 @@ class Play:
                 firsts, which = distinct(ids)
                 tensor = graph.atoms.graph.tensors[name]
                 like = (graph.atoms.atoms[name], tensor.dtype, tensor.requires_grad)
+                inside = tuple(self._inside(group.name, reader.name) for reader in readers)
                 final = self.course.index.get(Moment("forward", "output", group.name, name), -1)
                 pieces = []
                 for r in firsts:
                     write, *reads = [found[ids[r]] for ids, found in columns]
                     home = homes[1][homes[0][r]] if homes else None
-                    key = ("tensor", *like, final >= 0, write, home, tuple(reads))
+                    key = ("tensor", *like, final >= 0, write, home, tuple(reads), inside)
 
                     def make(
                         name: str = name,
                         write: Reading = write,
                         home: Layout | None = home,
                         reads: Any = reads,
+                        inside: Any = inside,
                     ) -> Piece:
-                        return self.maker.tensor(name, write, home, reads)
+                        return self.maker.tensor(name, write, home, reads, inside)
 
                     pieces.append(self._piece(key, make))
                 owners.append(Owner(self._tensor_slots(group.name, name), tuple(pieces), which))
         return owners
+
+    def _inside(self, producer: str, reader: str) -> bool:
+        """Whether a tensor is made and read in one region."""
+        region = self.region_of.get(reader)
+        return region is not None and region is self.region_of.get(producer)
 
     def _hub(self, name: str) -> bool:
         return f"hub:{name}" in self.choices
@@ -177,6 +186,8 @@ class Play:
             self._slot("backward", "output", producer, name),
             self._slot("backward", "home", producer, name),
             self._slot("backward", "compute", producer),
+            self._slot("again", "compute", producer),
+            self._slot("again", "home", producer, name),
         ]
         for reader in self.course.readers.get(name, ()):
             slots += [
@@ -184,15 +195,18 @@ class Play:
                 self._slot("forward", "compute", reader.name),
                 self._slot("backward", "compute", reader.name),
                 self._slot("backward", "read", reader.name, name),
+                self._slot("again", "read", reader.name, name),
+                self._slot("again", "compute", reader.name),
             ]
         return tuple(slots)
 
     def _readings(self, group_name: str, name: str, *, writes: bool) -> tuple[Indices, list[Reading]]:
         group = self.graph.group_of[group_name]
         short = group.short_names[name]
+        configurations, facts = self.menu.configurations(group), self.menu.facts(group)
         found = [
-            Reading(c.layout(name), short in (f.writes_kept if writes else f.reads_kept))
-            for c, f in zip(self.menu.configurations(group), self.menu.facts(group), strict=True)
+            Reading(c.layout(name), short in (f.writes_kept if writes else f.reads_kept), again)
+            for c, f, again in zip(configurations, facts, self.menu.again(group), strict=True)
         ]
         return _merged(found, self.choices[group_name])
 

@@ -17,6 +17,7 @@ from tensoropt.sharding.configurations import (
 )
 from tensoropt.sharding.discovery import Kept
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
+from tensoropt.sharding.regions import Region, find_regions
 
 AUTO_MICRO_BATCHES = (1, 2, 4, 8)
 
@@ -32,10 +33,13 @@ class Settings:
     epsilon: float = 1e-3
     max_points: int | None = None
     dtype: str = "float32"
+    recompute: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in COMPUTE_DTYPES:
             raise TensorOptError(f"unknown dtype '{self.dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
+        if self.recompute not in ("auto", "never"):
+            raise TensorOptError(f"unknown recompute '{self.recompute}'; use auto or never")
         if self.optimizer not in ("sgd", "momentum", "adam"):
             raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use sgd, momentum or adam")
         if self.mode not in ("train", "inference"):
@@ -89,6 +93,11 @@ def prepare_graph(
     except MicroBatchRefused as refusal:
         whole = {g.name: next(s for s in g.strategies if s.label == "none") for g in graph.groups}
         return Problem(captured, graph, whole, str(refusal))
+
+
+def offered_regions(problem: Problem, settings: Settings) -> tuple[Region, ...]:
+    """The blocks that the search may recompute."""
+    return find_regions(problem.graph) if settings.recompute == "auto" else ()
 
 
 def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:

@@ -50,12 +50,15 @@ def split_words(exploration: Exploration, index: int) -> str:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
     counts: Counter[str] = Counter()
-    for which, group in zip(point.choice, space.groups.values(), strict=False):
-        labels = group["configurations"][which]
+    for which, (name, group) in zip(point.choice, space.groups.items(), strict=False):
+        labels = space.labels(name, which)
         kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
         counts["+".join(sorted(kinds)) or "whole"] += 1
     total = sum(counts.values())
     parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
+    again = len(space.recomputed(point.choice))
+    if again:
+        parts.append(f"{again} of {len(set(space.regions.values()))} blocks recomputed")
     return ", ".join(parts)
 
 

@@ -137,6 +137,4 @@ class Deadline:
 
 def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
     """Per mesh axis (without the micro-batches) what a group's configuration splits."""
-    group = space.names.groups[name]
-    labels: Sequence[Any] = group["configurations"]
-    return tuple(labels[index % len(labels)])
+    return tuple(space.names.labels(name, index))

@@ -32,6 +32,8 @@ from tensoropt.verify.places import Place, Wanted, cluster_of, place_for
 from tensoropt.verify.predict import Prediction, predict, prediction_of
 
 Progress = Callable[[str, int, int, str], None]
+RECOMPUTE = 0.3
+"""How often a repeated block of a random strategy is recomputed."""
 TIMEOUT_S = 600.0
 """For one strategy; big models on small machines take minutes."""
 
@@ -133,7 +135,8 @@ def draw_strategies(
     for _ in range(count):
         mesh, micro = rng.choice(meshes), rng.choice(counts)
         per_group = micro_strategies(loaded.graph, micro)
-        drawn.append((random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng), mesh))
+        strategy = random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng, RECOMPUTE)
+        drawn.append((strategy, mesh))
     return drawn
 
 

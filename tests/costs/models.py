@@ -74,13 +74,22 @@ def gpt2(**config: Any) -> Recipe:
     return model, (), {"input_ids": x, "labels": x.clone()}
 
 
-def llama() -> Recipe:
+def llama(layers: int = 1) -> Recipe:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = LlamaConfig(vocab_size=101, intermediate_size=48, bos_token_id=0, eos_token_id=0, **sizes)
     x = torch.randint(0, 101, (4, 16))
     return LlamaForCausalLM(config), (), {"input_ids": x, "labels": x.clone()}
+
+
+def llama_two() -> Recipe:
+    return llama(2)
 
 
 @cache

@@ -136,7 +136,7 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
     prepared, rng = problem(MODELS[name]), random.Random(f"{name}{mesh}")
     micro = micro_strategies(prepared.graph, mesh[0])
     for _ in range(2):
-        strategy = random_strategy(prepared.graph, mesh, micro, rng)
+        strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
         upkeep = Upkeep(1e-9, 1e-9, 1e-6)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
         facts = {n: facts_of(w) for n, w in works.items()}

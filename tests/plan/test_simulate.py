@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import model_values
 from tensoropt.execute.recorder import MemoryTracker
 from tensoropt.plan.simulate import Simulation, simulate
+from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.testing.strategies import micro_strategies, random_strategy
-from tests.costs.models import facts_of, gates, gpt2, llama, problem, two_layers
+from tests.costs.models import facts_of, gates, gpt2, llama, llama_two, problem, two_layers
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 
@@ -194,3 +196,26 @@ def test_so_does_one_of_mixed_precision(build):
     predicted = play(strategy).peak
     assert predicted.parameters == play(unsplit(build, 1)).peak.parameters
     assert predicted.total == pytest.approx(tracked_peak(build, strategy, OPTIMIZERS["adam"]), rel=0.03)
+
+
+@pytest.mark.parametrize("again", [(True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("build", [gpt2, llama_two], ids=lambda b: b.__name__)
+def test_so_does_one_of_recomputed_blocks(build, again):
+    strategy = unsplit(build, 1)
+    regions = find_regions(strategy.graph)
+    chosen = tuple(region for region, wanted in zip(regions, again, strict=True) if wanted)
+    predicted = play(replace(strategy, recomputed=chosen)).peak.total
+    tracked = tracked_peak(build, replace(strategy, recomputed=chosen), OPTIMIZERS["adam"])
+    assert predicted == pytest.approx(tracked, rel=0.03)
+
+
+def test_recomputing_the_first_of_two_blocks_saves_its_inside():
+    """The second one's inside is alive when backward begins, whether it was kept or is made again."""
+    strategy = unsplit(gpt2, 1)
+    first, second = find_regions(strategy.graph)
+    kept, early, late = (
+        max(p.kept for p in play(replace(strategy, recomputed=chosen)).curve)
+        for chosen in ((), (first,), (second,))
+    )
+    assert early < 0.75 * kept
+    assert late > early

@@ -39,6 +39,7 @@ class OperatorRow:
 
     ``transient_bytes`` is the larger of forward's and backward's own peak. ``communication_s`` is what the
     group waits for: its inputs, its parameters, its kernels. ``source``: of its compute seconds.
+    ``recomputed``: its forward runs twice, and what it keeps lives only while its region's backward runs.
     """
 
     group: str
@@ -55,6 +56,7 @@ class OperatorRow:
     backward_s: float
     communication_s: float
     source: str
+    recomputed: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ class _Telling:
         own = [n for n in (*group.parameters, *group.shared) if n not in counted]
         counted.update(own)
         facts, micro = self.facts[group.name], self.strategy.micro_batches
+        forwards = self.strategy.forwards(group.name)
         sizes = {n: self._stored_bytes(n) for n in own}
         learning = self.strategy.graph.atoms.graph.training
         trained = sum(s for n, s in sizes.items() if learning and self.strategy.tensor(n).requires_grad)
@@ -275,12 +278,13 @@ class _Telling:
             parameters_bytes=sum(sizes.values()),
             gradients_bytes=trained,
             state_bytes=trained * OPTIMIZER_STATE[self.optimizer],
-            kept_bytes=facts.kept_bytes if learning else 0,
+            kept_bytes=facts.kept_bytes if learning and forwards == 1 else 0,
             transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
-            forward_s=forward * micro,
+            forward_s=forward * forwards * micro,
             backward_s=backward * micro,
             communication_s=sent_s,
             source=self.prices.compute.source_of(self.works[group.name]),
+            recomputed=forwards > 1,
         )
 
     def _stored_bytes(self, name: str) -> int:
@@ -292,7 +296,8 @@ class _Telling:
         if not forward and not backward:
             return None
         size, micro = self.strategy.tensor(edge.tensor).element_bytes, self.strategy.micro_batches
-        sends = [s for steps in (forward, backward) for s in self.prices.steps(steps, size)[1]]
+        ways = [forward] * self.strategy.forwards_of(edge) + [backward]
+        sends = [s for steps in ways for s in self.prices.steps(steps, size)[1]]
         maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
         words = [
             f"{way} {s.kind} over {'+'.join(self.space.mesh.names[a] for a in s.axes)}"
@@ -308,7 +313,7 @@ class _Telling:
             target=layout_names(edge.target)[1:],
             collectives=tuple(words),
             bytes=sum(s.bytes for s in sends) * micro,
-            seconds=sum(self.prices.steps_s(steps, size) for steps in (forward, backward)) * micro,
+            seconds=sum(self.prices.steps_s(steps, size) for steps in ways) * micro,
         )
 
 

@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made test test-all test-nojit lint clean bench-fidelity
+.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit lint clean bench-fidelity
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -38,6 +38,9 @@ ready-made: $(STAMP) ## make the explorations that ship with the dashboard again
 
 bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.fidelity.bench_fidelity $(ARGS)
+
+screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
+	$(BIN)/python -m tensoropt_app.screenshots
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)

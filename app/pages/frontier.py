@@ -29,8 +29,8 @@ def layout() -> Any:
             html.Div(id="frontier-empty"),
             html.Div(
                 [
-                    html.Div([_plot(), _table(), _profile()], className="stack"),
-                    html.Div([_limits(), _card(), _comparison(), _assumptions()], className="stack"),
+                    html.Div([_plot(), _comparison(), _table(), _profile()], className="stack"),
+                    html.Div([_limits(), _card(), _assumptions()], className="stack"),
                 ],
                 id="frontier-body",
                 className="columns",
@@ -98,7 +98,8 @@ def _limit(name: str, title: str) -> Any:
                 [
                     html.Label(title, htmlFor=f"{name}-text"),
                     dmc.TextInput(
-                        id=f"{name}-text", size="xs", placeholder="no limit", value="",
+                        id=f"{name}-text", size="xs", placeholder="no limit",
+                        debounce=True, value="",
                         **aria(label=title),
                     ),
                 ],
@@ -157,21 +158,21 @@ def _comparison() -> Any:
                 dmc.Button("clear", id="compare-clear", size="compact-xs", variant="default"),
             ],
             className="row tight actions",
-            id="comparison-buttons",
         ),
-        title="Compared with",
+        title="Two points",
+        id="comparison-panel",
     )
 
 
 def _assumptions() -> Any:
-    return panel(html.Div(id="assumptions"), title="Assumptions in effect")
+    return panel(html.Div(id="assumptions"), title="Assumptions in effect", names="said-left")
 
 
 def _columns() -> list[dict[str, Any]]:
-    def number(field: str, name: str, width: int, fmt: str = ",.4~g") -> dict[str, Any]:
+    def number(field: str, name: str, width: int, fmt: str = ",.4r") -> dict[str, Any]:
         return {
             "field": field, "headerName": name, "type": "rightAligned", "width": width,
-            "filter": "agNumberColumnFilter",
+            "filter": "agNumberColumnFilter", "suppressHeaderFilterButton": True,
             "valueFormatter": {"function": f"params.value == null ? '' : d3.format('{fmt}')(params.value)"},
         }  # fmt: skip
 

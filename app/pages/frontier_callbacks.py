@@ -16,6 +16,7 @@ from ..figures.palette import palette
 from ..state import View
 from ..views import assumptions, profile
 from ..views.frontier import (
+    DETAILED_ROWS,
     FrontierData,
     filter_sentence,
     limit_sentence,
@@ -249,6 +250,7 @@ def _column_units(columns: list[dict[str, Any]], data: FrontierData, view: View)
     }
     hidden = {
         "cost": price_of(data, view) is None,
+        "split": len(data) > DETAILED_ROWS,
         "planner": bool(data.on_frontier.all()),
         "devices": len(data.filters()["devices"]) < 2,
     }
@@ -291,7 +293,7 @@ def _register_words(app: Dash, context: Context) -> None:
         Output("frontier-notes", "children"),
         Output("card", "children"),
         Output("comparison", "children"),
-        Output("comparison-buttons", "style"),
+        Output("comparison-panel", "style"),
         Input("pick", "data"),
         prevent_initial_call=True,
     )
@@ -331,10 +333,7 @@ def card(data: FrontierData, view: View) -> Any:
 def comparison(data: FrontierData, view: View) -> Any:
     """The second point beside the first, differences only."""
     if view.other is None or view.point is None:
-        return html.P(
-            ["Nothing yet. Press ", html.Kbd("c"), " to keep this point, then move to another one."],
-            className="hint",
-        )
+        return None
     rows = differences(data, view.other, view.point)
     if not rows:
         return html.P("Both points have the same figures.", className="hint")

@@ -14,7 +14,7 @@ from ..figures.graph import elements, stylesheet
 from ..figures.palette import palette
 from ..figures.timeline import memory_figure, timeline_figure
 from ..state import View
-from ..views.detail import detail_of, graph_edges
+from ..views.detail import curve_of, detail_of, graph_edges
 from ..views.frontier import FrontierData
 from ..views.picture import picture
 from ..views.plan import Bar, changed_operators, memory_bar, operator_rows, step_bar
@@ -98,11 +98,10 @@ def _register_figures(app: Dash, context: Context) -> None:
         detail, _ = _detail(context, data, view.point)
         if detail is None:
             return no_update, no_update, {"display": "none"}
-        curve = detail.memory_curve
-        kinds = {k: v for k, v in curve.items() if k != "time_s"}
+        times, kinds = curve_of(detail)
         limit = data.usable_bytes(view)
         return (
-            memory_figure(curve["time_s"], kinds, limit, data.units, str(scheme)),
+            memory_figure(times, kinds, limit, data.units, str(scheme)),
             timeline_figure(detail.timeline, data.units, str(scheme)),
             {},
         )

@@ -12,6 +12,11 @@ from ..state import PAGES
 from . import explore, export, frontier, plan
 from .parts import aria
 
+DARK_SCALE = (
+    "#e6ecf2", "#a3b1bf", "#8795a3", "#5d6b78", "#43505d", "#34414e", "#26313c", "#1a222b", "#151c23",
+    "#11171d",
+)  # fmt: skip
+"""The controls' greys in the dark scheme, from text to page, in the hue of the rest."""
 TITLES = {"explore": "Explore", "frontier": "Frontier", "plan": "Plan", "export": "Export"}
 
 
@@ -51,6 +56,7 @@ def layout(context: Context) -> Any:
         id="mantine",
         forceColorScheme="light",
         theme={
+            "colors": {"dark": list(DARK_SCALE)},
             "primaryColor": "blue",
             "fontFamily": "inherit",
             "cursorType": "pointer",

@@ -7,6 +7,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
+from tensoropt.plan.exploration import MEMORY_KINDS
 
 
 class NoDetailError(TensorOptError):
@@ -29,6 +30,28 @@ def detail_of(exploration: Exploration, point: int) -> Any:
 def graph_edges(exploration: Exploration, detail: Any) -> list[tuple[str, str, bool]]:
     """(from group, to group, whether the tensor is resharded on the way) of every edge between groups.
 
-    Explorations without details know no edges.
+    Explorations without their graph know no edges.
     """
-    return [] if detail is None else [(e.source, e.target, e.bytes > 0) for e in detail.edges]
+    recorded = getattr(exploration, "recorded", None)
+    if recorded is None:
+        return []
+    resharded = (
+        {(e.producer, e.consumer) for e in detail.edges if e.bytes > 0} if detail is not None else set()
+    )
+    grouped = recorded.grouped
+    producer, home = grouped.atoms.graph.producer, grouped.group_of
+    found: dict[tuple[str, str], bool] = {}
+    for group in grouped.groups:
+        for op in group.operators:
+            for tensor in op.inputs():
+                maker = producer.get(tensor)
+                if maker is not None and home[maker.name].name != group.name:
+                    pair = (home[maker.name].name, group.name)
+                    found[pair] = pair in resharded
+    return [(a, b, r) for (a, b), r in found.items()]
+
+
+def curve_of(detail: Any) -> tuple[list[float], dict[str, list[float]]]:
+    """(moments in seconds, bytes per kind at each) of a step's memory."""
+    kinds = {kind: [getattr(at, kind) for at in detail.memory_curve] for kind in MEMORY_KINDS}
+    return [at.time_s for at in detail.memory_curve], kinds

@@ -238,6 +238,8 @@ def mark_sentence(data: FrontierData) -> str:
 
 
 TABLE_LIMIT = 25_000
+DETAILED_ROWS = 2000
+"""Words for every point of a longer frontier would cost seconds; a point's card has them."""
 
 
 def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
@@ -246,7 +248,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
     usable = data.usable_bytes(view)
     price = price_of(data, view)
     kept = np.flatnonzero(data.passing(view))
-    detailed = len(kept) <= 2000  # words for every point of a huge frontier cost seconds
+    detailed = len(data) <= DETAILED_ROWS
     rows = []
     for row in kept[:TABLE_LIMIT]:
         index = int(data.index[row])

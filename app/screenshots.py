@@ -1,0 +1,66 @@
+"""Pictures of every page, light and dark, of the ready-made exploration: ``make screenshots``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+
+from .jobs.manager import JobManager
+from .library import Library
+from .server import create_app, listen
+
+OUT = Path(__file__).parent / "screenshots"
+SIZE = {"width": 1280, "height": 800}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+SHOTS = {
+    "frontier": ("frontier", "lines=1", "#card-title"),
+    "plan": ("plan", "", "#operators .ag-row"),
+    "export": ("export", "", "#command-0"),
+    "explore": ("explore", "", "#start"),
+}
+"""Name -> page, what the URL asks for, and what must be there before the picture is taken."""
+SETTLE_MS = 2500
+
+
+def main() -> int:
+    """Write all pictures; needs playwright and Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        raise TensorOptError("no Chromium: apt-get install chromium")
+    OUT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        jobs = JobManager(Path(home))
+        server = listen(create_app(Library(), jobs), "127.0.0.1", 0)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+            for scheme in ("light", "dark"):
+                for name in SHOTS:
+                    _shoot(browser, f"http://127.0.0.1:{server.server_port}/", name, scheme)
+            browser.close()
+        server.shutdown()
+        jobs.close()
+    return 0
+
+
+def _shoot(browser: Any, address: str, name: str, scheme: str) -> None:
+    path, query, ready = SHOTS[name]
+    page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+    page.goto(f"{address}{path}?{query}")
+    page.wait_for_selector(ready, timeout=120_000)
+    page.wait_for_timeout(SETTLE_MS)
+    page.screenshot(path=OUT / f"{name}-{scheme}.png")
+    page.close()
+    print(f"{name}, {scheme}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

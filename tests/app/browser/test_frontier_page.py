@@ -1,0 +1,139 @@
+"""The frontier page under a person's hands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+PIXEL = """([x, y]) => {
+  const plot = document.querySelector('#graph .js-plotly-plot'), l = plot._fullLayout;
+  const box = plot.getBoundingClientRect();
+  return [box.left + l.xaxis._offset + l.xaxis.d2p(x), box.top + l.yaxis._offset + l.yaxis.d2p(y)];
+}"""
+RING = "() => document.querySelector('#graph .js-plotly-plot').data[9].x[0]"
+
+
+def drawn(page: Any, title: str = "Point [0-9,]+ of") -> Any:
+    """Wait until the plot and the card are there."""
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data?.length === 10")
+    page.wait_for_selector(f"#card-title:text-matches('{title}')")
+    return page
+
+
+def select_title(page: Any) -> str:
+    return str(page.inner_text("#card-title"))
+
+
+def test_the_first_screen_is_never_empty(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.address))
+    assert "per device" in page.inner_text("#card")
+    assert page.locator("#points .ag-row").count() > 5
+    assert "Assumptions" in page.inner_text("#page-frontier")
+
+
+def test_a_click_selects_and_the_table_follows(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=1")), "Point 1 of 8")
+    x, y = page.evaluate(PIXEL, [40, 500])
+    page.mouse.move(x - 25, y - 25)
+    page.mouse.move(x, y)
+    page.wait_for_timeout(150)
+    page.mouse.click(x, y)
+    page.wait_for_selector("#card-title:text-matches('Point 3 of 8')")
+    page.wait_for_selector("#points .ag-row-selected[row-id='3']")
+    page.wait_for_function(f"({RING})() === 40")
+    page.click("#points .ag-row[row-id='5'] .ag-cell[col-id='memory']")
+    page.wait_for_selector("#card-title:text-matches('Point 5 of 8')")
+    assert re.search(r"[?&]point=5\b", page.url)
+
+
+def test_arrow_keys_walk_and_c_keeps_for_comparison(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=2")), "Point 2 of 8")
+    page.focus("#plot")
+    page.keyboard.press("c")
+    page.wait_for_function("location.search.includes('other=2') || true")
+    for expected in (3, 4):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(f"#card-title:text-matches('Point {expected} of 8')")
+    page.keyboard.press("End")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    page.wait_for_selector("#comparison td:text-is('+50.0 GiB (+167 %)')")
+
+
+def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small")))
+    page.fill("#budget-text", "35 GiB")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
+    veil = "document.querySelector('#graph .js-plotly-plot').layout.shapes[2]"
+    page.wait_for_function(f"{veil}.visible && {veil}.x0 === 35")
+    page.fill("#budget-text", "8 GiB")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=No plan fits 8.00 GiB; the smallest needs 10.0 GiB.")
+    page.fill("#budget-text", "lots")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=write a number and a unit")
+    page.fill("#target-text", "450 ms")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#card-title:text-matches('Point 4 of 8')")
+
+
+def test_twenty_thousand_points_follow_the_slider(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-long&point=19999")), "Point 19999")
+    thumb = page.locator("#budget [role=slider]")
+    thumb.focus()
+    for _ in range(4):
+        before = select_title(page)
+        for _ in range(12):
+            page.keyboard.press("ArrowLeft")
+        page.wait_for_function("t => document.querySelector('#card-title').innerText !== t", arg=before)
+    page.wait_for_function(f"({RING})() < 79")
+    assert page.locator("#points-count").inner_text() == "20,000 of 20,000 points"
+
+
+def test_axes_lines_and_filters_are_in_the_url(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=1")))
+    page.click("text=log memory")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type === 'log'")
+    page.click("text=compute / network")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot').data[4].visible === true")
+    page.wait_for_function("location.search.includes('logx=1') && location.search.includes('lines=1')")
+    again = drawn(opened(page.url, beside=page))
+    assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
+
+
+def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:
+    page = opened(site.url(query="x=job-gone&point=3"))
+    page.wait_for_selector("text=This exploration cannot be shown")
+
+
+@pytest.mark.parametrize("name", ["frontier", "plan", "export", "explore"])
+def test_pages_fit_their_window_in_both_schemes(site: Any, opened: Callable[..., Any], name: str) -> None:
+    shown = {
+        "frontier": "#card-title", "plan": "#plan-headline .big", "export": "#command-0", "explore": "#start",
+    }  # fmt: skip
+    for width, scheme in ((1280, "light"), (1280, "dark"), (400, "dark")):
+        page = opened(site.url(name, "x=opened-small&point=3&other=5"), color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_selector(shown[name])
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, width)
+        assert page.evaluate("document.documentElement.dataset.scheme") == scheme
+        page.close()
+
+
+UNNAMED = """() => [...document.querySelectorAll('button, input, [role=slider], a, [role=combobox]')]
+  .filter(e => e.offsetParent !== null && e.type !== 'hidden' && !e.closest('.js-plotly-plot, .ag-root'))
+  .filter(e => !(e.innerText || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')
+     || (e.labels && e.labels.length && e.labels[0].innerText) || e.title))
+  .map(e => e.outerHTML.slice(0, 160))"""
+
+
+@pytest.mark.parametrize("name", ["frontier", "plan", "export", "explore"])
+def test_every_control_has_a_name(site: Any, opened: Callable[..., Any], name: str) -> None:
+    page = opened(site.url(name, "x=opened-small&point=3"))
+    page.wait_for_selector("#exploration")
+    page.wait_for_timeout(800)
+    assert page.evaluate(UNNAMED) == []

@@ -1,0 +1,135 @@
+"""From a job to a plan on disk, as a person goes through it; and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import workers_app
+from site_app import running
+
+from tensoropt.plan import load_plan
+
+
+def choose(page: Any, control: str, text: str) -> None:
+    """Pick an option of a select by its text."""
+    page.click(f"#{control}")
+    page.click(f"[role=option]:has-text('{text}'):visible >> nth=0")
+
+
+def form(page: Any, model: str = "mlp", **fields: str) -> None:
+    page.wait_for_selector("#start")
+    page.wait_for_function("document.querySelector('#kind').value === 'H100-80GB'")  # the preset is filled in
+    page.fill("#model", model)
+    page.click(f"[role=option]:text-is('{model}'):visible")
+    for control, value in fields.items():
+        page.fill(f"#{control.replace('_', '-')}", value)
+
+
+def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened(site.url("explore"))
+    form(page, per_node="2", max_points="40", micro="1")
+    page.wait_for_selector("text=2 × H100-80GB, priced from data sheets.")
+    page.click("#start")
+    page.wait_for_selector(".job:has-text('mlp on dgx-h100') .stage", timeout=120_000)  # it reports by stage
+    page.wait_for_selector(".job .state-done", timeout=240_000)
+    page.click("text=open the frontier")
+
+    page.wait_for_selector("#card-title")
+    page.click("#pick-fastest")
+    page.wait_for_selector("#card-title:text-matches('fastest')")
+    page.locator("#budget [role=slider]").focus()
+    page.keyboard.press("Home")  # the least budget of the slider lies below every plan
+    page.wait_for_selector("text=/No plan fits .*; the smallest needs/")
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#card-title:text-matches('leanest')")
+
+    page.click("#nav-plan")
+    page.wait_for_selector("#plan-headline .big")
+    page.wait_for_selector("#operators .ag-row")
+    memory = page.inner_text("#plan-headline .big strong >> nth=0")
+
+    page.click("#nav-export")
+    page.wait_for_selector("#command-1")
+    assert "--memory" in page.inner_text("#command-1")
+    for name in ("plan.json", "frontier.csv"):
+        with page.expect_download() as download:
+            page.click(f".files a:text-is('{name}')")
+        download.value.save_as(tmp_path / name)
+    plan = load_plan(tmp_path / "plan.json")
+    assert plan.devices == 2
+    with open(tmp_path / "frontier.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[0]["memory_bytes"]) == round(plan.predicted.memory_bytes)
+
+    again = opened(page.url.replace("/export", "/plan"), beside=page)
+    again.wait_for_selector("#plan-headline .big")
+    assert again.inner_text("#plan-headline .big strong >> nth=0") == memory
+
+
+def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> None:
+    page = opened(site.url("explore"))
+    form(page, micro="7")
+    page.click("#start")
+    page.wait_for_selector("text=7 micro-batches do not divide the batch of 64", timeout=120_000)
+    page.click("summary >> nth=0")
+    page.wait_for_selector("text=--micro-batches 7")
+
+
+def test_a_file_that_is_no_model_says_so(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "garbage.onnx"
+    file.write_bytes(bytes(range(256)) * 40)
+    page = opened(site.url("explore"))
+    page.wait_for_selector("#start")
+    page.set_input_files("#upload input[type=file]", file)
+    page.wait_for_selector("text=garbage.onnx is here")
+    page.click("#start")
+    page.wait_for_selector("text=garbage.onnx is not an ONNX model", timeout=120_000)
+    page.click("#nav-frontier")  # the server stands
+    page.wait_for_selector("#card-title")
+
+
+@pytest.fixture
+def endless(explorations: Path, tmp_path: Path) -> Iterator[Any]:
+    """A dashboard whose jobs never end by themselves."""
+    with running(tmp_path / "home", explorations, workers_app.endless) as found:
+        yield found
+
+
+def test_cancel_ends_the_job_and_its_children(endless: Any, opened: Callable[..., Any]) -> None:
+    page = opened(endless.url("explore"))
+    form(page)
+    page.click("#start")
+    page.wait_for_selector("text=1 of 4")
+    (job,) = endless.jobs.jobs()
+    child = psutil.Process(int((endless.jobs.folder / job.id / workers_app.PIDS).read_text()))
+    page.click(".job button:text-is('cancel')")
+    page.wait_for_selector(".job .state-cancelled")
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable[..., Any]) -> None:
+    first = opened(endless.url(query="x=opened-small&point=1"))
+    second = opened(endless.url(query="x=opened-small&point=6"))
+    for page, point in ((first, 1), (second, 6)):
+        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+    first.focus("#plot")
+    first.keyboard.press("ArrowRight")
+    first.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
+    assert "Point 6 of 8" in second.inner_text("#card-title")
+    for page in (first, second):
+        page.click("#nav-explore")
+        form(page)
+        page.click("#start")
+        page.wait_for_selector("text=mlp on dgx-h100: started")
+    for page in (first, second):
+        page.wait_for_function("document.querySelectorAll('.job').length === 2")
+    first.click(".job button:text-is('cancel') >> nth=0")
+    second.wait_for_selector(".job .state-cancelled")
+    assert second.locator(".job .state-running").count() == 1

@@ -71,7 +71,6 @@ def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
             },
             legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
             margin={"l": 90, "r": 12, "t": 30, "b": 44},
-            height=130 + 44 * max(len(lanes), 1),
             dragmode="zoom",
             hovermode="closest",
         ),
@@ -136,6 +135,5 @@ def memory_figure(
             hovermode="x unified",
             legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
             margin={"l": 60, "r": 12, "t": 30, "b": 44},
-            height=280,
         ),
     }

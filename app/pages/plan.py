@@ -56,7 +56,7 @@ def layout() -> Any:
 
 def _graph(name: str) -> Any:
     blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
-    return dcc.Graph(id=name, config=cast(Any, GRAPH_CONFIG), figure=blank)
+    return dcc.Graph(id=name, config=cast(Any, GRAPH_CONFIG), figure=blank, className="graph small-graph")
 
 
 def _picture() -> Any:
@@ -80,7 +80,7 @@ def _operators() -> Any:
     def number(field: str, name: str) -> dict[str, Any]:
         return {
             "field": field, "headerName": name, "type": "rightAligned", "width": 128,
-            "valueFormatter": {"function": "params.value == null ? '' : d3.format(',.3~g')(params.value)"},
+            "valueFormatter": {"function": "params.value == null ? '' : d3.format(',.3r')(params.value)"},
         }  # fmt: skip
 
     return html.Div(
@@ -101,9 +101,11 @@ def _operators() -> Any:
                 id="operators",
                 columnDefs=[
                     {"field": "group", "headerName": "operator", "width": 190, "pinned": "left"},
-                    {"field": "module", "headerName": "module", "flex": 1, "minWidth": 180},
-                    {"field": "axes", "headerName": "axis → dim", "flex": 1, "minWidth": 180},
-                    {"field": "options", "headerName": "options", "width": 150},
+                    {"field": "module", "headerName": "module", "flex": 1, "minWidth": 180,
+                     "tooltipField": "module"},
+                    {"field": "axes", "headerName": "axis → dim", "flex": 1, "minWidth": 180,
+                     "tooltipField": "axes"},
+                    {"field": "options", "headerName": "options", "width": 150, "tooltipField": "options"},
                     number("memory", "memory"),
                     number("compute", "compute"),
                     number("communication", "communication"),

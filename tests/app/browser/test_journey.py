@@ -15,17 +15,11 @@ from site_app import running
 from tensoropt.plan import load_plan
 
 
-def choose(page: Any, control: str, text: str) -> None:
-    """Pick an option of a select by its text."""
-    page.click(f"#{control}")
-    page.click(f"[role=option]:has-text('{text}'):visible >> nth=0")
-
-
 def form(page: Any, model: str = "mlp", **fields: str) -> None:
     page.wait_for_selector("#start")
     page.wait_for_function("document.querySelector('#kind').value === 'H100-80GB'")  # the preset is filled in
     page.fill("#model", model)
-    page.click(f"[role=option]:text-is('{model}'):visible")
+    page.get_by_role("option", name=model, exact=True).click()
     for control, value in fields.items():
         page.fill(f"#{control.replace('_', '-')}", value)
 

@@ -8,9 +8,9 @@ from tensoropt import cli
 
 from .library import READY_MADE
 
-EXPLORATIONS = {
-    "gpt2-dgx-h100": ("zoo:gpt2", "dgx-h100", "--epsilon", "0.01", "--max-points", "48", "--batch", "64"),
-}
+OPTIONS = "--batch 64 --micro-batches 1,4 --epsilon 0.01 --max-points 24"
+"""Thinned, so that the files stay small."""
+EXPLORATIONS = {"gpt2-dgx-h100": ("zoo:gpt2", "dgx-h100", *OPTIONS.split())}
 """Folder -> model, cluster and options. Data sheets only: measured ones would be of one person's machine."""
 
 

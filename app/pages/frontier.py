@@ -71,7 +71,7 @@ def _plot() -> Any:
             dcc.Graph(
                 id="graph",
                 config=cast(Any, GRAPH_CONFIG),
-                className="graph",
+                style={"height": 400},
                 figure={"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}},
             ),
             id="plot",

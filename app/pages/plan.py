@@ -56,7 +56,7 @@ def layout() -> Any:
 
 def _graph(name: str) -> Any:
     blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}}}
-    return dcc.Graph(id=name, config=cast(Any, GRAPH_CONFIG), figure=blank, className="graph small-graph")
+    return dcc.Graph(id=name, config=cast(Any, GRAPH_CONFIG), figure=blank, style={"height": 270})
 
 
 def _picture() -> Any:

@@ -52,6 +52,8 @@ def percent(share: float) -> str:
     """``12 %``; small shares keep a figure, so that nothing reads as zero that isn't."""
     if share == 0:
         return "0 %"
+    if abs(share) < 1e-5:
+        return "under 0.001 %"
     return f"{100 * share:.0f} %" if abs(share) >= 0.0095 else f"{100 * share:.1g} %"
 
 

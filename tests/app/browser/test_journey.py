@@ -61,7 +61,7 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
     assert plan.devices == 2
     with open(tmp_path / "frontier.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert float(rows[0]["memory_bytes"]) == round(plan.predicted.memory_bytes)
+    assert round(plan.predicted.memory_bytes) in {int(row["memory_bytes"]) for row in rows}
 
     again = opened(page.url.replace("/export", "/plan"), beside=page)
     again.wait_for_selector("#plan-headline .big")

@@ -28,14 +28,25 @@ def _attention_backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: 
     return sdpa_backward_flop_count(grad, q, k, v)
 
 
+def _recurrent_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
+    """One layer and direction: every step multiplies its input and its state with all gates' weights."""
+    return 2 * int(x[0]) * int(x[1]) * (int(w[0]) * int(w[1]) + int(h[0]) * int(h[1]))
+
+
+def _recurrent_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
+    return 2 * _recurrent_flops(x, w, h)
+
+
 _FLOPS = {
     **flop_registry,
+    torch.ops.aten.mkldnn_rnn_layer: shape_wrapper(_recurrent_flops),
+    torch.ops.aten.mkldnn_rnn_layer_backward: shape_wrapper(_recurrent_backward_flops),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(_attention_flops),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
         _attention_backward_flops
     ),
 }
-"""PyTorch's counts, and those it lacks: it knows the attention kernels of GPUs only."""
+"""PyTorch's counts, and those it lacks: it knows GPUs' kernels of attention and LSTM layers only."""
 
 
 def _grouped_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:

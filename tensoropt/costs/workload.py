@@ -26,7 +26,7 @@ from tensoropt.sharding.local import LocalCall, localise
 from tensoropt.sharding.placement import local_shape
 from tensoropt.sharding.resharding import edge_steps
 
-VERSION = 4
+VERSION = 5
 """Part of every key; raised when the way of measuring changes."""
 
 

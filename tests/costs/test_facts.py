@@ -54,6 +54,20 @@ def test_linear():
     assert facts.forward_peak_bytes == 4 * 32 * 16  # the result
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_lstm(directions: int):
+    steps, batch, inner, hidden = 3, 4, 8, 16
+    shapes = [(4 * hidden, inner), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)] * directions
+    weights = {f"w{i}": (shape, "parameter") for i, shape in enumerate(shapes)}
+    state = ((directions, batch, hidden), "read")
+    inputs = {"x": ((steps, batch, inner), "read"), "h": state, "c": state, **weights}
+    args = (Ref("x"), (Ref("h"), Ref("c")), tuple(map(Ref, weights)), True, 1, 0.0, True, directions == 2, False)
+    facts = find_facts(chain(inputs, ("aten.lstm.input", args, ("y", "hn", "cn")), writes="y"))
+    gates = steps * batch * 4 * hidden * (inner + hidden)
+    assert facts.forward_flops == 2 * directions * gates
+    assert facts.backward_flops == 4 * directions * gates
+
+
 def test_linear_whose_input_needs_no_gradient_keeps_no_weight():
     work = linear(32, 24, 16)
     inputs = tuple((n, TensorSpec(s.shape, s.dtype, n != "x"), role) for n, s, role in work.inputs)

@@ -87,8 +87,11 @@ class Converter:
                 self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
             elif kind == "BUFFER" and spec.target in mutated:
                 self._add(node, value, "buffer", key=self._key(spec.target))
-            elif kind in ("BUFFER", "CONSTANT_TENSOR"):
+            elif kind == "BUFFER":
                 self._add(node, value, "buffer", key=self._key(spec.target))
+                self.folder.give(node, self._stored(spec))
+            elif kind == "CONSTANT_TENSOR":
+                # A tensor the model's code holds: no state dict has it, so the graph keeps its value.
                 self.folder.give(node, self._stored(spec))
             else:
                 raise CaptureError(f"{node.name}: inputs of kind {kind} are not supported; pass tensors only")

@@ -129,7 +129,7 @@ def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[st
     if kind in ("embedding", "vocabulary_embedding"):
         return {refs[1]: specs[refs[0]].shape[0]}
     if kind in ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd"):
-        return {refs[1]: specs[refs[0]].shape[1]}
+        return {refs[1]: specs[refs[0]].shape[:2][-1]}  # classes are dim 1, or all there is
     if kind in ("gather", "index_select"):
         return {refs[-1]: specs[refs[0]].shape[call.args[1]]}
     return {}

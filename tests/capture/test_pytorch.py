@@ -204,6 +204,15 @@ def test_a_causal_mask_is_one_constant_at_its_smallest_shape():
     assert targets(graph) == ["mul.Tensor", "where.ScalarOther", "sum"]
 
 
+def test_a_tensor_held_by_the_code_is_a_constant():
+    weight = torch.rand(8)
+    model = Lambda(lambda m, x: nn.functional.cross_entropy(x * m.w, torch.arange(4), weight), w=8)
+    graph = capture(model, (X,)).graph
+    (name,) = (n for n, value in graph.constants.items() if value.shape == weight.shape)
+    assert torch.equal(graph.constants[name], weight)
+    assert not kinds(graph, "buffer")  # no state dict has it
+
+
 def test_equal_constants_are_one():
     def forward(m, x):
         return (x * torch.arange(8) * m.w * torch.arange(0, 8)).sum()

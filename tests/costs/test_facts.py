@@ -61,7 +61,8 @@ def test_lstm(directions: int):
     weights = {f"w{i}": (shape, "parameter") for i, shape in enumerate(shapes)}
     state = ((directions, batch, hidden), "read")
     inputs = {"x": ((steps, batch, inner), "read"), "h": state, "c": state, **weights}
-    args = (Ref("x"), (Ref("h"), Ref("c")), tuple(map(Ref, weights)), True, 1, 0.0, True, directions == 2, False)
+    operands = (Ref("x"), (Ref("h"), Ref("c")), tuple(map(Ref, weights)))
+    args = (*operands, True, 1, 0.0, True, directions == 2, False)
     facts = find_facts(chain(inputs, ("aten.lstm.input", args, ("y", "hn", "cn")), writes="y"))
     gates = steps * batch * 4 * hidden * (inner + hidden)
     assert facts.forward_flops == 2 * directions * gates

@@ -10,8 +10,11 @@ import sys
 import pytest
 import torch
 
+from tensoropt.capture import capture
 from tensoropt.costs.workload import TensorSpec, differentiable, random_tensor, run, workload
-from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.configurations import Configuration, enumerate_configurations
+from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.kernels import SingleDevice
 from tensoropt.sharding.placement import local_shape
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
@@ -96,6 +99,16 @@ def test_integers_stay_in_range():
     value = random_tensor(TensorSpec((1000,), "int64", False, high=7))
     assert 0 <= int(value.min()) <= int(value.max()) < 7
     assert random_tensor(TensorSpec((3,), "bool", False)).dtype == torch.bool
+
+
+def test_the_loss_of_a_single_row_is_a_workload():
+    class Row(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(super().forward(x)[0], target)
+
+    graph = group_operators(refine_graph(capture(Row(4, 8), (torch.randn(2, 4), torch.tensor(3))).graph))
+    works = [workload(graph, Configuration(g, (g.strategies[0],)), (1,)) for g in graph.groups]
+    assert {s.high for w in works for _, s, _ in w.inputs if s.dtype == "int64"} == {8}
 
 
 def test_keys_are_the_same_in_another_process():

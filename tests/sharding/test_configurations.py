@@ -186,3 +186,15 @@ def test_softmax_over_the_batch_is_refused():
     model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(0))
     with pytest.raises(MicroBatchRefused):
         micro_batch_strategies(grouped_model(model, torch.randn(4, 8), loss=lambda y: y.exp().sum()))
+
+
+def test_random_numbers_in_the_shape_of_an_activation_follow_its_batch():
+    class Sampler(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean = super().forward(x)
+            return (mean + torch.randn_like(mean)).square().sum()
+
+    graph = grouped_model(Sampler(8, 12), torch.randn(8, 8))
+    chosen = micro_batch_strategies(graph)  # raises where a group cannot follow
+    drawn = next(g for g in graph.groups if any("randn_like" in op.target for op in g.operators))
+    assert chosen[drawn.name].placements["randn_like"] == 0

@@ -8,8 +8,6 @@ from tensoropt.sharding.rules.registry import Builder, rule
 @rule(
     "aten.rand.default",
     "aten.randn.default",
-    "aten.rand_like.default",
-    "aten.randn_like.default",
     "aten.randint.low",
     "aten.randint.default",
 )
@@ -17,7 +15,12 @@ def random(b: Builder) -> None:
     b.write(b.loops(b.output().shape))
 
 
-@rule("aten.uniform.default", "aten.normal_functional.default")
+@rule(
+    "aten.rand_like.default",
+    "aten.randn_like.default",
+    "aten.uniform.default",
+    "aten.normal_functional.default",
+)
 def random_like(b: Builder) -> None:
     """In the shape of the operand, whose values do not count."""
     loops = b.loops(b.output().shape)

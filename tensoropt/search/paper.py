@@ -5,6 +5,7 @@ Cai et al., "TensorOpt" (arXiv 2004.10856): FT-Elimination and FT-LDP, section 4
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
 import math
@@ -28,7 +29,7 @@ from tensoropt.search.order import Order, greedy_order, paper_order
 from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.program import Program
 from tensoropt.search.scalar import flatten
-from tensoropt.search.sources import PassSource, Source
+from tensoropt.search.sources import PassSource, Source, VertexSource
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ ASSIGNMENTS = 12
 LARGEST_PROGRAM = 16_000_000
 LARGEST_WORK = 4_000_000_000
 FEASIBILITY_CHECKS = 200
+LEANEST_CHECKS = 400
+LEANEST_WORK = 200_000_000
 FINE_POINTS = 1024
 
 
@@ -146,13 +149,62 @@ def _with_fixed(
         found = solver(condition(relaxed, classes), relaxed.order)
         assert found is not None, "the scalar problem found a strategy here"
         sources += found.sources
-    frontier = merge(sources)
     if exact:
-        return Found(tuple(sources), frontier, hull, True)
+        return Found(tuple(sources), merge(sources), hull, True)
+    hull = _unsplit_hull(problem, order) or _with_least_memory(relaxed, hull, sources)
+    frontier = merge(sources)
     names = ", ".join(repr(problem.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
     note = f"heuristic elimination: tried {len(tried)} of {total:.3g} assignments of {names}{more}"
     return Found(tuple(sources), frontier, hull, False, (note,))
+
+
+def _unsplit_hull(problem: Problem, fixed: Order) -> Hull | None:
+    """The hull of the problem itself, where another order spares its scalar problems the fixed operators."""
+    order = greedy_order(problem, 0.1)
+    if order.fixed or order.total > max(LARGEST_PROGRAM, fixed.total):
+        return None
+    program = build_program(problem, order)
+    return HullSearch(program, flatten(program)).run(lines_that_fit(program, LINES))
+
+
+def _with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull:
+    """The hull with its first line at the least memory of any strategy, by branch and bound.
+
+    Branches on the class of one fixed operator after the other; the relaxation bounds. A leaner strategy
+    than ``sources`` have is added to them. After ``LEANEST_CHECKS`` problems, or ``LEANEST_WORK`` pairs of
+    entries, the least bound still open is taken, which may lie below the least memory.
+    """
+    fixed = sorted(relaxed.twins)
+    least = min(float(s.memory.min(initial=math.inf)) for s in sources)
+    root = float(hull.value[0] / hull.weight_m[0])
+    waiting: list[tuple[float, int, tuple[int, ...]]] = [(root, 0, ())]
+    checks = work = 0
+    while waiting and waiting[0][0] < least and checks < LEANEST_CHECKS and work < LEANEST_WORK:
+        _, _, chosen = heapq.heappop(waiting)
+        f = fixed[len(chosen)]
+        for c in range(relaxed.problem.domains[f]):
+            classes = {**dict(zip(fixed, chosen, strict=False)), f: c}
+            problem = condition(relaxed, classes)
+            program = build_program(problem, relaxed.order)
+            search = HullSearch(program, flatten(program))
+            checks, work = checks + 1, work + program.work
+            found = search.solve([1.0], [0.0])
+            if not found or found[0][0] >= least:
+                continue
+            if len(classes) < len(fixed):
+                # deepest first among equals: a strategy ends the search
+                heapq.heappush(waiting, (found[0][0], -len(classes), (*chosen, c)))
+            else:
+                least = found[0][0]
+                vertices = search.run(1)
+                assert vertices is not None, "the scalar problem found a strategy here"
+                sources.append(VertexSource(problem, vertices))
+    if waiting:
+        least = min(least, waiting[0][0])
+    value = hull.value.copy()
+    value[0] = hull.weight_m[0] * least
+    return replace(hull, value=value)
 
 
 def _possible(relaxed: Split) -> dict[int, int]:

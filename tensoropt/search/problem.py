@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 from tensoropt.frontier.algebra import segmented_staircase
 from tensoropt.search.costgraph import CostGraph, CostTable, FloatArray, IntArray
 
-GRID_BITS = 51
+GRID_BITS = 52
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Budgets beyond which nothing is searched: entries of more memory or time count as impossible."""
+
+    memory: float = math.inf
+    time: float = math.inf
+
+
+UNLIMITED = Caps()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,8 +62,10 @@ class Problem:
     """What the elimination works on.
 
     ``domains[v]``: number of classes of operator v; ``node_leaf[v]``: its leaf, one entry per class;
-    ``edges[n]`` belongs to the graph's n-th edge. ``memory_tolerance``: how far a sum of snapped
-    memories can lie from the sum of the given ones, in bytes (0 when snapping changed nothing).
+    ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid``: what snapped costs are
+    multiples of; ``memory_error``, ``time_error``: how far a strategy's snapped cost can lie from the sum
+    of the given ones; ``memory_tolerance``: the same for a budget, which may be a sum rounded in any order
+    (0 when snapping changed nothing).
     """
 
     graph: CostGraph
@@ -60,30 +73,49 @@ class Problem:
     domains: tuple[int, ...]
     node_leaf: tuple[int, ...]
     edges: tuple[LeafEdge, ...]
-    memory_tolerance: float
+    memory_grid: float
+    time_grid: float
+    memory_error: float
+    time_error: float
+
+    @property
+    def memory_tolerance(self) -> float:
+        tables = len(self.graph.nodes) + len(self.graph.edges)
+        return self.memory_error + 0.5 * tables * self.memory_grid if self.memory_error else 0.0
 
 
-def build_problem(graph: CostGraph) -> Problem:
-    """Snap, drop impossible configurations, and merge the ones that agree on every placement."""
-    tables = [*graph.nodes, *(e.table for e in graph.edges)]
-    memory_grid, time_grid = _grid(tables, "memory"), _grid(tables, "time")
+def build_problem(graph: CostGraph, caps: Caps = UNLIMITED) -> Problem:
+    """Snap, drop impossible configurations, and merge the ones that agree on every placement.
+
+    Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
+    """
+    given = [*graph.nodes, *(e.table for e in graph.edges)]
+    within = {id(t): t if caps == UNLIMITED else _within(t, caps) for t in given}
+    tables = [within[id(t)] for t in given]
+    memory_grid = _grid([t.memory for t in tables], caps.memory)
+    time_grid = _grid([t.time for t in tables], caps.time)
     snapped: dict[int, tuple[FloatArray, FloatArray]] = {}
-    moved = False
+    moved: dict[int, tuple[float, float]] = {}
     for table in tables:
         if id(table) not in snapped:
             memory = np.rint(table.memory / memory_grid) * memory_grid
             time = np.rint(table.time / time_grid) * time_grid
-            moved = moved or bool((memory != table.memory).any())
             snapped[id(table)] = memory, time
+            moved[id(table)] = (
+                float(np.abs(memory - table.memory).max(initial=0.0)),
+                float(np.abs(time - table.time).max(initial=0.0)),
+            )
+    memory_error, time_error = (math.fsum(moved[id(t)][i] for t in tables) for i in (0, 1))
 
     leaves: list[Leaf] = []
     known: dict[object, tuple[int, IntArray, IntArray]] = {}
     raw_maps: list[list[tuple[int, IntArray]]] = [[] for _ in graph.nodes]
     edge_leaf = []
     for edge in graph.edges:
-        key = id(edge.table)
+        edge_table = within[id(edge.table)]
+        key = id(edge_table)
         if key not in known:
-            leaf, rows, cols = _edge_leaf(edge.table, *snapped[key])
+            leaf, rows, cols = _edge_leaf(edge_table, *snapped[key])
             leaves.append(leaf)
             known[key] = len(leaves) - 1, rows, cols
         index, rows, cols = known[key]
@@ -93,7 +125,7 @@ def build_problem(graph: CostGraph) -> Problem:
 
     domains, node_leaf, representatives = [], [], []
     classes: dict[object, tuple[int, IntArray]] = {}
-    for table, maps in zip(graph.nodes, raw_maps, strict=True):
+    for table, maps in zip(tables[: len(graph.nodes)], raw_maps, strict=True):
         key2 = (id(table), tuple(m.tobytes() for _, m in maps))
         if key2 not in classes:
             leaf, representative = _node_leaf(table, *snapped[id(table)], [m for _, m in maps])
@@ -114,8 +146,17 @@ def build_problem(graph: CostGraph) -> Problem:
             taken[end] += 1
             ends.append(shared.setdefault(values.tobytes(), values))
         edges.append(LeafEdge(edge.source, edge.target, index, height, width, ends[0], ends[1]))
-    tolerance = 2.0 * len(tables) * memory_grid if moved else 0.0
-    return Problem(graph, tuple(leaves), tuple(domains), tuple(node_leaf), tuple(edges), tolerance)
+    return Problem(
+        graph,
+        tuple(leaves),
+        tuple(domains),
+        tuple(node_leaf),
+        tuple(edges),
+        memory_grid,
+        time_grid,
+        memory_error,
+        time_error,
+    )
 
 
 def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
@@ -184,9 +225,18 @@ def impossible(problem: Problem) -> str:
     return "every combination of configurations meets an inf entry"
 
 
-def _grid(tables: list[CostTable], name: str) -> float:
-    """A power of two such that every sum of costs is a multiple of it below 2**53 of it."""
-    total = sum(float(getattr(t, name).max()) for t in tables if len(t.memory))
+def _within(table: CostTable, caps: Caps) -> CostTable:
+    """A table without the options beyond ``caps``; itself when there are none."""
+    kept = (table.memory <= caps.memory) & (table.time <= caps.time)
+    if kept.all():
+        return table
+    offsets = np.concatenate([[0], np.cumsum(kept)])[table.offsets].astype(np.int64)
+    return CostTable(table.shape, offsets, table.memory[kept], table.time[kept], table.option[kept])
+
+
+def _grid(costs: list[FloatArray], most: float) -> float:
+    """A power of two such that sums of costs up to ``most`` are multiples of it below 2**53 of it."""
+    total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
 
 

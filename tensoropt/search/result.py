@@ -19,8 +19,8 @@ class TrackedFrontier:
     """The cost frontier of a graph; fixed API of DESIGN section 7.
 
     ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
-    when it is proven that no strategy beats or is missing from these points (of the additive model, costs
-    snapped to a dyadic grid of about 1e-13 of their total). ``notes``: what was heuristic, in words, empty
+    when it is proven that no strategy beats or is missing from these points (of the additive model, every
+    point within 4e-10 of its own cost). ``notes``: what was heuristic, in words, empty
     when nothing was.
     """
 

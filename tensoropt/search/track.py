@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.frontier.kernels import thin
-from tensoropt.search.auto import Found, Settings
+from tensoropt.search.auto import Settings
+from tensoropt.search.bands import Band, joined, search_bands
 from tensoropt.search.costgraph import CostGraph, FloatArray
-from tensoropt.search.paper import solve
-from tensoropt.search.problem import Problem, build_problem, impossible
+from tensoropt.search.problem import build_problem, impossible
 from tensoropt.search.result import Choice, TrackedFrontier
 
 METHODS = ("auto", "ldp", "elimination")
@@ -43,13 +43,13 @@ def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
             np.zeros(1), np.zeros(1), True, (), lambda _: ({}, {}), lambda m: np.where(m >= 0, 0.0, np.inf)
         )
     problem = build_problem(graph)
-    found = solve(problem, method, settings)
-    if found is None:
+    bands = search_bands(problem, method, settings)
+    if not bands:
         raise ValueError(
             f"no strategy is possible: {impossible(problem)}; make some of these entries finite or add "
             "configurations"
         )
-    return _result(problem, found, settings.max_points)
+    return _result(bands, settings.max_points)
 
 
 def check_settings(epsilon: float, method: str, max_points: int | None, threads: int | None) -> Settings:
@@ -67,21 +67,29 @@ def check_settings(epsilon: float, method: str, max_points: int | None, threads:
     return Settings(epsilon, max_points, threads)
 
 
-def _result(problem: Problem, found: Found, max_points: int | None) -> TrackedFrontier:
-    frontier, tolerance = found.frontier, problem.memory_tolerance
+def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
+    frontier = joined(bands)
     memory, time, origin = frontier.memory, frontier.time, frontier.origin
+    exact = all(band.found.exact for band in bands)
+    tolerance = np.array([band.problem.memory_tolerance for band in bands])[origin[:, 0]]
+    reached = np.minimum.accumulate((memory - tolerance)[::-1])[::-1]
+    least_time = np.append(np.inf, time)
     if max_points is not None and len(memory) > max_points:
         scratch = np.empty((2, len(memory)), np.int64)
         kept = scratch[0, : thin(memory, time, len(memory), max_points, scratch[0], scratch[1])]
         memory, time, origin = memory[kept], time[kept], origin[kept]
+        exact = False
 
     def unroll(index: int) -> Choice:
         which, point = origin[index].tolist()
-        return found.sources[which].rebuild(point)
+        band = bands[which]
+        which, point = band.found.frontier.origin[band.first + point].tolist()
+        return band.found.sources[which].rebuild(point)
 
     def bounds(budgets: FloatArray) -> FloatArray:
-        if not found.exact:
-            return found.hull.bounds(budgets + tolerance)
-        return np.append(np.inf, time)[np.searchsorted(memory, budgets + tolerance, side="right")]
+        if not all(band.found.exact for band in bands):
+            return np.max([band.bounds(budgets) for band in bands], axis=0)
+        return least_time[np.searchsorted(reached, budgets, side="right")]
 
-    return TrackedFrontier(memory, time, found.exact, found.notes, unroll, bounds)
+    notes = tuple(dict.fromkeys(note for band in bands for note in band.found.notes))
+    return TrackedFrontier(memory, time, exact, notes, unroll, bounds)

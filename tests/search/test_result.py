@@ -44,6 +44,33 @@ def test_fixed_operators_cost_exactness_never_truth(monkeypatch, shape, largest)
             assert "heuristic elimination" in found.notes[0]
 
 
+@pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
+def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed(monkeypatch, method):
+    """Whatever is tried, the copies of fixed operators may not promise what no strategy can have."""
+    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
+    monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
+    inexact = 0
+    for seed in seeds_of(0, 5):
+        rng = np.random.default_rng(seed)
+        graph, nodes, edges = CostGraph(), {}, []
+        for v in range(5):
+            nodes[v] = [[tuple(p)] for p in rng.random((3, 2)) * 0.1]
+            graph.add_operator(v, nodes[v])
+        for a in range(5):
+            for b in range(a + 1, 5):
+                table = rng.random((3, 3, 2))
+                graph.add_edge(a, b, table)
+                edges.append((a, b, lambda i, j, table=table: [tuple(table[i, j])]))
+        truth = naive.exhaustive(nodes, edges)
+        found = track_frontier(graph, method=method)
+        inexact += not found.exact
+        least = truth[0][0]
+        assert found.lower_bound(least * (1 - 1e-9)) == np.inf
+        assert found.lower_bound(least) <= truth[0][1]
+        assert np.isfinite(found.gap).all()
+    assert inexact
+
+
 def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
     monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
     monkeypatch.setattr(paper, "ASSIGNMENTS", 1)

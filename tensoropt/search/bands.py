@@ -1,0 +1,102 @@
+"""Costs of very different sizes: the frontier searched in bands, each on a grid fine enough for its points.
+
+A grid holds sums of 52 bits. Where one operator offers both 1 MB and 800 TB, a grid that holds the largest
+cost is too coarse for the smallest strategies. Costs are never negative, so a strategy within a budget uses
+no entry beyond it: points that the grid does not resolve are searched again with the entries beyond them
+left out, and so with a finer grid. One search is enough unless the costs span more than six decades.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from tensoropt.frontier import Frontier, merge, reduce
+from tensoropt.search.auto import Found, Settings
+from tensoropt.search.costgraph import FloatArray
+from tensoropt.search.paper import solve
+from tensoropt.search.problem import UNLIMITED, Caps, Problem, build_problem
+
+RESOLUTION = 4e-10
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Band:
+    """One search. Its points ``first:last`` belong to the result; ``caps``: where its bounds hold."""
+
+    caps: Caps
+    problem: Problem
+    found: Found
+    first: int
+    last: int
+
+    @property
+    def memory(self) -> FloatArray:
+        return self.found.frontier.memory[self.first : self.last]
+
+    @property
+    def time(self) -> FloatArray:
+        return self.found.frontier.time[self.first : self.last]
+
+    def bounds(self, budgets: FloatArray) -> FloatArray:
+        """(n,) a time that no strategy within the budgets can beat, as far as this band can tell."""
+        budgets = budgets + self.problem.memory_tolerance
+        lower = np.maximum(self.found.hull.bounds(budgets) - self.problem.time_error, 0.0)
+        return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
+
+
+def search_bands(problem: Problem, method: str, settings: Settings, caps: Caps = UNLIMITED) -> list[Band]:
+    """Bands from the leanest to the fastest, empty when no strategy is possible within ``caps``."""
+    found = solve(problem, method, settings)
+    if found is None:
+        return []
+    memory, time = found.frontier.memory, found.frontier.time
+    first = int(np.searchsorted(-time, -caps.time))
+    last = int(np.searchsorted(memory, caps.memory, side="right"))
+    if first >= last:
+        return [Band(caps, problem, found, last, last)]
+    lean = first + int((memory[first:last] * RESOLUTION < problem.memory_error).sum())
+    fast = last - int((time[lean:last] * RESOLUTION < problem.time_error).sum())
+    below, above = [], []
+    if lean > first:
+        inner = replace(caps, memory=memory[lean - 1] + 2 * problem.memory_error)
+        below = _within(problem, method, settings, found, inner)
+        lean = lean if below else first
+    if fast < last:
+        inner = replace(caps, time=time[fast] + 2 * problem.time_error)
+        above = _within(problem, method, settings, found, inner)
+        fast = fast if above else last
+    return [*below, Band(caps, problem, found, lean, fast), *above]
+
+
+def _within(problem: Problem, method: str, settings: Settings, found: Found, caps: Caps) -> list[Band]:
+    """The bands within ``caps``; empty when leaving entries out makes no grid finer."""
+    inner = build_problem(problem.graph, caps)
+    if inner.memory_grid >= problem.memory_grid and inner.time_grid >= problem.time_grid:
+        return []
+    memory, time = found.frontier.memory, found.frontier.time
+    beyond_m = [max(memory[0] - 2 * problem.memory_error, 0.0), caps.memory]
+    beyond_t = [caps.time, max(time[-1] - 2 * problem.time_error, 0.0)]
+    beyond = reduce(beyond_m, beyond_t)  # all that needs no search, as if another graph offered it
+    rivals = beyond if settings.rivals is None else merge([settings.rivals, beyond])
+    return search_bands(inner, method, replace(settings, rivals=rivals), caps)
+
+
+def joined(bands: list[Band]) -> Frontier:
+    """The frontier over all bands; ``origin`` (n, 2): which band, and which of its points."""
+    both = merge(bands)
+    if len(bands) == 1:
+        return both
+    which = both.origin[:, 0]
+    kept = np.ones(len(both), bool)
+    memory_error = np.array([band.problem.memory_error for band in bands])[which]
+    time_error = np.array([band.problem.time_error for band in bands])[which]
+    for i, j in pairwise(range(len(both))):  # one point on two grids, or beaten but for a grid's rounding
+        if which[i] != which[j]:
+            if both.time[i] - both.time[j] <= time_error[i] + time_error[j]:
+                kept[j] = False
+            elif both.memory[j] - both.memory[i] <= memory_error[i] + memory_error[j]:
+                kept[i] = False
+    return Frontier(both.memory[kept], both.time[kept], both.origin[kept])

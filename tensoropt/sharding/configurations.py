@@ -213,6 +213,7 @@ class _MicroBatches:
             if (
                 self.in_time
                 and "batch_norm" in op.target
+                and "no_training" not in op.target  # running statistics are the same in every micro-batch
                 and self.graph.atoms.graph.training
                 and strategy.choices[op.name] >= 0
             ):

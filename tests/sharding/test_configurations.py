@@ -168,6 +168,22 @@ def test_batch_norm_is_refused_in_training():
         micro_batch_strategies(grouped("vgg"))
 
 
+def test_batch_norm_by_running_statistics_is_not_refused():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            norm = self.norm
+            return nn.functional.batch_norm(
+                self.conv(x), norm.running_mean, norm.running_var, norm.weight, norm.bias
+            )
+
+    graph = grouped_model(Frozen(), torch.randn(4, 3, 8, 8))
+    assert set(micro_batch_strategies(graph)) == {g.name for g in graph.groups}
+
+
 def test_what_mixes_samples_is_refused():
     class Contrast(nn.Module):
         def __init__(self):

@@ -132,7 +132,7 @@ def one_hot(call: Call) -> Traced:
     call.builder.reserve(max(depth, 0) * 8)
     axis = positive(axis, index.ndim + 1)
     steps = torch.arange(depth, dtype=index.dtype).reshape(depth, *(1,) * (index.ndim - axis))
-    index = torch.remainder(index, depth) if not index.floating else index
+    index = torch.where(torch.lt(index, 0), index + depth, index)  # outside of [-depth, depth) nothing hits
     hit = torch.eq(torch.unsqueeze(index, axis), call.builder.known(steps))
     return torch.where(hit, torch.select(values, 0, 1), torch.select(values, 0, 0))
 

@@ -178,7 +178,8 @@ def depth_to_space(call: Call) -> Traced:
 def space_to_depth(call: Call) -> Traced:
     x, block = call[0], call.attribute("blocksize")
     n, c, h, w = x.shape
-    parts = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+    order = (0, 1, 3, 5, 2, 4) if call.attribute("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    parts = x.reshape(n, c, h // block, block, w // block, block).permute(*order)
     return parts.reshape(n, c * block**2, h // block, w // block)
 
 

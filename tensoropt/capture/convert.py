@@ -226,6 +226,9 @@ class Converter:
                 args[:1],
                 {"dtype": TorchLiteral(dtype_name(value.dtype))},
             )
+        elif target == "aten._native_batch_norm_legit_no_training.default":
+            # It hands statistics back on some devices only; nothing can read them.
+            value = (value[0], *(torch.empty(0, dtype=v.dtype, device="meta") for v in value[1:]))
         elif target == "aten.cat.default":
             args = (self._argument(with_elements(node.args[0])), *args[1:])
         elif target == "aten.index.Tensor":

@@ -18,7 +18,7 @@ from tensoropt.capture.onnx.registry import Call, find_converter
 from tensoropt.capture.onnx.standard import standard_function
 from tensoropt.capture.onnx.tensors import TensorReader, attribute_value
 from tensoropt.capture.onnx.values import Builder, Traced, Value
-from tensoropt.capture.onnx.weights import JUDGED_ELEMENTS, is_weight, weight_names
+from tensoropt.capture.onnx.weights import JUDGED_ELEMENTS, find_weights
 
 _LISTED = 12
 
@@ -46,9 +46,9 @@ class Importer:
         batch: tuple[int, int] | None = None,
     ):
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
-        self.builder = Builder()
+        self.builder = Builder(device)
         self.opsets = opsets_of(model)
-        self.weights = weight_names(model.graph)
+        self.weights = find_weights(model.graph)
         self.unsupported: dict[str, list[str]] = {}
         self.problems: list[str] = []
         self.made: dict[str, tuple[int, ...]] = {}
@@ -129,13 +129,26 @@ class Importer:
         if weight and self.device == "meta" and torch.Size(shape).numel() > JUDGED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
         data = self.reader.read(tensor)
-        if not weight or not is_weight(data):
+        if not weight or not self.weights.holds(tensor.name, data):
             return self.builder.known(data, hint=tensor.name)
         for table in tables:
             if table.name != tensor.name and torch.equal(self.reader.read(table).t(), data):
                 self.notes.append(f"{tensor.name} is {table.name} transposed; they are one tied parameter")
                 return torch.t(self._lookup(table.name, env, stored))
-        return self.builder.parameter(tensor.name, data.to(self.device))
+        return self._parameter(tensor.name, data)
+
+    def _parameter(self, name: str, data: torch.Tensor) -> Traced:
+        """A weight. An exporter that computed it may have repeated it (a class token for each image of the
+        batch, one row of a table for each position): what trains is one of the repetitions.
+        """
+        once = self.weights.once(name, data)
+        if once.shape == data.shape:
+            return self.builder.parameter(name, data.to(self.device))
+        self.notes.append(
+            f"{name} of shape {list(data.shape)} repeats itself; a parameter of shape {list(once.shape)} "
+            "trains"
+        )
+        return self.builder.parameter(name, once.to(self.device)).method("expand", data.shape)
 
     # -- one node ---------------------------------------------------------------------------------
 
@@ -187,10 +200,9 @@ class Importer:
             or result.data is None
         ):
             return result
-        if not is_weight(result.data):
+        if not self.weights.holds(name, result.data):
             return result
-        data = result.data.to(self.device) if self.device == "meta" else result.data.clone()
-        return self.builder.parameter(name, data)
+        return self._parameter(name, result.data.clone())
 
     def _call(
         self,

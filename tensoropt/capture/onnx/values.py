@@ -112,12 +112,14 @@ class Builder:
     """Collects the calls of a module: an fx graph, and its parameters and buffers under the file's names.
 
     Attributes:
+        device: of the module's tensors; what is folded is computed on the CPU.
         keys: the file's name of each parameter and buffer -> its key in the module.
         bounds: for inputs of whole numbers that index a table, the size of the smallest one.
         module_name: of the file's node that is being converted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.keys: dict[str, str] = {}
@@ -264,7 +266,8 @@ class Builder:
         """The fx node of a value; a constant becomes a buffer when something live first reads it."""
         if value.node is None:
             assert value.data is not None
-            key = self._register(value.hint or f"constant_{len(self._taken)}", value.data)
+            hint = value.hint or f"constant_{len(self._taken)}"
+            key = self._register(hint, value.data.to(self.device))
             value.node = self.graph.get_attr(key)
         return value.node
 

@@ -1,14 +1,16 @@
 """Which constants of a file are weights, and therefore parameters that train.
 
-A file does not say. What does: where a float constant of more than one element is used. Positions that hold a
-weight by the operator's meaning (a convolution's kernel, a matrix, an embedding's table, a norm's scale) make
-it one, as does being added to or multiplied with something. Statistics of a batch norm, masks, sizes,
+Files of PyTorch's newer exporter say it of what they took over unchanged. Of anything else, what tells is
+where a float constant of more than one element is used. Positions that hold a weight by the operator's
+meaning (a convolution's kernel, a matrix, an embedding's table, a norm's scale) make it one, as does being
+added to, multiplied with or put beside something. Statistics of a batch norm, masks, positions, sizes,
 clipping bounds, and what is subtracted or divided by (image normalisation) do not train and become buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import onnx
 import torch
@@ -16,9 +18,7 @@ import torch
 from tensoropt.capture.onnx.reader import subgraphs
 
 _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
-    "Add": (0, 1),
     "BatchNormalization": (1, 2),
-    "Concat": tuple(range(64)),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
     "DeformConv": (1, 3),
@@ -31,12 +31,10 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "LSTM": (1, 2, 3, 7),
     "LayerNormalization": (1, 2),
     "MatMul": (0, 1),
-    "Mul": (0, 1),
     "PRelu": (1,),
     "RMSNormalization": (1,),
     "RNN": (1, 2, 3),
     "SimplifiedLayerNormalization": (1,),
-    "Sum": tuple(range(64)),
     # com.microsoft
     "Attention": (1, 2),
     "BiasGelu": (1,),
@@ -48,6 +46,8 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "SkipLayerNormalization": (2, 3, 4),
     "SkipSimplifiedLayerNormalization": (2, 3),
 }
+_COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
+"""Calls whose operands may be a weight and may as well be a mask or a grid of positions: values decide."""
 _PASSED_ON = frozenset(
     {
         "Cast",
@@ -72,29 +72,92 @@ MASK_VALUE = -50.0
 """A constant that is 0 or below this everywhere is an attention mask."""
 
 
-def weight_names(graph: onnx.GraphProto) -> set[str]:
-    """Names of the float initializers, and of constants made by nodes, that are used as weights.
+DECLARED = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Where PyTorch's exporter keeps whether a tensor was a parameter, a buffer or a constant of the module."""
 
-    Sizes and values are judged later, by :func:`is_weight`.
+
+@dataclass(frozen=True)
+class Weights:
+    """The constants of a graph that may train, by name.
+
+    Attributes:
+        declared: the exporter calls them parameters.
+        placed: used where an operator has a weight.
+        combined: only added, multiplied or concatenated.
+        says: whether the file calls any constant a parameter. The exporter computed those it does not.
+    """
+
+    declared: frozenset[str]
+    placed: frozenset[str]
+    combined: frozenset[str]
+    says: bool
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.declared or name in self.placed or name in self.combined
+
+    def holds(self, name: str, data: torch.Tensor) -> bool:
+        """Whether a constant with these values is a weight."""
+        if not data.is_floating_point():
+            return False
+        if name in self.declared:
+            return True
+        if name not in self or data.numel() <= 1:
+            return False
+        if data.is_meta or data.numel() > JUDGED_ELEMENTS:
+            return True
+        if not torch.isfinite(data).all() or _is_mask(data):
+            return False
+        return name in self.placed or not self._is_computed(data)
+
+    def once(self, name: str, data: torch.Tensor) -> torch.Tensor:
+        """A weight without its repetitions: size 1 along each dim in which all slices are equal. One value
+        everywhere is no repetition but a fresh weight, and a parameter is what the exporter says.
+        """
+        fresh = data.is_meta or data.numel() > JUDGED_ELEMENTS or data.dim() < 2
+        if fresh or name in self.declared or bool((data == data.flatten()[0]).all()):
+            return data
+        for dim in range(data.dim()):
+            first = data.narrow(dim, 0, 1)
+            if torch.equal(first.expand_as(data), data):
+                data = first.clone()
+        return data
+
+    def _is_computed(self, data: torch.Tensor) -> bool:
+        """Whole numbers beyond 0 and 1 are positions; so are those too in a file that names its parameters.
+        A fresh norm's ones and a fresh bias's zeros are weights.
+        """
+        if not torch.equal(data, data.round()):
+            return False
+        return self.says or (bool((data.abs() > 1).any()) and data.unique().numel() > 2)
+
+
+def find_weights(graph: onnx.GraphProto) -> Weights:
+    """The float initializers, and constants made by nodes, that are used as weights.
+
+    Sizes and values are judged later, by :meth:`Weights.holds`.
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in _all_nodes(graph):
         for position, name in enumerate(node.input):
             if name:
                 uses.setdefault(name, []).append((node, position))
-    known: dict[str, bool] = {}
-    return {name for name in _leaves(graph) if _used_as_weight(name, uses, known)}
+    kinds = {
+        value.name: entry.value
+        for value in graph.value_info
+        for entry in value.metadata_props
+        if entry.key == DECLARED
+    }
+    declared = frozenset(name for name, kind in kinds.items() if kind == "PARAMETER")
+    found: dict[bool | None, set[str]] = {True: set(), False: set(), None: set()}
+    for name in _leaves(graph):
+        if name not in kinds:
+            found[_use(name, uses)].add(name)
+    return Weights(declared, frozenset(found[True]), frozenset(found[False]), says=bool(declared))
 
 
-def is_weight(data: torch.Tensor) -> bool:
-    """Whether values can be a weight's: float, more than one element, and no mask."""
-    if not data.is_floating_point() or data.numel() <= 1:
-        return False
-    if data.is_meta or data.numel() > JUDGED_ELEMENTS:
-        return True
-    return not bool(((data == 0) | (data <= MASK_VALUE)).all() and (data <= MASK_VALUE).any()) and bool(
-        torch.isfinite(data).all()
-    )
+def _is_mask(data: torch.Tensor) -> bool:
+    low = data <= MASK_VALUE
+    return bool(((data == 0) | low).all() and low.any())
 
 
 def _leaves(graph: onnx.GraphProto) -> Iterator[str]:
@@ -111,21 +174,18 @@ def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
             yield from _all_nodes(inner)
 
 
-def _used_as_weight(
-    name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]], known: dict[str, bool]
-) -> bool:
-    """Follow a constant through the calls that pass it on, without recursion."""
-    todo, seen = [name], {name}
+def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> bool | None:
+    """Whether a constant is used where an operator has a weight; False if only combined, None if neither.
+
+    It is followed through the calls that pass it on.
+    """
+    todo, seen, combined = [name], {name}, False
     while todo:
-        current = todo.pop()
-        if known.get(current):
-            known[name] = True
-            return True
-        for node, position in uses.get(current, ()):
+        for node, position in uses.get(todo.pop(), ()):
             if position in _WEIGHT_INPUTS.get(node.op_type, ()):
-                known[name] = True
                 return True
+            combined = combined or node.op_type in _COMBINED
             if node.op_type in _PASSED_ON and position == 0:
                 todo += [out for out in node.output if out not in seen]
                 seen.update(node.output)
-    return False
+    return False if combined else None

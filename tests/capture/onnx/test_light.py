@@ -9,7 +9,7 @@ import torch
 
 from tensoropt.capture import capture
 from tensoropt.capture.onnx import import_onnx
-from tests.capture.onnx.models import LIGHT, perceptron, ran
+from tests.capture.onnx.models import LIGHT, model, node, ran
 
 PARAMETERS = {
     "bvlc_alexnet": 60_965_224,
@@ -51,8 +51,19 @@ def test_a_fixed_batch_is_replaced(name: str) -> None:
 
 
 def test_capture_on_the_meta_device_is_the_same_graph() -> None:
+    """With a batch norm's statistics and a constant that does not train."""
+    values = np.random.default_rng(0).random((4, 3, 3, 3), np.float32)
+    constants = {"mean": values[0, :, :1, :1], "w": values, "c": values[0, 0, 0, :1] + np.ones(4, np.float32)}
+    nodes = [
+        node("Sub", "x mean", "a"),
+        node("Conv", "a w", "b"),
+        node("BatchNormalization", "b c c c c", "y"),
+    ]
     graphs = []
     for device in ("cpu", "meta"):
-        imported = import_onnx(perceptron(), {"batch": 4}, loss="auto", device=device)
+        imported = import_onnx(
+            model(nodes, {"x": [2, 3, 8, 8]}, ["y"], constants), loss="auto", device=device
+        )
+        assert {t.device.type for t in imported.module.state_dict().values()} == {device}
         graphs.append(capture(imported.module, imported.example(0, device)).graph)
     assert graphs[0].fingerprint == graphs[1].fingerprint

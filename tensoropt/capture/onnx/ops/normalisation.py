@@ -26,6 +26,8 @@ def batch_norm(call: Call) -> Any:
     if call.opset >= 14 and call.attribute("training_mode", 0):
         return _batch_norm_training(call, x, scale, bias, mean, var, epsilon)
     mean, var, scale, bias = (v.to(x.dtype) for v in (mean, var, scale, bias))
+    if mean.data is None or var.data is None:  # a file may store equal statistics and weights once
+        mean, var = torch.detach(mean), torch.detach(var)
     return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
 
 

@@ -16,6 +16,7 @@ from ..views.jobs import models
 from . import explore_callbacks
 from .parts import panel
 
+CLEAR: Any = {"aria-label": "clear"}
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
 
@@ -86,8 +87,10 @@ def _cluster() -> Any:
         ),
         html.Div(
             [
-                dmc.Select(id="inside", label="Link in a node", data=links, clearable=True, w=170),
-                dmc.Select(id="between", label="between nodes", data=links, clearable=True, w=170),
+                dmc.Select(id="inside", label="Link in a node", data=links, clearable=True, w=170,
+                           clearButtonProps=CLEAR),
+                dmc.Select(id="between", label="between nodes", data=links, clearable=True, w=170,
+                           clearButtonProps=CLEAR),
                 dmc.NumberInput(
                     id="device-price", label="Price per device-hour", min=0, placeholder="unknown", w=170,
                     decimalScale=4,

@@ -13,6 +13,7 @@ from ..figures.palette import GRAPH_CONFIG
 from . import frontier_callbacks
 from .parts import aria, panel
 
+CLEAR: Any = {"aria-label": "clear"}
 OPTIONS = (
     ("log_x", "log memory"),
     ("log_y", "log time"),
@@ -106,7 +107,8 @@ def _limit(name: str, title: str) -> Any:
                 className="limit-head",
             ),
             dmc.Slider(
-                id=name, min=0, max=1, value=1, step=0.01, label=None, size="sm", updatemode="drag",
+                id=name, min=0, max=1, value=1, step=0.01, label=None, thumbLabel=title, size="sm",
+                updatemode="drag",
                 **aria(label=title),
             ),
         ],
@@ -196,6 +198,7 @@ def _table() -> Any:
     controls = [
         dmc.Select(
             id=f"filter-{name}", data=[], placeholder=f"all {title}", clearable=True, size="xs", w=150,
+            clearButtonProps=CLEAR,
             **aria(label=f"Filter by {title}"),
         )
         for name, title in (("mesh", "meshes"), ("micro", "micro-batches"), ("devices", "device counts"))

@@ -121,11 +121,11 @@ def test_pages_fit_their_window_in_both_schemes(site: Any, opened: Callable[...,
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, width)
         assert page.evaluate("document.documentElement.dataset.scheme") == scheme
-        page.close()
 
 
 UNNAMED = """() => [...document.querySelectorAll('button, input, [role=slider], a, [role=combobox]')]
-  .filter(e => e.offsetParent !== null && e.type !== 'hidden' && !e.closest('.js-plotly-plot, .ag-root'))
+  .filter(e => e.offsetParent !== null && !['hidden', 'file'].includes(e.type) && e.tabIndex >= 0)
+  .filter(e => !e.closest('.js-plotly-plot, .ag-root'))
   .filter(e => !(e.innerText || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')
      || (e.labels && e.labels.length && e.labels[0].innerText) || e.title))
   .map(e => e.outerHTML.slice(0, 160))"""

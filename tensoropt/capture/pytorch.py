@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.refusals import check_model, refusal
+from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 
@@ -99,7 +100,7 @@ def capture(
     modes = {module: module.training for module in model.modules()}
     subject.train(mode == "train")
     try:
-        with _quiet(), _no_cache(model):
+        with _quiet(), _no_cache(model), valid_values() as notes:
             exported = torch.export.export(subject, args, kwargs)
             keep_no_grad(exported)
             exported = exported.run_decompositions({})
@@ -112,6 +113,7 @@ def capture(
             module.training = training
     prefix = "model." if mode == "train" else ""
     graph = with_compute_dtype(Converter(exported, prefix, mode, subject).convert(), dtype)
+    graph = replace(graph, notes=(*graph.notes, *notes))
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None
     return Capture(graph, model, in_spec, exported.call_spec.out_spec, returned, tuple(leaves))

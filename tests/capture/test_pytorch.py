@@ -398,3 +398,35 @@ def test_what_cannot_be_captured_at_all():
         capture(nn.Linear(8, 8), (X,), loss=lambda y: y)
     with pytest.raises(CaptureError, match="no trained parameter"):
         capture(nn.Linear(8, 8).requires_grad_(False), (X,), loss=torch.sum)
+
+
+# -- values that are checked --------------------------------------------------------------------
+
+
+def test_values_are_taken_to_be_finite_and_the_graph_says_so():
+    def forward(m, x):
+        y = x * m.w
+        if not torch.isfinite(y).all():
+            y = torch.clamp(y, -1.0, 1.0)
+        if torch.isinf(y).any() or y.isnan().any():
+            y = y * 0.0
+        return y.sum()
+
+    graph = capture(Lambda(forward, w=8), (X,)).graph
+    assert targets(graph) == ["mul.Tensor", "sum"]
+    assert len(graph.notes) == 2  # one per line that asks
+    assert all("test_pytorch.py" in note and "finite" in note for note in graph.notes)
+
+
+def test_other_questions_about_values_are_still_refused():
+    with pytest.raises(CaptureError, match="data-dependent"):
+        capture(Lambda(lambda m, x: x.sum() if torch.isfinite(x).sum() > 3 else m.w.sum(), w=8), (X,))
+
+
+def test_distributions_do_not_validate_while_they_are_exported():
+    def forward(m, x):
+        return -torch.distributions.StudentT(3.0 + m.w.exp(), x, m.w.exp()).log_prob(x + 1.0).mean()
+
+    before = torch.distributions.Distribution._validate_args
+    capture(Lambda(forward, w=8), (X,))
+    assert torch.distributions.Distribution._validate_args is before

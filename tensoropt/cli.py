@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
     )
-    verify.add_argument("--cluster", help="with --random: " + CLUSTER_HELP)
+    verify.add_argument("--cluster", help="with --random, default local:2: " + CLUSTER_HELP)
     verify.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
     verify.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
     verify.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")

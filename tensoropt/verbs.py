@@ -15,6 +15,8 @@ from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 Answer = tuple[dict[str, Any], str, int]
+RANDOM_CLUSTER = "local:2"
+"""Where ``verify --random`` runs unless told: the fewest ranks that can split anything, on any machine."""
 
 
 def explore(options: argparse.Namespace, progress: Progress) -> Answer:
@@ -300,9 +302,7 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
                 "its own"
             )
         if ":" in options.target and not Path(options.target).exists():
-            raise TensorOptError(
-                f"there is no plan file {options.target}; to verify a model add --cluster local --random 20"
-            )
+            raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
         from tensoropt.plan import load_plan
 
         plan = load_plan(options.target)
@@ -310,13 +310,16 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
 
         data = check.verify_plan(plan, where=options.where, progress=progress)
     else:
-        if options.cluster is None:
-            raise TensorOptError("--random needs --cluster, for example --cluster local")
         from tensoropt import verify as check
 
+        cluster = options.cluster or RANDOM_CLUSTER
+        progress.note(
+            f"verifying {options.random} random strategies of {options.target} on cluster {cluster}"
+            + ("" if options.cluster else " (the default; another: --cluster)")
+        )
         data = check.verify_random(
             options.target,
-            options.cluster,
+            cluster,
             options.random,
             seed=options.seed,
             batch=options.batch,
@@ -325,6 +328,7 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
             where=options.where,
             progress=progress,
         )
+        data["cluster"] = cluster
     return data, verify_text(data), 0 if data["ok"] else 1
 
 

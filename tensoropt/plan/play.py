@@ -14,10 +14,12 @@ import numpy as np
 
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.graph import DTYPE_BYTES
+from tensoropt.plan.group_pieces import GroupPieces
 from tensoropt.plan.menu import Indices, Menu
 from tensoropt.plan.moments import Course, Moment, course_of
 from tensoropt.plan.overlap import BLOCKING, Overlap
-from tensoropt.plan.pieces import Piece, PieceMaker, Reading
+from tensoropt.plan.pieces import Piece, Reading
+from tensoropt.plan.tensor_pieces import TensorPieces
 from tensoropt.sharding.buckets import arrival_order, fill_buckets, reduction_axes
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import region_of
@@ -75,7 +77,8 @@ class Play:
         self.training = menu.graph.atoms.graph.training
         self.course = course or course_of(menu.graph, menu.regions)
         self.region_of = region_of(menu.regions)
-        self.maker = PieceMaker(menu.graph, menu.mesh, optimizer, prices)
+        self.group_pieces = GroupPieces(menu.graph, menu.mesh, optimizer, prices)
+        self.tensor_pieces = TensorPieces(menu.graph, menu.mesh, optimizer, prices)
         self.prices, self.overlap = prices, overlap
         self.count = len(next(iter(choices.values()))) if choices else 1
         self._known: dict[Hashable, Piece] = {} if known is None else known
@@ -123,7 +126,7 @@ class Play:
                 key = ("group", self.menu.look(group), i, tuple(stored.values()))
 
                 def make(i: int = i, stored: Mapping[str, Layout] = stored, works: Any = works) -> Piece:
-                    return self.maker.group(configurations[i], works[i], facts[i], stored, again[i])  # noqa: B023
+                    return self.group_pieces.group(configurations[i], works[i], facts[i], stored, again[i])  # noqa: B023
 
                 pieces.append(self._piece(key, make))
             slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
@@ -163,7 +166,7 @@ class Play:
                         reads: Any = reads,
                         inside: Any = inside,
                     ) -> Piece:
-                        return self.maker.tensor(name, write, home, reads, inside)
+                        return self.tensor_pieces.tensor(name, write, home, reads, inside)
 
                     pieces.append(self._piece(key, make))
                 owners.append(Owner(self._tensor_slots(group.name, name), tuple(pieces), which))
@@ -218,7 +221,7 @@ class Play:
             dtypes = tensor.dtype, tensor.stored_dtype
             like = (self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad)
             pieces = tuple(
-                self._piece(("parameter", *like, x), lambda n=name, x=x: self.maker.parameter(n, x))  # type: ignore[misc]
+                self._piece(("parameter", *like, x), lambda n=name, x=x: self.group_pieces.parameter(n, x))  # type: ignore[misc]
                 for x in layouts
             )
             arrived = self._slot("backward", "parameters", self.course.first_user[name])
@@ -262,7 +265,7 @@ class Play:
         for name in names:
             which, layouts = self.stored[name]
             layout, tensor = layouts[which[row]], tensors[name]
-            elements = self.maker.elements(name, layout)
+            elements = self.group_pieces.elements(name, layout)
             gradients.append((name, reduction_axes(layout, self.mesh), tensor.stored_dtype, elements))
         found = []
         assert self.prices is not None

@@ -1,0 +1,205 @@
+"""What a group does at the moments of a step, in one configuration; what a parameter costs between uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.costs.workload import Workload
+from tensoropt.plan.pieces import (
+    ARRIVED,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    COMPUTE_BACK,
+    GATHER,
+    GATHER_AGAIN,
+    GATHER_BACK,
+    INNER,
+    INNER_AGAIN,
+    INNER_BACK,
+    PARAMETERS,
+    STEP,
+    Effect,
+    Piece,
+    PieceMaker,
+)
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.local import localise
+from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.resharding import Step
+from tensoropt.sharding.strategy import made_again
+
+OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
+"""Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
+denominators, of all parameters at once)."""
+
+
+class GroupPieces(PieceMaker):
+    """Works out what groups and parameters do on one mesh."""
+
+    def group(
+        self,
+        configuration: Configuration,
+        work: Workload,
+        facts: Facts,
+        stored: Mapping[str, Layout],
+        recomputed: bool = False,
+    ) -> Piece:
+        """A group in a configuration, its parameters stored so; ``recomputed``: with its region."""
+        forward_s = backward_s = 0.0
+        source = ""
+        if self.prices is not None:
+            forward_s, backward_s = self.prices.compute.seconds(work, facts)
+            source = self.prices.compute.source_of(work)
+        gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
+        kept = facts.kept_bytes + self._copied(configuration, facts, stored) if self.training else 0
+        running = max(held + facts.forward_parameters_peak_bytes, facts.forward_peak_bytes)
+        effects = [
+            *self._gather(GATHER, gather, stored, held + buffers),
+            Effect(COMPUTE, kept=0 if recomputed else kept, spot=running, local_s=forward_s, source=source),
+            *self._inner(INNER, configuration, backward=False),
+        ]
+        if not self.training:
+            return Piece(tuple(effects))
+        again, needed, buffers_back = self._gathered(configuration, facts, stored, again=True)
+        if recomputed:  # what the second forward gathers stays for backward
+            effects += [
+                *self._gather(GATHER_AGAIN, gather, stored, held + buffers),
+                Effect(
+                    COMPUTE_AGAIN,
+                    kept=kept,
+                    transient=needed,
+                    spot=max(running - needed, 0),
+                    local_s=forward_s,
+                    source=source,
+                ),
+                *self._inner(INNER_AGAIN, configuration, backward=False),
+            ]
+        else:
+            effects += self._gather(GATHER_BACK, again, stored, needed + buffers_back)
+        with_needed = max(needed + facts.backward_parameters_peak_bytes, facts.backward_peak_bytes)
+        freed = needed if recomputed else 0
+        effects += [
+            Effect(COMPUTE_BACK, spot=max(with_needed - freed, 0), local_s=backward_s, source=source),
+            Effect(COMPUTE_BACK, later=True, kept=-kept, transient=-freed),
+            *self._inner(INNER_BACK, configuration, backward=True),
+            *self._returned(configuration, stored),
+        ]
+        return Piece(tuple(effects))
+
+    def _gathered(
+        self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout], *, again: bool
+    ) -> tuple[list[tuple[str, tuple[Step, ...], int]], int, int]:
+        """Parameters brought to their use (cast, moved), forward or ``again`` for backward.
+
+        Returns:
+            (name, steps, how often) of what is moved; bytes of what is held while the group runs; bytes of
+            buffers while it is brought.
+        """
+        group, moved, total, buffers = configuration.group, [], 0, 0
+        for name in (*group.parameters, *group.shared):
+            use = configuration.layout(name)
+            steps = self.steps(name, stored[name], use)[0]
+            cast = self.tensors[name].master_dtype is not None
+            if not steps and not cast:
+                continue
+            anew = made_again(self.tensors[name], steps)
+            wanted = facts.parameters_kept.get(group.short_names[name], 0)
+            if again and not (anew and wanted):
+                continue
+            if anew or not wanted or not self.training:  # else it is kept
+                total += self.bytes(name, use)
+            if steps:
+                narrow = self.bytes(name, stored[name]) if cast else 0
+                buffers = max(buffers, self.resharding(steps, name) + narrow - self.bytes(name, use))
+            if not again or wanted:
+                moved.append((name, steps, wanted if again else 1))
+        return moved, total, max(buffers, 0)
+
+    def _copied(self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout]) -> int:
+        """Bytes of the copies of parameters that the group's backward keeps."""
+        group, total = configuration.group, 0
+        for name in (*group.parameters, *group.shared):
+            use = configuration.layout(name)
+            steps = self.steps(name, stored[name], use)[0]
+            wanted = group.short_names[name] in facts.parameters_kept
+            if steps and wanted and not made_again(self.tensors[name], steps):
+                total += self.bytes(name, use)
+        return total
+
+    def _gather(
+        self,
+        slot: int,
+        moved: Sequence[tuple[str, tuple[Step, ...], int]],
+        stored: Mapping[str, Layout],
+        spot: int,
+    ) -> list[Effect]:
+        if not moved:
+            return []
+        local_s, sends = 0.0, []
+        for name, steps, times in moved:
+            seconds, issued = self.move(name, steps)
+            local_s += (seconds + self._cast_s(name, stored[name])) * times
+            sends += list(issued) * times
+        return [Effect(slot, spot=spot, local_s=local_s, source=self.upkeep_source, sends=tuple(sends))]
+
+    def _returned(self, configuration: Configuration, stored: Mapping[str, Layout]) -> list[Effect]:
+        """Gradients go to where the parameters are stored."""
+        group = configuration.group
+        found = []
+        for name in (*group.parameters, *group.shared):
+            use = configuration.layout(name)
+            steps = self.steps(name, stored[name], use)[1]
+            spot = self.bytes(name, use) + self.resharding(steps, name)
+            if self.tensors[name].master_dtype is not None and self.learns(name):
+                local_s, sends = self.move(name, steps)
+                local_s += self._cast_s(name, stored[name])
+                spot = max(spot, self.bytes(name, use) + self.stored_bytes(name, stored[name]))
+                found.append(
+                    Effect(PARAMETERS, spot=spot, local_s=local_s, source=self.upkeep_source, sends=sends)
+                )
+            elif steps:
+                found.append(self.moved(PARAMETERS, name, steps, spot))
+        return found
+
+    def _cast_s(self, name: str, stored: Layout) -> float:
+        return self.prices.cast_s(name, stored) if self.prices is not None else 0.0
+
+    def _inner(self, slot: int, configuration: Configuration, *, backward: bool) -> list[Effect]:
+        """What is communicated inside a group: a resolved partial sum, kernels' own collectives."""
+        if self.prices is None:
+            return []
+        found = []
+        if configuration.resolved is not None:
+            name = configuration.resolved[0]
+            steps = self.steps(*configuration.resolved)[backward]
+            if steps:
+                found.append(self.moved(slot, name, steps, 0))
+        for op in configuration.group.operators:
+            call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
+            sends = [self.prices.send(c.kind, c.axes, c.bytes) for c in call.collectives]
+            chosen = [s for s, c in zip(sends, call.collectives, strict=True) if s and c.backward is backward]
+            if chosen:
+                found.append(Effect(slot, source=self.upkeep_source, sends=tuple(chosen)))
+        return found
+
+    def parameter(self, name: str, stored: Layout) -> Piece:
+        """A parameter between uses: its bytes, its gradient's addition, its share of the optimizer step."""
+        tensor, size = self.tensors[name], self.stored_bytes(name, stored)
+        if not (self.training and tensor.requires_grad):
+            return Piece((), parameters=size)
+        add_s = step_s = 0.0
+        if self.prices is not None:
+            add_s = size * self.prices.upkeep.add_s_per_byte
+            step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
+        effects = (
+            Effect(ARRIVED, local_s=add_s, source=self.upkeep_source),
+            Effect(
+                STEP,
+                spot=size * OPTIMIZER_TRANSIENT[self.optimizer],
+                local_s=step_s,
+                source=self.upkeep_source,
+            ),
+        )
+        return Piece(effects, size, size, size * OPTIMIZER_STATE[self.optimizer])

@@ -23,6 +23,12 @@ FOLDED_BYTES = 2**31
 """What folding may allocate in total. A file of a few bytes can ask for terabytes (ConstantOfShape, Tile)."""
 
 
+WIDE_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+"""PyTorch stores and moves these, and has arithmetic for few of them."""
+TRIED_ELEMENTS = 2**22
+"""Of one call on them that is tried out at import."""
+
+
 Traced = Any
 """How converters see a :class:`Value`: to them, and to PyTorch's own functions, it is a tensor."""
 
@@ -219,8 +225,13 @@ class Builder:
             meta = self._run(func, args, kwargs, lambda v: v.meta)
         if fold and all(v.data is not None for v in operands):
             self._allow(meta, operands)
-            data = self._run(func, args, kwargs, lambda v: v.data)
+            try:
+                data = self._run(func, args, kwargs, lambda v: v.data)
+            except NotImplementedError:
+                raise _no_kernel(func, operands) from None
             return self._wrap(meta, data, None)
+        if any(v.dtype in WIDE_UNSIGNED for v in operands):
+            self._try_unsigned(func, args, kwargs, meta, operands)
         args, kwargs = pytree.tree_map(lambda v: self.node(v) if isinstance(v, Value) else v, (args, kwargs))
         node = self.graph.create_node(kind, target, tuple(args), kwargs)
         node.meta["onnx"] = self.module_name
@@ -231,6 +242,18 @@ class Builder:
         plain = pytree.tree_map(lambda v: of(v) if isinstance(v, Value) else v, (args, kwargs))
         with torch.no_grad():
             return func(*plain[0], **plain[1])
+
+    def _try_unsigned(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, meta: Any, operands: list[Value]
+    ) -> None:
+        """Run the call on ones: shapes alone do not tell that PyTorch has no arithmetic for a type."""
+        tensors = [v.meta for v in operands] + [m for m in pytree.tree_leaves(meta) if hasattr(m, "numel")]
+        if sum(t.numel() for t in tensors) > TRIED_ELEMENTS:
+            raise _no_kernel(func, operands)
+        try:
+            self._run(func, args, kwargs, lambda v: torch.ones(v.shape, dtype=v.dtype))
+        except NotImplementedError:
+            raise _no_kernel(func, operands) from None
 
     def _allow(self, meta: Any, operands: list[Value]) -> None:
         shared = {v.meta.untyped_storage()._cdata for v in operands}
@@ -270,6 +293,12 @@ class Builder:
             key = self._register(hint, value.data.to(self.device))
             value.node = self.graph.get_attr(key)
         return value.node
+
+
+def _no_kernel(func: Callable[..., Any], operands: list[Value]) -> OnnxError:
+    types = ", ".join(sorted({str(v.dtype).removeprefix("torch.") for v in operands}))
+    name = getattr(func, "__name__", str(func))
+    return OnnxError(f"PyTorch cannot compute {name} of {types}; cast to int64 before")
 
 
 def identifier(name: str) -> str:

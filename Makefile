@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit lint clean bench-fidelity
+.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit lint clean bench-fidelity bench-search
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,6 +41,9 @@ bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--
 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 	$(BIN)/python -m tensoropt_app.screenshots
+
+bench-search: $(STAMP) ## the search against published methods, about 10 minutes (ARGS=--quick for a taste)
+	$(BIN)/python -m tests.benchmarks.search.bench_search $(ARGS)
 
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)

@@ -1,4 +1,4 @@
-"""The published methods implemented plainly, for comparison: FT-LDP, FT-Elimination, binned DP, bisection.
+"""The published methods implemented plainly, for comparison: FT-LDP and FT-Elimination.
 
 Plain numpy, one frontier per table entry, but fair: products with a single point are shifts, equal
 entries of a factored edge are looked up and not recomputed, and costs are snapped like ours.
@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from tensoropt.search.order import greedy_order, paper_order
+from tensoropt.search.order import paper_order
 from tensoropt.search.problem import build_problem
 
 Points = tuple[np.ndarray, np.ndarray]
@@ -122,15 +122,3 @@ def _roots(problem, removed) -> list[int]:
         parent[find(e.source)] = find(e.target)
     last = {find(v): v for v in removed}
     return list(last.values())
-
-
-def lambda_bisection(graph, tolerance: float) -> int:
-    """How many strategies the usual scalarisation finds: only the convex hull's vertices."""
-    from tensoropt.search.auto import build_program
-    from tensoropt.search.hull import HullSearch
-    from tensoropt.search.scalar import flatten
-
-    problem = build_problem(graph)
-    program = build_program(problem, greedy_order(problem, 0.1))
-    hull = HullSearch(program, flatten(program)).run(int(1 / tolerance))
-    return 0 if hull is None else len(hull.memory)

@@ -1,35 +1,39 @@
 """What the search costs: against the published methods, and on large models. Not a test.
 
-    python -m tests.benchmarks.search.bench_search [section ...]
+    python -m tests.benchmarks.search.bench_search [--quick] [section ...]
 
-Sections: published, large, union, zoo, ablation, scalar. Every section runs in this process on
-the same cost tables, after a warm-up. Results are added to
-tests/benchmarks/results/search/DATE-search.{json,md,html}.
+Sections: published, large, zoo, ablation, budgets, scaling, union. Every section runs in this process on
+the same cost tables, after a warm-up, and is written as soon as it is done: results of all sections of a run
+stand in tests/benchmarks/results/search/search.{json,md,svg}, those of ``--quick`` in out/search.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import json
 import os
 import platform
 import resource
-import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
 
 import tensoropt.search.auto as auto
+import tensoropt.search.problem as problem_module
 from tensoropt.search import track_frontier, track_union
 from tensoropt.search.program import Builder
 from tensoropt.search.sources import VertexSource
-from tests.benchmarks.search.baselines import OutOfTimeError, lambda_bisection, plain_tracking
+from tests.benchmarks.search.baselines import OutOfTimeError, plain_tracking
+from tests.benchmarks.search.budget_baselines import binned, integer_program, lambda_bisection
 from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
+from tests.benchmarks.search.report import markdown, plots
 
 FOLDER = Path(__file__).parents[1] / "results" / "search"
-PLAIN_LIMIT_S = float(os.environ.get("TENSOROPT_BENCH_LIMIT_S", "60"))
+PLAIN_LIMIT_S = float(os.environ.get("TENSOROPT_BENCH_LIMIT_S", "25"))
 PLAIN_MESH = (Axis(4, 2e10), Axis(4))
 FINE_MESH = (Axis(4, 2e10), Axis(2), Axis(2))
 EIGHT = (Axis(2, 2e10), Axis(4))
@@ -78,7 +82,7 @@ def size(graph) -> dict:
     }
 
 
-def published() -> list[dict]:
+def published(quick: bool) -> list[dict]:
     """Against FT-LDP and FT-Elimination, plainly, on the paper's three shapes at 16 devices."""
     rows = []
     cases = {
@@ -88,7 +92,7 @@ def published() -> list[dict]:
     }
     for model, (make, sizes) in cases.items():
         finished = {"ldp": True, "elimination": True}
-        for n in sizes:
+        for n in sizes[:1] if quick else sizes:
             graph = make(n)
             seconds, found = timed(graph)
             row = {"model": model, "layers": n, **size(graph), "points": len(found), "ours_s": seconds}
@@ -112,36 +116,39 @@ def published() -> list[dict]:
     return rows
 
 
-def large() -> list[dict]:
+def large(quick: bool) -> list[dict]:
     """Whole frontiers of large transformers."""
     rows = []
     giant = GIANT
     thousand = (Axis(8, 4e11), Axis(16, 5e10, 2e-5), Axis(8, 2.5e10, 3e-5))
     cases = [
-        ("GPT, 12 layers, mesh 2x4", transformer(12, EIGHT), {}),
-        ("GPT, 24 layers, mesh 2x4", transformer(24, EIGHT), {}),
-        ("GPT, 48 layers, d=4096, mesh 2x4", transformer(48, EIGHT, width=4096, heads=32), {}),
-        ("GPT, 12 layers, mesh 2x2x2", transformer(12, (Axis(2, 2e10), Axis(2), Axis(2))), {}),
+        ("GPT, 12 layers, mesh 2x4", lambda: transformer(12, EIGHT), {}),
+        ("GPT, 24 layers, mesh 2x4", lambda: transformer(24, EIGHT), {}),
+        ("GPT, 48 layers, d=4096, mesh 2x4", lambda: transformer(48, EIGHT, width=4096, heads=32), {}),
+        ("GPT, 12 layers, mesh 2x2x2", lambda: transformer(12, (Axis(2, 2e10), Axis(2), Axis(2))), {}),
         (
             "GPT, 126 layers, 1024 devices, gap <= 0.5 %",
-            transformer(126, thousand, **giant),
+            lambda: transformer(126, thousand, **giant),
             {"epsilon": 0.005},
         ),
         (
             "GPT, 126 layers, 1024 devices, gap <= 0.1 %",
-            transformer(126, thousand, **giant),
+            lambda: transformer(126, thousand, **giant),
             {"epsilon": 0.001},
         ),
-        ("GPT, 126 layers, 1024 devices, exact", transformer(126, thousand, **giant), {}),
+        ("GPT, 126 layers, 1024 devices, exact", lambda: transformer(126, thousand, **giant), {}),
     ]
-    for name, graph, settings in cases:
-        rows.append(_large(name, graph, settings))
+    for name, make, settings in cases[:1] if quick else cases:
+        rows.append(_large(name, make(), settings))
     return rows
 
 
-def union() -> list[dict]:
+def union(quick: bool) -> list[dict]:
     """Every mesh of 8 linked GPUs x a x b nodes with a * b = 128, times four micro-batch counts."""
     jobs = [(a, 128 // a, micro) for a in (16, 8, 32, 64, 128, 4, 2, 1) for micro in (1, 2, 4, 8)]
+    layers = 126
+    if quick:
+        jobs, layers = jobs[:2], 2
     building = building_cpu = 0.0
 
     def graphs():
@@ -150,17 +157,18 @@ def union() -> list[dict]:
             start, cpu = time.perf_counter(), time.process_time()
             links = (Axis(8, 4e11), Axis(a, 5e10, 2e-5), Axis(b, 2.5e10, 3e-5))
             mesh = tuple(axis for axis in links if axis.size > 1)
-            graph = transformer(126, mesh, **{**GIANT, "batch": 1024 // micro})
+            graph = transformer(layers, mesh, **{**GIANT, "batch": 1024 // micro})
             building += time.perf_counter() - start
             building_cpu += time.process_time() - cpu
+            print(f"  union: tables for mesh 8x{a}x{b}, {micro} micro-batches", flush=True)
             yield graph
 
     start, cpu = time.perf_counter(), time.process_time()
     found = track_union(graphs(), epsilon=0.005)
     total, total_cpu = time.perf_counter() - start, time.process_time() - cpu
     row = {
-        "name": f"union over 8 meshes x 4 micro-batch counts ({len(jobs)} graphs), 1024 devices, "
-        "gap <= 0.5 %",
+        "name": f"union over {len(jobs)} graphs (meshes x micro-batch counts), {layers} layers, "
+        "1024 devices, gap <= 0.5 %",
         "seconds": total - building,
         "cpu_seconds": total_cpu - building_cpu,
         "building_tables_s": building,
@@ -190,14 +198,17 @@ def _large(name, graph, settings) -> dict:
     return row
 
 
-def zoo() -> list[dict]:
+def zoo(quick: bool) -> list[dict]:
     """Exact frontiers of the zoo's shapes at 16 devices, treewidth up to 3, on every mesh."""
     rows = []
     models = {"rnn": rnn, "wide_resnet": wide_resnet, "gpt": transformer, "t5": encoder_decoder}
     layers = {"rnn": 8, "wide_resnet": 30, "gpt": 24, "t5": 12}
+    if quick:
+        layers = {"rnn": 2, "wide_resnet": 3, "gpt": 2}
     meshes = {"16": (Axis(16, 2e10),), "4x4": PLAIN_MESH, "4x2x2": FINE_MESH}
-    for model, make in models.items():
-        for mesh, axes in meshes.items():
+    for model in layers:
+        make = models[model]
+        for mesh, axes in list(meshes.items())[: 2 if quick else None]:
             rows.append(
                 _large(f"{model}, {layers[model]} layers, mesh {mesh}", make(layers[model], axes), {})
             )
@@ -208,6 +219,7 @@ def zoo() -> list[dict]:
 def without(lever: str):
     """Switch one lever of the method off."""
     kept = auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step
+    unique = problem_module._unique
 
     def vertices_only(problem, hull):
         return [VertexSource(problem, hull)]
@@ -216,7 +228,12 @@ def without(lever: str):
         self._known.clear()
         return kept[3](self, step)
 
-    if lever == "direct exact pass":
+    def all_distinct(rows):
+        return np.arange(len(rows)), np.arange(len(rows))
+
+    if lever == FACTORING:
+        problem_module._unique = all_distinct
+    elif lever == "direct exact pass":
         auto.TIGHT = -1.0
     elif lever == "narrowing":
         auto.WORTH_NARROWING = 10**12
@@ -228,17 +245,29 @@ def without(lever: str):
         yield
     finally:
         auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step = kept
+        problem_module._unique = unique
 
 
-LEVERS = ("none", "direct exact pass", "crossovers", "narrowing", "shared steps (identical layers)")
+FACTORING = "factoring (configurations that agree on placements)"
+LEVERS = (
+    "none",
+    FACTORING,
+    "direct exact pass",
+    "crossovers",
+    "narrowing",
+    "shared steps (identical layers)",
+)
 
 
-def ablation() -> list[dict]:
+def ablation(quick: bool) -> list[dict]:
     """What each lever buys: exact frontiers of GPTs, one lever off at a time."""
     rows = []
-    for layers, mesh, name in ((4, PLAIN_MESH, "4x4"), (24, PLAIN_MESH, "4x4"), (12, FINE_MESH, "4x2x2")):
+    cases = ((4, PLAIN_MESH, "4x4"), (24, PLAIN_MESH, "4x4"), (12, FINE_MESH, "4x2x2"))
+    for layers, mesh, name in ((1, PLAIN_MESH, "4x4"),) if quick else cases:
         graph = transformer(layers, mesh)
         for lever in LEVERS:
+            if lever == FACTORING and mesh == FINE_MESH:
+                continue  # minutes, and several GiB
             with without(lever):
                 seconds, found = timed(graph)
             rows.append(
@@ -247,15 +276,18 @@ def ablation() -> list[dict]:
             print(rows[-1], flush=True)
         seconds, found = timed(graph, threads=1)
         rows.append({"layers": layers, "mesh": name, "off": "second thread", "seconds": seconds})
-        if layers == 4:
+        if layers <= 4:
             for method in ("ldp", "elimination"):
                 seconds, other = timed(graph, 1, method=method)
                 same = np.array_equal(other.memory, found.memory) and np.array_equal(other.time, found.time)
                 off = f"pruning (our kernels, the paper's {method})"
                 rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds, "same": same})
                 start = time.perf_counter()
-                plain_tracking(graph, method == "ldp", PLAIN_LIMIT_S)
-                seconds = time.perf_counter() - start
+                try:
+                    plain_tracking(graph, method == "ldp", PLAIN_LIMIT_S)
+                    seconds = time.perf_counter() - start
+                except OutOfTimeError:
+                    seconds = f"> {PLAIN_LIMIT_S:.0f}"
                 off = f"pruning and kernels (numpy, the paper's {method})"
                 rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds})
             for row in rows[-4:]:
@@ -263,75 +295,85 @@ def ablation() -> list[dict]:
     return rows
 
 
-def scalar() -> list[dict]:
-    """Against one weighted-sum solve per strategy, and one integer program for one budget (HiGHS)."""
+def budgets(quick: bool) -> list[dict]:
+    """One integer program per budget (HiGHS), weighted sums, and memory in bins, on the same tables."""
     rows = []
-    for layers in (2, 12):
-        graph = transformer(layers, PLAIN_MESH)
+    for layers, mesh, name in ((1, EIGHT, "2x4"),) if quick else ((2, EIGHT, "2x4"), (12, EIGHT, "2x4")):
+        graph = transformer(layers, mesh)
         seconds, found = timed(graph)
+        row = {"layers": layers, "mesh": name, "ours_s": seconds, "points": len(found)}
         start = time.perf_counter()
-        vertices = lambda_bisection(graph, 1e-3)
-        bisection = time.perf_counter() - start
-        row = {"layers": layers, "ours_s": seconds, "points": len(found)}
-        row |= {"bisection_s": bisection, "bisection_points": vertices}
-        rows.append(row)
-        print(row, flush=True)
+        row["bisection_points"] = lambda_bisection(graph, 1e-3)
+        row["bisection_s"] = time.perf_counter() - start
+        print("  frontier and weighted sums done", flush=True)
+        middle = len(found) // 2
+        spent, best = integer_program(graph, float(found.memory[middle]) * (1 + 1e-9), PLAIN_LIMIT_S)
+        row["one_budget_highs_s"] = spent if best is not None else f"> {PLAIN_LIMIT_S:.0f}"
+        if best is not None:
+            row["highs_same"] = bool(abs(best / found.time[middle] - 1) < 1e-5)
+        print("  integer program done", flush=True)
+        bins = 256 if quick else 1024
+        binned(transformer(1, (Axis(2),)), 1e12, 4, PLAIN_LIMIT_S)  # compile
+        start = time.perf_counter()
+        coarse = binned(graph, float(found.memory[-1]), bins, PLAIN_LIMIT_S)
+        row["bins"] = bins
+        row["binned_s"] = f"> {PLAIN_LIMIT_S:.0f}" if coarse is None else time.perf_counter() - start
+        if coarse is not None and len(coarse[0]):
+            exact = found.time[np.searchsorted(found.memory, coarse[0] * (1 + 1e-12), side="right") - 1]
+            slower = coarse[1] / exact - 1
+            row |= {"binned_median_slower": float(np.median(slower)), "binned_worst_slower": slower.max()}
+            row["binned_least_memory"] = float(coarse[0][0] / found.memory[0])
+        rows.append({k: float(v) if isinstance(v, np.floating) else v for k, v in row.items()})
+        print(rows[-1], flush=True)
     return rows
 
 
-def markdown(results: dict) -> str:
-    lines = [f"# Search, {results['date']}", "", "Machine: " + json.dumps(results["machine"]), ""]
-    for section in (k for k in results if isinstance(results[k], list)):
-        rows = results[section]
-        columns = list(dict.fromkeys(c for row in rows for c in row))
-        lines += [f"## {section}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-        for row in rows:
-            cells = [row.get(c, "") for c in columns]
-            lines.append(
-                "| " + " | ".join(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |"
-            )
-        lines.append("")
-    return "\n".join(lines)
+def scaling(quick: bool) -> list[dict]:
+    """Ours alone: layers at one mesh, then meshes (configurations) at one number of layers."""
+    layers = (1, 2) if quick else (2, 4, 8, 16, 32, 64)
+    meshes = {"16": (Axis(16, 2e10),), "4x4": PLAIN_MESH, "4x2x2": FINE_MESH}
+    jobs = [("layers", n, "4x4") for n in layers]
+    jobs += [("mesh", n, mesh) for n in layers[:2] for mesh in list(meshes)[: 2 if quick else None]]
+    rows = []
+    for swept, n, mesh in jobs:
+        graph = transformer(n, meshes[mesh])
+        seconds, found = timed(graph)
+        row = {"swept": swept, "layers": n, "mesh": mesh, **size(graph), "points": len(found)}
+        rows.append({**row, "seconds": seconds, "exact": found.exact})
+        print(rows[-1], flush=True)
+    return rows
 
 
-def plots(results: dict) -> str:
-    """One page: time against layers, and against points."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
+SECTIONS = {f.__name__: f for f in (published, large, zoo, ablation, budgets, scaling, union)}
 
-    figure = make_subplots(1, 2, subplot_titles=("time against layers", "time against frontier points"))
-    rows = results.get("published", [])
-    for model in dict.fromkeys(r["model"] for r in rows):
-        for key in ("ours_s", "ldp_s", "elimination_s"):
-            part = [r for r in rows if r["model"] == model and isinstance(r.get(key), float)]
-            for column, x in ((1, "layers"), (2, "points")):
-                figure.add_trace(
-                    go.Scatter(
-                        x=[r[x] for r in part], y=[r[key] for r in part], name=f"{model} {key[:-2]}",
-                        mode="lines+markers", showlegend=column == 1,
-                    ),
-                    1,
-                    column,
-                )  # fmt: skip
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log", title="seconds")
-    return figure.to_html(include_plotlyjs="cdn")
+
+def write(folder: Path, results: dict) -> None:
+    stem = folder / "search"
+    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(markdown(results) + "\n")
+    stem.with_suffix(".svg").write_text(plots(results) + "\n")
 
 
 def main() -> None:
-    sections = {f.__name__: f for f in (published, large, union, zoo, ablation, scalar)}
-    wanted = sys.argv[1:] or list(sections)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    stem = FOLDER / f"{datetime.date.today()}-search"
-    path = stem.with_suffix(".json")
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results |= {"date": str(datetime.date.today()), "machine": machine()}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="default: all")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    parser.add_argument("--out", type=Path, help="where the results go")
+    options = parser.parse_args()
+    folder = options.out or (Path("out/search") if options.quick else FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    results: dict = {"date": str(datetime.date.today()), "machine": machine()}
     track_frontier(rnn(2, PLAIN_MESH))  # compile or load the kernels
-    for name in wanted:
-        results[name] = sections[name]()
-        path.write_text(json.dumps(results, indent=1))
-        stem.with_suffix(".md").write_text(markdown(results))
-        stem.with_suffix(".html").write_text(plots(results))
+    begin = time.perf_counter()
+    for name in options.sections or SECTIONS:
+        print(f"[{time.perf_counter() - begin:.0f} s] {name}", flush=True)
+        try:
+            results[name] = SECTIONS[name](options.quick)
+        except Exception as error:  # the other sections are worth having
+            traceback.print_exc()
+            results[name] = [{"error": f"{type(error).__name__}: {error}"}]
+        write(folder, results)
+    print(f"[{time.perf_counter() - begin:.0f} s] written to {folder}/search.json, .md and .svg", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.paper import solve
 from tensoropt.search.problem import UNLIMITED, Caps, Problem, build_problem
 
-RESOLUTION = 4e-10
+RESOLUTION = 9e-10
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -20,7 +20,7 @@ class TrackedFrontier:
 
     ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
     when it is proven that no strategy beats or is missing from these points (of the additive model, every
-    point within 4e-10 of its own cost). ``notes``: what was heuristic, in words, empty
+    point within 9e-10 of its own cost). ``notes``: what was heuristic, in words, empty
     when nothing was.
     """
 

@@ -15,6 +15,7 @@ def markdown(results: dict) -> str:
     """One table per section."""
     machine = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in results["machine"].items())
     lines = [f"# Search, {results['date']}", "", f"Machine: {machine}.", ""]
+    lines += ["![search time against layers, configurations and points](search.svg)", ""]
     for section, rows in ((k, v) for k, v in results.items() if isinstance(v, list)):
         columns = list(dict.fromkeys(c for row in rows for c in row))
         lines += [f"## {section}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]

@@ -64,8 +64,9 @@ def register(app: Dash, context: Context) -> None:
             found = context.library.load(key)
         except TensorOptError as error:
             return _words(404, str(error))
-        if int(point) >= len(found.points):
-            return _words(404, f"there is no point {int(point)}; this frontier has {len(found.points)}")
+        if int(point) >= len(found.all_points):
+            count = len(found.all_points)
+            return _words(404, f"there is no point {int(point)}; this exploration has {count}")
         media, make = MAKERS[what]
         try:
             text = make(found, int(point))

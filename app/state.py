@@ -132,7 +132,7 @@ def _positive(value: float | None) -> float | None:
 
 def settled(view: View, exploration: Exploration) -> View:
     """The view with a point that exists: the one named, else what the limits select, else the knee."""
-    count = len(exploration.points)
+    count = len(exploration.all_points)
     point = view.point if view.point is not None and view.point < count else None
     other = view.other if view.other is not None and view.other < count else None
     if point is None:
@@ -179,7 +179,7 @@ def _repicked(view: View, exploration: Exploration) -> View:
 
 def select(view: View, exploration: Exploration, point: int) -> View:
     """A point, as close to the one asked for as there is."""
-    point = min(max(point, 0), len(exploration.points) - 1)
+    point = min(max(point, 0), len(exploration.all_points) - 1)
     return replace(view, point=point, other=None if view.other == point else view.other)
 
 

@@ -68,7 +68,7 @@ def explore_line(exploration: Exploration, out: str) -> str:
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     """Explore again, choose this point, run it, check it."""
     exploration = data.exploration
-    found = exploration.points[row]
+    found = exploration.all_points[row]
     folder = f"out/{entry.key}" if entry.origin != "opened" else str(entry.folder)
     # A budget a byte above the point's own memory selects it: the next point needs more.
     budget = int(found.memory_bytes) + 1

@@ -39,7 +39,7 @@ class FrontierData:
     """One exploration's points as arrays, ascending in memory; marks are points of other planners.
 
     Attributes:
-        index: position of each row in ``exploration.points``; rows of the frontier first.
+        index: position of each row in ``exploration.all_points``; rows of the frontier first.
         planner: of each row.
         memory, time, compute, network: bytes and seconds.
         floor: seconds that no strategy within that memory can beat (time where exact).
@@ -61,7 +61,7 @@ class FrontierData:
 
     @classmethod
     def of(cls, exploration: Exploration) -> FrontierData:
-        points = exploration.points
+        points = exploration.all_points
         spaces = exploration.spaces
         sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
         gap = np.array([p.gap for p in points], dtype=float)
@@ -252,7 +252,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
     rows = []
     for row in kept[:TABLE_LIMIT]:
         index = int(data.index[row])
-        point = data.exploration.points[index]
+        point = data.exploration.all_points[index]
         rows.append(
             {
                 "id": str(index),

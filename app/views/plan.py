@@ -39,7 +39,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
     The bar is as long as the device's memory, unless the plan is far smaller or larger: then as the plan.
     """
-    point = data.exploration.points[row]
+    point = data.exploration.all_points[row]
     unit = data.units.memory
     used, capacity, usable = point.memory_bytes, data.capacity_bytes, data.usable_bytes(view)
     to_scale = 0.05 * capacity <= used <= capacity
@@ -66,7 +66,7 @@ STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
 
 def step_bar(data: FrontierData, row: int) -> Bar:
     """One step of one device: compute, communication that is waited for, idle; what is hidden is said."""
-    point = data.exploration.points[row]
+    point = data.exploration.all_points[row]
     unit = data.units.time
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
@@ -105,7 +105,7 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     if detail is not None:
         return tuple(_detailed(o) for o in detail.operators)
     plan = exploration.plan(row)
-    parameters = exploration.spaces[exploration.points[row].space].groups
+    parameters = exploration.spaces[exploration.all_points[row].space].groups
     found = []
     for name, operator in plan.operators.items():
         keys = [plan.parameters[p].key for p in parameters[name]["parameters"]]

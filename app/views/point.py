@@ -52,7 +52,7 @@ class PointCard:
 
 def point_card(data: FrontierData, view: View, row: int) -> PointCard:
     """The card of one point."""
-    point = data.exploration.points[row]
+    point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
     capacity = data.capacity_bytes
     usable = data.usable_bytes(view)
@@ -101,7 +101,7 @@ def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:
 
 def dominant_words(exploration: Exploration, row: int) -> str:
     """What most of the memory and most of the time is."""
-    point = exploration.points[row]
+    point = exploration.all_points[row]
     total = sum(point.memory) or 1.0
     kind, size = max(zip(MEMORY_KINDS, point.memory, strict=True), key=lambda item: item[1])
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
@@ -123,7 +123,7 @@ class Difference:
 
 def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, ...]:
     """What differs between the selected point and the one it is compared with; equal figures are left out."""
-    a, b = data.exploration.points[row], data.exploration.points[other]
+    a, b = data.exploration.all_points[row], data.exploration.all_points[other]
     unit, time = data.units.memory, data.units.time
     sizes = [("memory", a.memory_bytes, b.memory_bytes)]
     sizes += [(KIND_TITLES[kind], x, y) for kind, x, y in zip(MEMORY_KINDS, a.memory, b.memory, strict=True)]

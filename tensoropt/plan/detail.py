@@ -206,7 +206,7 @@ class _Telling:
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
-        point = exploration.points[index]
+        point = exploration.all_points[index]
         self.point, self.space = point, exploration.spaces[point.space]
         self.strategy: Strategy = strategy_from_dict(
             exploration.plan(index).strategy_data(), recorded.grouped

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,6 +147,13 @@ class Exploration:
     def frontier(self) -> tuple[Point, ...]:
         return self.points
 
+    @cached_property
+    def all_points(self) -> tuple[Point, ...]:
+        """The frontier's points, then what other planners found that is not among them."""
+        known = {(p.planner, p.space, p.choice, p.options) for p in self.points}
+        rest = (p for p in self.others if (p.planner, p.space, p.choice, p.options) not in known)
+        return (*self.points, *rest)
+
     @property
     def devices(self) -> int:
         return int(np.prod(self.spaces[0].mesh.shape)) if self.spaces else 0
@@ -191,8 +199,8 @@ class Exploration:
         return self.plan(self.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee))
 
     def plan(self, index: int) -> Plan:
-        """Point ``index`` as a plan."""
-        return self.plan_of(self.points[index])
+        """Point ``index`` of :attr:`all_points` as a plan."""
+        return self.plan_of(self.all_points[index])
 
     def plan_of(self, point: Point) -> Plan:
         """A point of one of the spaces as a plan."""

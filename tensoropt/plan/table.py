@@ -44,7 +44,7 @@ def shown_points(exploration: Exploration, most: int = SHOWN) -> list[int]:
 
 def split_words(exploration: Exploration, index: int) -> str:
     """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
-    point = exploration.points[index]
+    point = exploration.all_points[index]
     space = exploration.spaces[point.space]
     if not space.mesh.shape:
         return "one device"
@@ -177,7 +177,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
 
 def point_lines(exploration: Exploration, index: int) -> list[str]:
     """One point in words."""
-    p = exploration.points[index]
+    p = exploration.all_points[index]
     space = exploration.spaces[p.space]
     kinds = zip(MEMORY_KINDS, p.memory, strict=True)
     return [

@@ -238,8 +238,12 @@ BAD = {
     "export refuses": (("explore", "net.py:branching", *EXPLORE), "net.py:20 (if x.sum() > 0:)"),
     "onnx that is none": (("explore", "fake.onnx", *EXPLORE), "fake.onnx"),
     "unknown cluster": ((*NET, "--cluster", "dgx-v10", "--out", "bad"), "dgx-v100"),
-    "unknown device": ((*NET, "--cluster", "device.yaml", "--out", "bad"), "H1000"),
+    "unknown device": ((*NET, "--cluster", "device.yaml", "--out", "bad"), "did you mean 'H100-80GB'"),
     "negative bandwidth": ((*NET, "--cluster", "link.yaml", "--out", "bad"), "-25"),
+    "unknown link": ((*NET, "--cluster", "wire.yaml", "--out", "bad"), "did you mean 'NVLink4'"),
+    "no link": ((*NET, "--cluster", "unlinked.yaml", "--out", "bad"), "lacks intra_node"),
+    "no devices": ((*NET, "--cluster", "none.yaml", "--out", "bad"), "whole number of at least 1"),
+    "asymmetric pair": ((*NET, "--cluster", "pair.yaml", "--out", "bad"), "asymmetric"),
     "budget nothing fits": ((*NET, *EXPLORE, "--memory", "1KiB"), "the smallest plan needs"),
     "not a size": ((*NET, *EXPLORE, "--memory", "much"), "'much' is not a size"),
     "micro-batches": ((*NET, *EXPLORE, "--micro-batches", "3"), "do not divide the batch of 8"),
@@ -270,6 +274,11 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
     (place / "fake.onnx").write_bytes(b"this is no model")
     (place / "device.yaml").write_text(CLUSTER.replace("H100-80GB", "H1000"))
     (place / "link.yaml").write_text(CLUSTER.replace("NVLink4", "{latency: 5us, bandwidth: -25GB/s}"))
+    (place / "wire.yaml").write_text(CLUSTER.replace("NVLink4", "NVLink44"))
+    (place / "unlinked.yaml").write_text(CLUSTER.splitlines()[0])
+    (place / "none.yaml").write_text(CLUSTER.replace("count: 2", "count: 0"))
+    there, back = "{from: 0, to: 1, link: NVLink4}", "{from: 1, to: 0, link: PCIe4}"
+    (place / "pair.yaml").write_text(CLUSTER.replace("intra_node: NVLink4", f"pairs: [{there}, {back}]"))
     before = snapshot(explored)
     arguments, named = BAD[case]
     code, out, err = run(*arguments)

@@ -7,7 +7,7 @@ import torch
 
 from tensoropt.costs.pool import RankPool
 from tensoropt.sharding.kernels import SingleDevice, dropout, keep_mask
-from tests.execute import jobs
+from tests.execute import part_jobs
 
 
 class At(SingleDevice):
@@ -69,5 +69,5 @@ def test_dropout_scales_and_differentiates() -> None:
 
 @pytest.mark.distributed
 def test_split_losses_and_norms(ranks: RankPool) -> None:
-    for found in ranks.run(jobs.kernels_on_ranks):
+    for found in ranks.run(part_jobs.kernels_on_ranks):
         assert all(value < 2e-6 for value in found.values()), found

@@ -6,12 +6,12 @@ import pytest
 
 from tensoropt.costs.pool import RankPool
 from tensoropt.execute.recorder import compare_collectives
-from tests.execute import jobs
+from tests.execute import part_jobs
 
 
 @pytest.mark.distributed
 def test_forward_and_backward_are_recorded(ranks: RankPool) -> None:
-    for rows, now, peak in ranks.run(jobs.recorded):
+    for rows, now, peak in ranks.run(part_jobs.recorded):
         assert rows == [
             {"kind": "all_gather", "axes": [1], "bytes": 48, "count": 1},
             {"kind": "all_reduce", "axes": [1], "bytes": 24, "count": 1},

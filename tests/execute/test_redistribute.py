@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.costs.pool import RankPool
-from tests.execute import jobs
+from tests.execute import part_jobs
 
 pytestmark = pytest.mark.distributed
 
 
 def test_one_axis(ranks: RankPool) -> None:
-    for count, *wrong in ranks.run(jobs.reshard_all, (2,)):
+    for count, *wrong in ranks.run(part_jobs.reshard_all, (2,)):
         assert count == "6 layouts"
         assert wrong == []
 
 
 def test_two_axes(four_ranks: RankPool) -> None:
-    for count, *wrong in four_ranks.run(jobs.reshard_all, (2, 2)):
+    for count, *wrong in four_ranks.run(part_jobs.reshard_all, (2, 2)):
         assert count == "35 layouts"
         assert wrong == []

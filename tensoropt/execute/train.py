@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.steps < 1:
             raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
         plan = load_plan(options.plan)
+        check_trainable(plan)
         with job(plan, options.timeout):
             result = train(plan, options.steps, lr=options.lr, quiet=options.quiet)
             if options.json and rank == 0:
@@ -63,6 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {line}", file=sys.stderr)
         return 1
     return 0
+
+
+def check_trainable(plan: Plan) -> None:
+    """Raises PlanError for a plan that cannot be trained without a script, however many ranks there are."""
+    if plan.model.mode != "train":
+        raise PlanError(
+            "the plan is for inference, but this command trains; explore with --mode train, or run the plan "
+            "in a script with tensoropt.parallelize"
+        )
+    if not plan.model_source:
+        raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
 
 
 def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
@@ -145,16 +157,12 @@ def _as_measured(local_rank: int, local_ranks: int) -> Iterator[None]:
 
 
 def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> dict[str, Any]:
-    """Train the plan's model on its example batch.
+    """Train the model of a plan that :func:`check_trainable` lets pass, on its example batch.
 
     Returns:
         ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, and
         what the plan predicted.
     """
-    if plan.model.mode != "train":
-        raise PlanError("the plan is for inference; explore with --mode train to train")
-    if not plan.model_source:
-        raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
     loaded = load_model(ModelSpec.of(plan))
     engine = Engine(plan.strategy(loaded.graph), loaded.values, seed=plan.seed)
     inputs = loaded.inputs

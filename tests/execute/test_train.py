@@ -123,6 +123,22 @@ def test_wrong_number_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "the plan is for 2 devices, but this job has 1 rank; start it with" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"source": SOURCE, "mode": "inference"}, "for inference, but this command trains; explore with"),
+        ({"source": ""}, "does not name the model's source"),
+    ],
+)
+def test_plans_that_cannot_be_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: dict[str, str], message: str
+) -> None:
+    """Refused before the number of ranks is: more ranks would not help."""
+    path = write_plan(tmp_path / "plan.json", model={"fingerprint": "0"} | model)
+    assert main([str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_plan_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_plan(
         tmp_path / "plan.json", (1,), model={"source": "tests.execute.models:vgg", "fingerprint": "0"}

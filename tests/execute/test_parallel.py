@@ -113,8 +113,8 @@ def test_200_steps_beside_one_device(ranks: RankPool, name: str, mesh: tuple[int
     assert losses[0] == losses[1]
     start = losses[0][0][1]
     for step, (ours, plain) in enumerate(losses[0]):
-        # A relative rounding of 1e-6 a step, doubling about every 25 steps while the loss falls.
-        assert abs(ours - plain) <= 1e-6 * start * (step + 1) * 2 ** (step / 25), step
+        # Measured: at most 2e-7 at every step, so rounding does not grow while the loss falls.
+        assert abs(ours - plain) <= 2e-6 * start, step
     assert losses[0][-1][1] < 0.7 * start
 
 
@@ -122,5 +122,5 @@ def test_200_steps_beside_one_device(ranks: RankPool, name: str, mesh: tuple[int
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(ranks: RankPool, backend: str) -> None:
     """What the model does in front of and behind the lowered graph stays Python; the result is the same."""
-    for found in ranks.run(jobs.compiled, "mlp", (1, 2), backend):
+    for found in ranks.run(jobs.compiled, "mlp", (1, 2), backend, timeout_s=600.0):
         assert found < ROUNDING

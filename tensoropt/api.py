@@ -25,6 +25,8 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.call import describe_call
+from tensoropt.plan.constraints import Given, constraints_of, left_to_search
+from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.detail import recorded_of
 from tensoropt.plan.explain import Recosted
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
@@ -45,7 +47,7 @@ from tensoropt.planners.problem import Problem as PlannerProblem
 from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
 from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
-from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.units import format_bytes
 
@@ -105,6 +107,7 @@ def explore(
     max_points: int | None = None,
     dtype: str = "float32",
     recompute: str = "auto",
+    constraints: Given = None,
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     source: str = "",
@@ -129,6 +132,8 @@ def explore(
         recompute: ``auto`` lets the search recompute repeated blocks in backward, ``never`` does not.
         dtype: ``float32`` leaves the model's own dtypes; ``bfloat16`` computes in it, with float32 master
             weights, gradients and optimizer state (:mod:`tensoropt.capture.precision`).
+        constraints: what operators must or should do (:mod:`tensoropt.sharding.constraints`), or the path of
+            a file that says so.
         store: profile store; the user's own by default.
         progress: called with (stage, done, total, what).
         source, seed: where the model comes from, for plans that are run without a script.
@@ -140,7 +145,10 @@ def explore(
         CaptureError, ClusterError, TensorOptError: with the rule, the values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
-    settings = Settings(mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype, recompute)
+    limited = constraints_of(constraints)
+    settings = Settings(
+        mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype, recompute, limited
+    )
     report_progress = progress or silent
     seconds: dict[str, float] = {}
     clock = _Clock(seconds)
@@ -183,6 +191,8 @@ class _Run:
     def explore(self, store: ProfileStore | None) -> Exploration:
         graph, progress = self.problem.graph.atoms.graph, self.progress
         counts = micro_batch_counts(self.problem, self.settings)
+        meshes = searched_meshes(self.where)
+        left = left_to_search(self.settings.constraints, self.problem, self.where, meshes, counts)
         with ExitStack() as stack:
             own = store or stack.enter_context(ProfileStore())
             pool = stack.enter_context(RankPool(self.where.device_count)) if is_local(self.where) else None
@@ -192,12 +202,16 @@ class _Run:
                     self.problem.graph,
                     self.problem.micro,
                     costs,
-                    searched_meshes(self.where),
+                    meshes,
                     counts,
                     offered_regions(self.problem, self.settings),
+                    left.spaces,
                 )
+                _, split_share = shares_of_flops(self.problem, costs.facts_of)
         with self.clock("search"):
-            searched = self.searched = _search(built, self.settings, progress)
+            searched, refused = _search(built, self.settings, progress)
+            self.searched = searched
+            notes = (*left.notes, *refused, *undivided((t for _, t, _ in built), left.groups))
         with self.clock("judge"):
             spaces = tuple(space_of(self.problem, s.mesh, s.tables, s.frontier.notes) for s in searched)
             points, played = _judge_all(searched, spaces, self.settings, costs, progress)
@@ -210,7 +224,7 @@ class _Run:
             cluster=self.where.to_dict(),
             settings=self.settings.to_dict(),
             versions=versions(),
-            report=_report(self.problem, self.clock.seconds, played, costs),
+            report=_report(self.problem, self.clock.seconds, played, costs, split_share, notes),
             recorded=recorded,
         )
 
@@ -303,12 +317,14 @@ def recost(
         InfeasibleError: no plan fits the budget that the exploration was made with.
     """
     graph = recorded_of(exploration).graph
-    saved = dict(exploration.settings)
-    if not isinstance(saved["micro_batches"], str):
-        saved["micro_batches"] = tuple(saved["micro_batches"])
     where = Cluster.from_dict(exploration.cluster) if cluster is None else load_cluster(cluster)
     run = _Run(
-        prepare_graph(graph), where, Settings(**saved), exploration.model, _Clock({}), progress or silent
+        prepare_graph(graph),
+        where,
+        Settings.from_dict(exploration.settings),
+        exploration.model,
+        _Clock({}),
+        progress or silent,
     )
     found = run.explore(store)
     again = tuple(run.cost_again(exploration, i) for i in range(len(exploration.points)))
@@ -353,16 +369,25 @@ def _judge_all(
 
 def _search(
     built: Sequence[tuple[Mesh, CostTables, CommunicationModel]], settings: Settings, progress: Progress
-) -> list[SearchedSpace]:
-    searched = []
+) -> tuple[list[SearchedSpace], tuple[str, ...]]:
+    """(the frontiers, notes on spaces in which constraints leave no strategy)."""
+    searched, refused = [], []
     for index, (mesh, tables, communication) in enumerate(built):
         progress("search", index, len(built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
-        frontier = track_frontier(
-            cost_graph(tables), epsilon=settings.epsilon, max_points=settings.max_points
-        )
+        try:
+            frontier = track_frontier(
+                cost_graph(tables), epsilon=settings.epsilon, max_points=settings.max_points
+            )
+        except ValueError as error:
+            if settings.constraints is None:
+                raise
+            refused.append(f"not searched: mesh {mesh.label}: the constraints leave no strategy ({error})")
+            continue
         searched.append(SearchedSpace(mesh, tables, frontier, communication))
+    if not searched:
+        raise ConstraintError("; ".join(dict.fromkeys(refused)) + "; take back or soften one of them")
     progress("search", len(built), len(built), f"{sum(len(s.frontier) for s in searched)} points")
-    return searched
+    return searched, tuple(dict.fromkeys(refused))
 
 
 class _Clock:
@@ -395,7 +420,14 @@ def versions() -> dict[str, str]:
     }
 
 
-def _report(problem: Problem, seconds: Mapping[str, float], played: int, costs: CostSource) -> dict[str, Any]:
+def _report(
+    problem: Problem,
+    seconds: Mapping[str, float],
+    played: int,
+    costs: CostSource,
+    split_share: float,
+    notes: Sequence[str],
+) -> dict[str, Any]:
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
     spreads = [e["spread"] for e in costs.measured.values() if "spread" in e]
     return {
@@ -409,9 +441,9 @@ def _report(problem: Problem, seconds: Mapping[str, float], played: int, costs: 
             for target, found in problem.graph.atoms.discoveries().items()
             if any(spaces[op.name].discovered for op in graph.operators if op.target == target)
         },
-        "split_share_of_flops": _split_share(problem, costs),
+        "split_share_of_flops": split_share,
         "micro_batches_refused": problem.refusal,
-        "notes": [*graph.notes, *_left_out(costs.cluster)],
+        "notes": [*graph.notes, *_left_out(costs.cluster), *notes],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
         "points_before_judging": played,
         "workloads_measured": len(costs.measured),
@@ -419,15 +451,3 @@ def _report(problem: Problem, seconds: Mapping[str, float], played: int, costs: 
         "failed_measurements": sum("error" in e for e in costs.measured.values()),
         "device": costs.cluster.device.name,
     }
-
-
-def _split_share(problem: Problem, costs: CostSource) -> float:
-    """Share of the FLOPs in groups that can be split at least two ways (the unsplit one not counted)."""
-    total = split = 0.0
-    for group in problem.graph.groups:
-        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
-        flops = costs.facts_of(workload(problem.graph, whole, (1,))).forward_flops
-        loops = {s.label.split("@")[0] for s in group.strategies} - {"none", "partial", "partial_grad"}
-        total += flops
-        split += flops if len(loops) >= 2 else 0.0
-    return split / total if total else 1.0

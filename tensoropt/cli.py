@@ -192,6 +192,11 @@ def _question_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
     )
+    verb.add_argument(
+        "--constraints",
+        metavar="FILE",
+        help="YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
+    )
     verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
     _onnx_arguments(verb)
 

@@ -48,6 +48,9 @@ def explored(
 ) -> tuple[Path | None, Any]:
     """(the folder of ``--out`` if there is one, the exploration, saved there)."""
     counts = micro_batch_option(options.micro_batches)
+    from tensoropt.plan.constraints import constraints_of
+
+    constraints = constraints_of(options.constraints)
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)
@@ -65,6 +68,7 @@ def explored(
         options.max_points,
         options.dtype,
         options.recompute,
+        constraints,
     )
     progress.note(defaults_line(options, cluster, settings))
     loaded = build_model(options, on_meta=not is_local(cluster))
@@ -81,6 +85,7 @@ def explored(
         max_points=settings.max_points,
         dtype=settings.dtype,
         recompute=settings.recompute,
+        constraints=constraints,
         source=options.model,
         seed=options.seed,
         progress=progress,
@@ -182,6 +187,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,
         "max-points": settings.max_points or "no limit",
+        "constraints": options.constraints or "none",
         "out": options.out or "nothing saved",
     }
     return "exploring with " + ", ".join(f"{k} {v}" for k, v in parts.items())

@@ -223,6 +223,77 @@ def test_verify_random_strategies(run: Any) -> None:
     assert "3 of 3 plans ok" in out
 
 
+# -- constraints ----------------------------------------------------------------------------------
+
+CONSTRAINTS = """
+pin:
+  - {operators: a, axes: {"*": out_features}}
+  - {parameters: b.weight, axes: {gpu: sharded}}
+  - {operators: b, axes: {gpu: heads}, soft: true}
+together: [[a, b]]
+devices: [{operators: "*", kinds: ["A100*", H100-80GB]}]
+"""
+
+
+def test_constraints_hold_from_the_file_to_every_point(run: Any, place: Path) -> None:
+    (place / "all.yaml").write_text(CONSTRAINTS)
+    arguments = ["net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints", "all.yaml"]
+    code, out, err = run("explore", *arguments, "--out", "held")
+    assert code == 0, err
+    assert "given up, as it is soft: pin 3 (b: gpu=heads)" in out
+    assert "constraints all.yaml" in err
+    assert run("export", "held", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
+    with open(place / "s.csv", newline="") as file:
+        split = {(row["point"], row["operator"]): row["axis_0"] for row in csv.DictReader(file)}
+    assert {label for (_, name), label in split.items() if name in ("linear", "linear_1")} == {"out_features"}
+    assert run("choose", "held", "--knee", "--out", "held.json")[0] == 0
+    plan = json.loads((place / "held.json").read_text())
+    assert plan["settings"]["constraints"]["together"] == [["a", "b"]]
+    code, _, err = run("recost", "held", "--out", "held-again")
+    assert code == 0, err
+    assert (place / "held" / "frontier.csv").read_bytes() == (
+        place / "held-again" / "frontier.csv"
+    ).read_bytes()
+
+
+def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) -> None:
+    (place / "rows.yaml").write_text('pin: [{operators: a, axes: {"*": none}}]')
+    code, _, err = run(
+        "compare", "net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints",
+        "rows.yaml", "--planners", "optcnn,data_parallel,flexflow", "--out", "kept", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert run("export", "kept", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
+    with open(place / "s.csv", newline="") as file:
+        assert {r["axis_0"] for r in csv.DictReader(file) if r["operator"] == "linear"} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "does not exist"),
+        ("pin: [", "not valid YAML"),
+        ("pin: [{operators: aa, axes: {gpu: none}}]", "did you mean a"),
+        ("pin: [{operators: a, axes: {gpus: none}}]", "did you mean gpu"),
+        ("pin: [{operators: a, axes: {gpu: out_feature}}]", "out_features"),
+        (
+            "pin: [{operators: a, axes: {gpu: none}}, {operators: linear, axes: {gpu: out_features}}]",
+            "contradicts pin 1",
+        ),
+        ("devices: [{operators: a, kinds: [A100-80GB]}]", "H100-80GB is not supported"),
+    ],
+)
+def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None, says: str) -> None:
+    file = place / "constraints.yaml"
+    file.unlink(missing_ok=True)
+    if text is not None:
+        file.write_text(text)
+    code, _, err = run("explore", "net.py:net", *EXPLORE, "--constraints", "constraints.yaml")
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
 # -- bad input ------------------------------------------------------------------------------------
 
 NET = ("explore", "net.py:net")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import storage_options
@@ -27,6 +28,7 @@ class TableBuilder:
         micro: per group its strategy on the micro-batch axis.
         templates: per group what it shares with groups that look alike.
         regions: blocks that may be recomputed; a group of one has every configuration twice.
+        restriction: how parameters may be stored, and which groups belong together.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TableBuilder:
         templates: Mapping[str, Template],
         prices: Prices,
         regions: Sequence[Region] = (),
+        restriction: Restriction = FREE,
     ):
         self.graph = graph
         self.mesh = prices.mesh
@@ -45,6 +48,7 @@ class TableBuilder:
         self.tensors = graph.atoms.graph.tensors
         self.training = graph.atoms.graph.training
         self.regions = tuple(regions)
+        self.restriction = restriction
         self.region_of = region_of(regions)
         self._variable_cache: dict[object, Variable] = {}
 
@@ -60,7 +64,11 @@ class TableBuilder:
         variables = [self._group(g) for g in self.graph.groups]
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
-        edges = tuple(self.edges.build({v.name: v for v in variables}, self.regions))
+        by_name = {v.name: v for v in variables}
+        edges = (
+            *self.edges.build(by_name, self.regions),
+            *self.edges.build_together(self.restriction.together),
+        )
         return CostTables(
             self.graph,
             self.mesh,
@@ -89,12 +97,7 @@ class TableBuilder:
             for configuration, work, facts in zip(
                 self.configurations[group.name], template.works, template.facts, strict=True
             ):
-                homes = storage_options(
-                    tuple(self.tensors[n] for n in group.parameters),
-                    tuple(self.graph.atoms.atom_sizes(n) for n in group.parameters),
-                    tuple(configuration.layout(n) for n in group.parameters),
-                    self.mesh,
-                )
+                homes = self._homes(group.parameters, configuration)
                 tables.append(self._options(configuration, work, facts, homes, forwards))
                 options.append(homes)
                 again.append(forwards > 1)
@@ -108,6 +111,17 @@ class TableBuilder:
             again=tuple(again),
             options=tuple(options),
         )
+
+    def _homes(self, names: tuple[str, ...], configuration: Configuration) -> tuple[tuple[Layout, ...], ...]:
+        """The ways to store parameters of a group that are not restricted away."""
+        homes = storage_options(
+            tuple(self.tensors[n] for n in names),
+            tuple(self.graph.atoms.atom_sizes(n) for n in names),
+            tuple(configuration.layout(n) for n in names),
+            self.mesh,
+        )
+        stores = self.restriction.stores
+        return tuple(h for h in homes if all(stores(n, one) for n, one in zip(names, h, strict=True)))
 
     def _options(
         self,
@@ -176,14 +190,13 @@ class TableBuilder:
 
     def _shared_parameter(self, name: str) -> Variable:
         """A stored placement for every placement a use can have, and sharded variants of those."""
-        tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
-        uses = dict.fromkeys(
-            c.layout(name) for g in self.graph.groups if name in g.shared for c in self.configurations[g.name]
-        )
-        layouts: dict[Layout, None] = {}
-        for use in uses:
-            for (home,) in storage_options((tensor,), (atoms,), (use,), self.mesh):
-                layouts.setdefault(home)
+        uses = {
+            c.layout(name): c
+            for g in self.graph.groups
+            if name in g.shared
+            for c in self.configurations[g.name]
+        }
+        layouts = dict.fromkeys(home for use in uses.values() for (home,) in self._homes((name,), use))
         costs = [self.prices.parameter(name, layout, None, 0) for layout in layouts]
         memory, compute, communication = (tuple(np.array([c[i]]) for c in costs) for i in range(3))
         return Variable(

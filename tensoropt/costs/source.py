@@ -16,6 +16,7 @@ from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, measurement_prefix
+from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.facts import Facts, find_facts
 from tensoropt.costs.links import measure_links
 from tensoropt.costs.measure import measure, measure_optimizer
@@ -142,26 +143,32 @@ def build_tables(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
     regions: Sequence[Region] = (),
+    restrictions: Mapping[tuple[str, int], Restriction] | None = None,
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
     """Cost tables of every mesh and micro-batch count; everything is measured before anything is priced.
 
     Args:
         regions: blocks that may be recomputed.
+        restrictions: per (mesh label, count) what constraints leave; a pair that is missing is left out.
     """
-    shapes = [(mesh, (count, *real_shape(mesh))) for mesh in meshes for count in counts]
+    pairs = [(mesh, count) for mesh in meshes for count in counts]
+    if restrictions is not None:
+        pairs = [(mesh, count) for mesh, count in pairs if (mesh.label, count) in restrictions]
+    shapes = [(mesh, (count, *real_shape(mesh))) for mesh, count in pairs]
+    limits = [restrictions[mesh.label, count] if restrictions else FREE for mesh, count in pairs]
     templates: list[dict[str, Template]] = []
     works: dict[str, Workload] = {}
-    for index, (_, shape) in enumerate(shapes):
+    for index, ((_, shape), limit) in enumerate(zip(shapes, limits, strict=True)):
         costs.progress("configurations", index, len(shapes), "x".join(map(str, shape[1:])) or "1")
-        made = make_templates(graph, shape, micro, costs.facts_of)
+        made = make_templates(graph, shape, micro, costs.facts_of, limit)
         works.update({work.key: work for t in made.values() for work in t.works})
         templates.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
     costs.measure(works)
     compute, upkeep = costs.compute(), costs.upkeep()
-    models = {mesh.label: costs.communication(mesh) for mesh in meshes}
+    models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
     result = []
-    for (mesh, shape), made in zip(shapes, templates, strict=True):
+    for (mesh, shape), made, limit in zip(shapes, templates, limits, strict=True):
         prices = Prices(
             graph,
             shape,
@@ -170,6 +177,6 @@ def build_tables(
             costs.settings.optimizer,
             upkeep,
         )
-        tables = TableBuilder(graph, micro, made, prices, regions).build()
+        tables = TableBuilder(graph, micro, made, prices, regions, limit).build()
         result.append((mesh, tables, models[mesh.label]))
     return result

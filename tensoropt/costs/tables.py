@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.workload import Workload, workload
@@ -171,15 +172,21 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
 
 
 def make_templates(
-    graph: GroupGraph, mesh: Mesh, micro: Mapping[str, AxisStrategy], facts_of: Callable[[Workload], Facts]
+    graph: GroupGraph,
+    mesh: Mesh,
+    micro: Mapping[str, AxisStrategy],
+    facts_of: Callable[[Workload], Facts],
+    restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """Templates of all groups; groups that look alike share one."""
-    shared: dict[str, Template] = {}
+    """Templates of all groups; groups that look alike, and are restricted alike, share one."""
+    shared: dict[object, Template] = {}
     result = {}
     for group in graph.groups:
-        key = group_key(graph, group, micro[group.name])
+        key = group_key(graph, group, micro[group.name]), repr(restriction.about(group))
         if key not in shared:
             configurations = enumerate_configurations(graph.atoms, group, mesh, micro[group.name])
+            if group.name in restriction.kept:
+                configurations = tuple(configurations[i] for i in restriction.kept[group.name])
             index = {id(s): i for i, s in enumerate(group.strategies)}
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
             works = tuple(workload(graph, c, mesh) for c in configurations)

@@ -15,6 +15,7 @@ from tensoropt.sharding.configurations import (
     batch_placements,
     micro_batch_strategies,
 )
+from tensoropt.sharding.constraints import Constraints, constraints_from_dict
 from tensoropt.sharding.discovery import Kept
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
 from tensoropt.sharding.regions import Region, find_regions
@@ -34,6 +35,7 @@ class Settings:
     max_points: int | None = None
     dtype: str = "float32"
     recompute: str = "auto"
+    constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in COMPUTE_DTYPES:
@@ -55,7 +57,20 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
-        return {**vars(self), "micro_batches": micro}
+        constraints = dict(self.constraints.data) if self.constraints else None
+        return {**vars(self), "micro_batches": micro, "constraints": constraints}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
+        """Inverse of :meth:`to_dict`."""
+        micro, constraints = data["micro_batches"], data.get("constraints")
+        return cls(
+            **{
+                **data,
+                "micro_batches": micro if isinstance(micro, str) else tuple(micro),
+                "constraints": constraints_from_dict(constraints) if constraints else None,
+            }
+        )
 
 
 @dataclass

@@ -323,8 +323,13 @@ def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
     return None
 
 
+def loop_of(label: str) -> str:
+    """The loop dim that a strategy's label splits; how its partial sum is resolved left out."""
+    return label.split("@")[0]
+
+
 def _loop_name(label: str) -> str:
-    return label.split("@")[0].split(".")[0]
+    return loop_of(label).split(".")[0]
 
 
 def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
@@ -338,7 +343,7 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
     atoms: dict[str, list[str]] = {}
     kept = []
     for s in strategies:
-        atom = s.label.split("@")[0]
+        atom = loop_of(s.label)
         seen = atoms.setdefault(_loop_name(s.label), [])
         if atom not in seen:
             seen.append(atom)

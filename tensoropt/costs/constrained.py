@@ -1,0 +1,334 @@
+"""What constraints leave of the configurations on each mesh and micro-batch count.
+
+Configurations that a pin forbids are never costed. What belongs together keeps the labels that all its
+members have left, and an edge of 0 and inf in :mod:`tensoropt.costs.edges` makes them equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+
+import networkx as nx
+
+from tensoropt.cluster import Cluster, Mesh, list_devices
+from tensoropt.costs.parameters import storage_options
+from tensoropt.graph import Operator
+from tensoropt.sharding.configurations import Configuration, enumerate_configurations
+from tensoropt.sharding.configurations import Mesh as MeshSizes
+from tensoropt.sharding.constraints import (
+    Axes,
+    ConstraintError,
+    Constraints,
+    Matched,
+    Pin,
+    StoredPin,
+    Together,
+    accepts,
+    label_of,
+    nearest,
+    stored_as,
+)
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
+from tensoropt.sharding.placement import Layout
+
+Labels = tuple[str, ...]
+Constraint = Pin | StoredPin | Together
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """What is left on one mesh.
+
+    Attributes:
+        kept: per constrained group the positions that are left of
+            :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
+        stored: per pinned parameter what it may be on mesh axes (micro-batches are axis 0).
+        together: groups whose labels are equal.
+    """
+
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stored: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict)
+    together: tuple[tuple[str, ...], ...] = ()
+
+    def stores(self, parameter: str, layout: Layout) -> bool:
+        """Whether a parameter may be stored so."""
+        allowed = self.stored.get(parameter, {})
+        return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
+
+    def about(self, group: Group) -> object:
+        """Equal for groups that look alike and are restricted alike."""
+        stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
+        return self.kept.get(group.name), stored if any(stored) else None
+
+
+FREE = Restriction()
+
+
+def labels_of(configuration: Configuration) -> Labels:
+    """What a group and those it belongs together with agree on."""
+    return tuple(loop_of(label) for label in configuration.labels)
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """What is left per (mesh label, micro-batch count); a pair that is missing is not searched, None means
+    that everything is left."""
+
+    spaces: Mapping[tuple[str, int], Restriction] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """Groups that constraints speak of."""
+        return frozenset(name for space in (self.spaces or {}).values() for name in space.kept)
+
+
+def restrict(
+    matched: Matched,
+    graph: GroupGraph,
+    micro: Mapping[str, AxisStrategy],
+    meshes: Sequence[Mesh],
+    counts: Sequence[int],
+) -> Restrictions:
+    """What the constraints leave on each mesh and count.
+
+    Raises:
+        ConstraintError: a mesh axis is on no mesh, or the hard constraints can hold on no mesh; says why.
+    """
+    _check_axes(matched.constraints, meshes)
+    spaces: dict[tuple[str, int], Restriction] = {}
+    told: dict[str, dict[str, None]] = {}
+    refused: dict[str, dict[str, None]] = {}
+    for mesh in meshes:
+        for count in counts:
+            narrowing = _Narrowing(matched, graph, micro, mesh, count)
+            try:
+                spaces[mesh.label, count] = narrowing.run()
+            except _ImpossibleError as reason:
+                refused.setdefault(str(reason), {}).setdefault(mesh.label)
+            for note in narrowing.notes:
+                told.setdefault(note, {}).setdefault(mesh.label)
+    if not spaces:
+        raise ConstraintError(
+            "; ".join(f"{reason} (mesh {', '.join(labels)})" for reason, labels in refused.items())
+            + "; change one of them, or make it 'soft: true'"
+        )
+    notes = [f"not searched: mesh {', '.join(labels)}: {reason}" for reason, labels in refused.items()]
+    notes += [f"given up on mesh {', '.join(labels)}, as it is soft: {n}" for n, labels in told.items()]
+    return Restrictions(spaces, (*matched.notes, *notes))
+
+
+def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[str, ...]:
+    """Notes on the kinds of devices asked for; every device of a sharded plan runs every operator.
+
+    Raises:
+        ConstraintError: a kind is unknown, or the cluster has devices that a hard entry does not support.
+    """
+    notes = []
+    here = dict.fromkeys(kind.name for kind in cluster.devices)
+    for entry in constraints.devices:
+        for kind in entry.kinds:
+            known = {*list_devices(), *here}
+            if not any(fnmatchcase(name, kind) for name in known):
+                raise ConstraintError(f"{entry}: there is no device kind '{kind}'; {nearest(kind, known)}")
+        lacking = [name for name in here if not any(fnmatchcase(name, kind) for kind in entry.kinds)]
+        if lacking:
+            text = (
+                f"{entry}: every device of {cluster.name} runs it, and {', '.join(lacking)} is not supported"
+            )
+            if not entry.soft:
+                raise ConstraintError(f"{text}; name the kind, take another cluster, or make it 'soft: true'")
+            notes.append(f"given up, as it is soft: {text}")
+    return tuple(notes)
+
+
+def _check_axes(constraints: Constraints, meshes: Sequence[Mesh]) -> None:
+    names = list(dict.fromkeys(name for mesh in meshes for name in _axis_names(mesh)))
+    pins: tuple[Pin | StoredPin, ...] = (*constraints.pins, *constraints.stored)
+    for pin in pins:
+        for axis in pin.axes:
+            if not names:
+                raise ConstraintError(f"{pin}: a single device has no mesh axes; leave the pin out")
+            if not any(fnmatchcase(name, axis) for name in names):
+                raise ConstraintError(f"{pin}: no searched mesh has an axis '{axis}'; {nearest(axis, names)}")
+
+
+def _axis_names(mesh: Mesh) -> tuple[str, ...]:
+    return tuple(name for name, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
+
+
+class _ImpossibleError(Exception):
+    """Hard constraints that cannot hold on a mesh."""
+
+
+@dataclass
+class _State:
+    """What is left so far, and by which constraints."""
+
+    left: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    because: dict[str, tuple[Constraint, ...]] = field(default_factory=dict)
+    stored: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)
+    together: nx.Graph = field(default_factory=nx.Graph)
+
+    def copy(self) -> _State:
+        stored = {name: dict(axes) for name, axes in self.stored.items()}
+        return _State(dict(self.left), dict(self.because), stored, self.together.copy())
+
+
+class _Narrowing:
+    """Narrows the configurations of one mesh, by hard constraints first, then by soft ones."""
+
+    def __init__(
+        self,
+        matched: Matched,
+        graph: GroupGraph,
+        micro: Mapping[str, AxisStrategy],
+        mesh: Mesh,
+        count: int,
+    ):
+        self.matched, self.graph, self.micro = matched, graph, micro
+        self.names = _axis_names(mesh)
+        self.sizes: MeshSizes = (count, *(size for size in mesh.shape if size > 1))
+        self.groups = {g.name: g for g in graph.groups}
+        self.found: dict[str, tuple[Configuration, ...]] = {}
+        self.state = _State()
+        self.notes: list[str] = []
+
+    def run(self) -> Restriction:
+        """Raises: :class:`_ImpossibleError` when the hard constraints cannot hold here."""
+        for soft in (False, True):
+            for pin, operators in self.matched.pins:
+                if pin.soft is soft:
+                    self._try(pin, partial(self._pin, pin, operators))
+            for stored, parameters in self.matched.stored:
+                if stored.soft is soft:
+                    self._try(stored, partial(self._store, stored, parameters))
+            for entry, groups in self.matched.together:
+                if entry.soft is soft:
+                    self._try(entry, partial(self._join, groups))
+        together = tuple(tuple(sorted(c)) for c in nx.connected_components(self.state.together))
+        return Restriction(self.state.left, self.state.stored, together)
+
+    def _try(self, entry: Constraint, narrow: Callable[[], None]) -> None:
+        before = self.state.copy()
+        try:
+            narrow()
+            self._agree(entry)
+            self._shared_can_be_stored(entry)
+        except _ImpossibleError as reason:
+            if not entry.soft:
+                raise
+            self.state = before
+            self.notes.append(str(reason))
+
+    # -- one constraint ---------------------------------------------------------------------------
+
+    def _pin(self, pin: Pin, operators: Sequence[Operator]) -> None:
+        wanted = self._wanted(pin, pin.axes)
+        for op in operators:
+
+            def holds(configuration: Configuration, op: Operator = op) -> bool:
+                labels = [label_of(self.graph, op, s) for s in configuration.strategies]
+                return all(any(accepts(labels[a], w) for w in words) for a, words in wanted)
+
+            self._narrow(self.graph.group_of[op.name], pin, holds)
+
+    def _store(self, pin: StoredPin, parameters: Sequence[str]) -> None:
+        wanted = self._wanted(pin, pin.axes)
+        for name in parameters:
+            self.state.stored.setdefault(name, {}).update(wanted)
+        for group in self.groups.values():
+            if not set(group.parameters).isdisjoint(parameters):
+                self._narrow(group, pin, partial(self._can_be_stored, group))
+
+    def _join(self, groups: Sequence[str]) -> None:
+        nx.add_path(self.state.together, groups)
+
+    def _wanted(self, pin: Constraint, axes: Axes) -> list[tuple[int, tuple[str, ...]]]:
+        """(position of an axis in the mesh, what is wanted there)."""
+        wanted = []
+        for pattern, words in axes.items():
+            here = [i for i, name in enumerate(self.names, 1) if fnmatchcase(name, pattern)]
+            if not here:
+                raise _ImpossibleError(f"{pin}: there is no axis '{pattern}'")
+            wanted += [(i, words) for i in here]
+        return wanted
+
+    # -- what is left -----------------------------------------------------------------------------
+
+    def _configurations(self, group: str) -> tuple[Configuration, ...]:
+        if group not in self.found:
+            self.found[group] = enumerate_configurations(
+                self.graph.atoms, self.groups[group], self.sizes, self.micro[group]
+            )
+        return self.found[group]
+
+    def _left(self, group: str) -> tuple[int, ...]:
+        return self.state.left.get(group, tuple(range(len(self._configurations(group)))))
+
+    def _narrow(self, group: Group, entry: Constraint, holds: Callable[[Configuration], bool]) -> None:
+        configurations = self._configurations(group.name)
+        left = tuple(i for i in self._left(group.name) if holds(configurations[i]))
+        if not left:
+            others = self.state.because.get(group.name, ())
+            if others and any(map(holds, configurations)):
+                raise _ImpossibleError(f"{entry} contradicts {_all(others)} at {group.name}")
+            raise _ImpossibleError(
+                f"{entry} cannot hold at {group.name}, whose sizes are {self._sizes(group)}"
+            )
+        self.state.left[group.name] = left
+        self.state.because[group.name] = (*self.state.because.get(group.name, ()), entry)
+
+    def _sizes(self, group: Group) -> str:
+        dims = self.graph.atoms.spaces[group.name].dims
+        return ", ".join(f"{d.name} {d.size}" for d in dims)
+
+    def _agree(self, entry: Constraint) -> None:
+        """Leave to groups that belong together the labels that all of them have left."""
+        for members in nx.connected_components(self.state.together):
+            names = sorted(members)
+            sets = {n: {labels_of(self._configurations(n)[i]) for i in self._left(n)} for n in names}
+            common = set.intersection(*sets.values())
+            if not common:
+                others = [c for n in names for c in self.state.because.get(n, ()) if c is not entry]
+                why = f" beside {_all(others)}" if others else ", whose sizes divide differently"
+                raise _ImpossibleError(f"{entry}: {', '.join(names)} cannot be split alike{why}")
+            for name in names:
+                configurations = self._configurations(name)
+                self.state.left[name] = tuple(
+                    i for i in self._left(name) if labels_of(configurations[i]) in common
+                )
+                if entry not in self.state.because.get(name, ()):
+                    self.state.because[name] = (*self.state.because.get(name, ()), entry)
+
+    def _can_be_stored(self, group: Group, configuration: Configuration) -> bool:
+        """Whether one option stores all pinned parameters of the group as they should be."""
+        if not set(group.parameters) & set(self.state.stored):
+            return True
+        return any(
+            all(self._stores(n, home) for n, home in zip(group.parameters, homes, strict=True))
+            for homes in self._homes(group.parameters, configuration)
+        )
+
+    def _shared_can_be_stored(self, entry: Constraint) -> None:
+        for name in set(self.graph.shared) & set(self.state.stored):
+            users = [g for g in self.groups.values() if name in g.shared]
+            uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
+            if not any(self._stores(name, home) for use in uses for (home,) in self._homes((name,), use)):
+                raise _ImpossibleError(f"{entry}: {name} cannot be stored so as its users read it")
+
+    def _homes(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
+        atoms = self.graph.atoms
+        tensors = tuple(atoms.graph.tensors[n] for n in names)
+        sizes = tuple(atoms.atom_sizes(n) for n in names)
+        return storage_options(tensors, sizes, tuple(use.layout(n) for n in names), self.sizes)
+
+    def _stores(self, name: str, home: Layout) -> bool:
+        return Restriction(stored=self.state.stored).stores(name, home)
+
+
+def _all(constraints: Iterable[Constraint]) -> str:
+    return " and ".join(dict.fromkeys(map(str, constraints)))

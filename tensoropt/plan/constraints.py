@@ -1,0 +1,83 @@
+"""A person's constraints (``--constraints FILE``, YAML or JSON) and what they leave to search."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.constrained import Restrictions, check_devices, restrict
+from tensoropt.plan.problem import Problem
+from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict, match
+
+LARGEST_BYTES = 1 << 20
+
+Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
+"""Constraints, their content, or the path of their file."""
+
+
+def constraints_of(given: Given) -> Constraints | None:
+    """Constraints however they are given.
+
+    Raises:
+        ConstraintError: the file cannot be read, or says nothing that can be understood.
+    """
+    if given is None or isinstance(given, Constraints):
+        return given
+    if isinstance(given, Mapping):
+        return constraints_from_dict(given)
+    return load_constraints(given)
+
+
+def load_constraints(path: str | os.PathLike[str]) -> Constraints:
+    """Read a file of constraints; ``.json`` is JSON, anything else YAML.
+
+    Raises:
+        ConstraintError: it cannot be read, or an entry is malformed; names the file and the entry.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > LARGEST_BYTES:
+            raise ConstraintError(f"constraints file '{file}' is larger than 1 MiB; use patterns (*)")
+        text = file.read_text(encoding="utf-8")
+        data = json.loads(text) if file.suffix.lower() == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise ConstraintError(f"constraints file '{file}' does not exist; correct the path") from None
+    except OSError as error:
+        raise ConstraintError(f"constraints file '{file}' cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, ConstraintError):
+            raise
+        reason = " ".join(str(error).split())
+        raise ConstraintError(
+            f"constraints file '{file}' is not valid YAML or JSON ({reason}); correct that line"
+        ) from None
+    try:
+        return constraints_from_dict(data)
+    except ConstraintError as error:
+        raise ConstraintError(f"constraints file '{file}': {error}") from None
+
+
+def left_to_search(
+    constraints: Constraints | None,
+    problem: Problem,
+    cluster: Cluster,
+    meshes: Sequence[Mesh],
+    counts: Sequence[int],
+) -> Restrictions:
+    """What is left of the spaces of each mesh and micro-batch count, with what is to be said about it.
+
+    Raises:
+        ConstraintError: constraints speak of nothing, contradict each other or hold nowhere.
+    """
+    if constraints is None:
+        return Restrictions()
+    matched = match(constraints, problem.graph)
+    supported = check_devices(constraints, cluster)
+    found = restrict(matched, problem.graph, problem.micro, meshes, counts)
+    return Restrictions(found.spaces, (*found.notes, *supported))

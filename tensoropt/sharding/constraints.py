@@ -1,0 +1,352 @@
+"""A person's constraints on configurations: what they say, and which operators they speak of.
+
+After TensorFlow's Placer: an operator may be *pinned* to a configuration, operators may belong
+*together*, and there may be a list of supported *device kinds*, best first. A hard constraint holds or the
+search is refused; a soft one is given up with a note where it cannot hold.
+
+A pattern (``fnmatch``: ``*``, ``?``, ``[...]``) is compared with names of operators and with the paths of the
+modules they stand in. It speaks of those that do the work: of what it matches, of the anchors of groups
+that compute; only where there are none of cheap anchors, then of followers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+from tensoropt.graph import Operator
+from tensoropt.sharding.groups import AxisStrategy, GroupGraph, loop_of
+from tensoropt.sharding.index_space import NONE
+from tensoropt.sharding.placement import PARTIAL, placement_code
+
+
+class ConstraintError(TensorOptError, ValueError):
+    """A constraint that says nothing, contradicts another one or cannot hold."""
+
+
+Axes = Mapping[str, tuple[str, ...]]
+"""Per pattern of mesh axis names what is allowed there: dim labels, or stored placements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Operators split as ``axes`` says: dim labels (``out_features``, ``none``) per mesh axis; other axes are
+    free."""
+
+    name: str
+    operators: str
+    axes: Axes
+    soft: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.operators}: {_shown(self.axes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPin:
+    """Parameters stored between steps as ``axes`` says: ``S(n)`` as in a plan, ``sharded`` or ``R``."""
+
+    name: str
+    parameters: str
+    axes: Axes
+    soft: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.parameters}: {_shown(self.axes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Operators whose groups have equal labels on every mesh axis."""
+
+    name: str
+    operators: tuple[str, ...]
+    soft: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(self.operators)})"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKinds:
+    """Kinds of devices that operators can run on, best first; patterns."""
+
+    name: str
+    operators: str
+    kinds: tuple[str, ...]
+    soft: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.operators}: {', '.join(self.kinds)})"
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """All constraints of a file, in its order; ``data`` is its content, for settings and plans."""
+
+    pins: tuple[Pin, ...] = ()
+    stored: tuple[StoredPin, ...] = ()
+    together: tuple[Together, ...] = ()
+    devices: tuple[DeviceKinds, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _shown(axes: Axes) -> str:
+    return ", ".join(f"{axis}={'|'.join(wanted)}" for axis, wanted in axes.items())
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+SECTIONS = ("pin", "together", "devices")
+
+
+def constraints_from_dict(data: object) -> Constraints:
+    """Constraints from the parsed content of a file.
+
+    Raises:
+        ConstraintError: a field is unknown, missing or of the wrong form; names the entry.
+    """
+    if not isinstance(data, Mapping):
+        raise ConstraintError(f"constraints are a mapping with {_listed(SECTIONS)}, not {_kind(data)}")
+    _fields(data, "constraints", SECTIONS)
+    pins: list[Pin] = []
+    stored: list[StoredPin] = []
+    for name, entry in _entries(data, "pin"):
+        found = _pin(name, entry)
+        (pins if isinstance(found, Pin) else stored).append(found)  # type: ignore[arg-type]
+    together = [_together(name, entry) for name, entry in _entries(data, "together")]
+    devices = [_device_kinds(name, entry) for name, entry in _entries(data, "devices")]
+    if not (pins or stored or together or devices):
+        raise ConstraintError(f"there are no constraints; give at least one under {_listed(SECTIONS)}")
+    return Constraints(tuple(pins), tuple(stored), tuple(together), tuple(devices), dict(data))
+
+
+def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]:
+    entries = data.get(section) or ()
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        raise ConstraintError(f"'{section}' is a list of entries, not {_kind(entries)}")
+    return [(f"{section} {number}", entry) for number, entry in enumerate(entries, 1)]
+
+
+def _pin(name: str, entry: Any) -> Pin | StoredPin:
+    _mapping(name, entry)
+    if ("operators" in entry) == ("parameters" in entry):
+        raise ConstraintError(f"{name}: give either 'operators' or 'parameters', a pattern each")
+    if "operators" in entry:
+        _fields(entry, name, ("operators", "axes", "soft"))
+        return Pin(name, _text(name, entry, "operators"), _axes(name, entry), _soft(name, entry))
+    _fields(entry, name, ("parameters", "axes", "soft"))
+    pin = StoredPin(name, _text(name, entry, "parameters"), _axes(name, entry), _soft(name, entry))
+    for wanted in (w for choices in pin.axes.values() for w in choices):
+        if not _is_stored(wanted):
+            raise ConstraintError(f"{name}: '{wanted}' is not how a parameter is stored: S(0), sharded or R")
+    return pin
+
+
+def _is_stored(wanted: str) -> bool:
+    try:
+        return wanted == "sharded" or placement_code(wanted) >= NONE
+    except ValueError:
+        return False
+
+
+def _together(name: str, entry: Any) -> Together:
+    if isinstance(entry, Mapping):
+        _fields(entry, name, ("operators", "soft"))
+        return Together(name, _texts(name, entry.get("operators")), _soft(name, entry))
+    return Together(name, _texts(name, entry))
+
+
+def _device_kinds(name: str, entry: Any) -> DeviceKinds:
+    _mapping(name, entry)
+    _fields(entry, name, ("operators", "kinds", "soft"))
+    kinds = _texts(name, entry.get("kinds"), "kinds")
+    return DeviceKinds(name, _text(name, entry, "operators"), kinds, _soft(name, entry))
+
+
+def _axes(name: str, entry: Mapping[str, Any]) -> Axes:
+    axes = entry.get("axes")
+    if not isinstance(axes, Mapping) or not axes:
+        raise ConstraintError(f"{name}: 'axes' says what is on each mesh axis, for example {{gpu: batch}}")
+    return {str(axis): _texts(name, wanted, f"axes, {axis}") for axis, wanted in axes.items()}
+
+
+def _soft(name: str, entry: Mapping[str, Any]) -> bool:
+    soft = entry.get("soft", False)
+    if not isinstance(soft, bool):
+        raise ConstraintError(f"{name}: 'soft' is true or false, not {soft!r}")
+    return soft
+
+
+def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
+    if not isinstance(entry[key], str) or not entry[key]:
+        raise ConstraintError(f"{name}: '{key}' is one pattern, not {_kind(entry[key])}")
+    return str(entry[key])
+
+
+def _texts(name: str, value: Any, key: str = "operators") -> tuple[str, ...]:
+    found = (value,) if isinstance(value, str) else value
+    texts = isinstance(found, Sequence) and all(isinstance(one, str) and one for one in found)
+    if not texts or not found:
+        raise ConstraintError(f"{name}: '{key}' is a text or a list of texts, not {_kind(value)}")
+    return tuple(found)
+
+
+def _mapping(name: str, entry: Any) -> None:
+    if not isinstance(entry, Mapping):
+        raise ConstraintError(f"{name} is a mapping of fields, not {_kind(entry)}")
+
+
+def _fields(entry: Mapping[str, Any], where: str, known: Sequence[str]) -> None:
+    for key in entry:
+        if key not in known:
+            raise ConstraintError(f"{where} has no field '{key}'; {nearest(str(key), known)}")
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"{type(value).__name__} {value!r}"[:60]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``did you mean ...?`` for an unknown name, or what there is."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    more = f", ... ({len(names)} in all)" if len(names) > 8 else ""
+    return f"there are {', '.join(names[:8])}{more}"
+
+
+# -- matching -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Constraints with what they speak of in one graph.
+
+    Attributes:
+        pins: per pin its operators, each the one of its group that the pin reads.
+        stored: per pin its parameters, names of the graph.
+        together: per entry the names of its groups.
+    """
+
+    constraints: Constraints
+    pins: tuple[tuple[Pin, tuple[Operator, ...]], ...]
+    stored: tuple[tuple[StoredPin, tuple[str, ...]], ...]
+    together: tuple[tuple[Together, tuple[str, ...]], ...]
+    notes: tuple[str, ...] = ()
+
+
+def match(constraints: Constraints, graph: GroupGraph) -> Matched:
+    """Find what the constraints speak of.
+
+    Raises:
+        ConstraintError: a pattern matches nothing (nearest names), a dim is none of what it is pinned to,
+            or there is nothing to keep together.
+    """
+    notes: list[str] = []
+    pins = []
+    for pin in constraints.pins:
+        found = tuple(op for op in _leading(pin, pin.operators, graph) if _has_dims(pin, op, graph, notes))
+        if found:
+            pins.append((pin, found))
+    stored = tuple((pin, _parameters(pin, graph)) for pin in constraints.stored)
+    together = []
+    for entry in constraints.together:
+        groups = _groups(entry, graph)
+        if len(groups) > 1 and _share_labels(entry, groups, graph, notes):
+            together.append((entry, groups))
+    for kinds in constraints.devices:
+        _leading(kinds, kinds.operators, graph)
+    return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes))
+
+
+def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
+    """The operators a pattern speaks of, one per group."""
+    ranked: dict[int, dict[str, Operator]] = {}
+    for op in graph.atoms.graph.operators:
+        if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
+            group = graph.group_of[op.name]
+            rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap)
+            ranked.setdefault(rank, {}).setdefault(group.name, op)
+    if not ranked:
+        operators = graph.atoms.graph.operators
+        hint = nearest(pattern, [name for op in operators for name in (op.module, op.name) if name])
+        raise ConstraintError(f"{constraint} matches no operator and no module; {hint}")
+    return tuple(ranked[min(ranked)].values())
+
+
+def _parameters(pin: StoredPin, graph: GroupGraph) -> tuple[str, ...]:
+    used = {n for g in graph.groups for n in (*g.parameters, *g.shared)}
+    keys = {t.name: t.key or t.name for t in graph.atoms.graph.parameters if t.name in used}
+    found = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
+    if not found:
+        raise ConstraintError(f"{pin} matches no parameter; {nearest(pin.parameters, keys.values())}")
+    return found
+
+
+def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bool:
+    group = graph.group_of[op.name]
+    labels = dict.fromkeys(label_of(graph, op, s) for s in group.strategies)
+    for axis, wanted in pin.axes.items():
+        if not any(accepts(label, w) for label in labels for w in wanted):
+            have = ", ".join(dict.fromkeys(loop_of(label) for label in labels))
+            text = f"{pin}: {op.name} ({op.target}) cannot be split so on {axis}; it has {have}"
+            if not pin.soft:
+                raise ConstraintError(text)
+            notes.append(f"given up, as it is soft: {text}")
+            return False
+    return True
+
+
+def _groups(entry: Together, graph: GroupGraph) -> tuple[str, ...]:
+    operators = {op.name: op for p in entry.operators for op in _leading(entry, p, graph)}
+    if len(operators) < 2:
+        raise ConstraintError(f"{entry} speaks of {next(iter(operators))} only; name two or more operators")
+    return tuple(dict.fromkeys(graph.group_of[name].name for name in operators))
+
+
+def _share_labels(entry: Together, names: Sequence[str], graph: GroupGraph, notes: list[str]) -> bool:
+    by_name = {g.name: g for g in graph.groups}
+    sets = [{loop_of(s.label) for s in by_name[n].strategies} for n in names]
+    if set.intersection(*sets) != {"none"} or any(s == {"none"} for s in sets):
+        return True
+    have = "; ".join(f"{n}: {', '.join(sorted(s - {'none'}))}" for n, s in zip(names, sets, strict=True))
+    text = f"{entry} have no dim of the same name ({have}); pin them, or keep others together"
+    if not entry.soft:
+        raise ConstraintError(text)
+    notes.append(f"given up, as it is soft: {text}")
+    return False
+
+
+# -- labels -------------------------------------------------------------------------------------------
+
+
+def accepts(label: str, wanted: str) -> bool:
+    """Whether a label is what was asked for: itself, its dim (``rows.1``), or the dim's name (``rows``)."""
+    return wanted in (label, loop_of(label), loop_of(label).split(".")[0])
+
+
+def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> str:
+    """What a strategy of its group means for an operator: for followers the dim of their own."""
+    if op.name == graph.group_of[op.name].name:
+        return strategy.label
+    choice = strategy.choices[op.name]
+    if choice >= 0:
+        return graph.atoms.spaces[op.name].dims[choice].name
+    return {NONE: "none", PARTIAL: "partial"}.get(choice, "partial_grad")
+
+
+def stored_as(code: int, wanted: str) -> bool:
+    """Whether the stored placement ``code`` is what was asked for: ``S(n)``, ``sharded`` or ``R``."""
+    if wanted == "sharded":
+        return code >= 0
+    return code == placement_code(wanted) or (wanted == "R" and code < 0)

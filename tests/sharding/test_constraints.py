@@ -1,0 +1,149 @@
+"""What constraints may say, and which operators and parameters they speak of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.constraints import (
+    ConstraintError,
+    accepts,
+    constraints_from_dict,
+    match,
+    stored_as,
+)
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.mean()
+
+
+@pytest.fixture(scope="module")
+def graph() -> GroupGraph:
+    return group_operators(refine_graph(capture(Net(), (torch.randn(8, 16),)).graph))
+
+
+def pin(operators: str, axes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"pin": [{"operators": operators, "axes": axes, **more}]}
+
+
+def test_what_is_read_is_kept_as_data() -> None:
+    data = {
+        "pin": [
+            {"operators": "blocks.*.up", "axes": {"*": ["out_features", "none"]}},
+            {"parameters": "*.norm.weight", "axes": {"gpu": "R"}, "soft": True},
+        ],
+        "together": [["a", "b"], {"operators": ["c*"], "soft": True}],
+        "devices": [{"operators": "*", "kinds": "H100*"}],
+    }
+    found = constraints_from_dict(data)
+    assert found.data == data
+    assert found.pins[0].axes == {"*": ("out_features", "none")}
+    assert not found.pins[0].soft
+    assert found.stored[0].soft
+    assert found.stored[0].name == "pin 2"
+    assert [t.soft for t in found.together] == [False, True]
+    assert found.devices[0].kinds == ("H100*",)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "a mapping with pin, together, devices"),
+        ({}, "there are no constraints"),
+        ({"pins": []}, "did you mean pin"),
+        ({"pin": {"operators": "a"}}, "'pin' is a list"),
+        ({"pin": ["a"]}, "pin 1 is a mapping"),
+        ({"pin": [{"axes": {"x": "batch"}}]}, "either 'operators' or 'parameters'"),
+        ({"pin": [{"operators": "a", "parameters": "b", "axes": {"x": "y"}}]}, "either 'operators' or"),
+        (pin("a", {}), "'axes' says what is on each mesh axis"),
+        (pin("a", {"x": 3}), "a text or a list of texts"),
+        (pin("a", {"x": []}), "a text or a list of texts"),
+        (pin("", {"x": "y"}), "one pattern"),
+        (pin("a", {"x": "y"}, soft="yes"), "true or false"),
+        (pin("a", {"x": "y"}, sofft=True), "did you mean soft"),
+        ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "not how a parameter is stored"),
+        ({"pin": [{"parameters": "a", "axes": {"x": "S(one)"}}]}, "not how a parameter is stored"),
+        ({"together": "a"}, "'together' is a list"),
+        ({"together": [[1]]}, "a text or a list of texts"),
+        ({"devices": [{"operators": "a"}]}, "'kinds' is a text or a list"),
+    ],
+)
+def test_what_cannot_be_understood_is_named(data: object, says: str) -> None:
+    with pytest.raises(ConstraintError, match=says.replace("(", r"\(")):
+        constraints_from_dict(data)
+
+
+def test_patterns_speak_of_what_computes(graph: GroupGraph) -> None:
+    found = match(constraints_from_dict(pin("blocks.*.up", {"x": "out_features"})), graph)
+    ((_, operators),) = found.pins
+    assert [(op.target, op.module) for op in operators] == [
+        ("aten.linear.default", "blocks.0.up"),
+        ("aten.linear.default", "blocks.1.up"),
+    ]
+    found = match(constraints_from_dict(pin("blocks.0*", {"x": ["batch", "rows", "d0", "rows.0"]})), graph)
+    assert not any(graph.atoms.spaces[op.name].cheap for op in found.pins[0][1])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (pin("blocks.*.upp", {"x": "none"}), "did you mean .*blocks.*up"),
+        (pin("blocks.0.up", {"x": "heads"}), "cannot be split so on x; it has none, .*out_features"),
+        ({"pin": [{"parameters": "*.up.wieght", "axes": {"x": "R"}}]}, "did you mean blocks.*up.weight"),
+        ({"together": [["blocks.0.up"]]}, "name two or more"),
+        ({"together": [["blocks.0.up", "nothing"]]}, "matches no operator"),
+        ({"devices": [{"operators": "nothing", "kinds": "H100*"}]}, "matches no operator"),
+    ],
+)
+def test_what_matches_nothing_is_an_error_even_where_soft(
+    graph: GroupGraph, data: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConstraintError, match=says):
+        match(constraints_from_dict(data), graph)
+
+
+def test_a_soft_pin_to_a_dim_that_is_not_there_is_given_up(graph: GroupGraph) -> None:
+    found = match(constraints_from_dict(pin("blocks.0.up", {"x": "heads"}, soft=True)), graph)
+    assert found.pins == ()
+    assert "given up, as it is soft: pin 1 (blocks.0.up: x=heads)" in found.notes[0]
+
+
+def test_labels_are_accepted_by_name_dim_or_whole() -> None:
+    label = "rows.1@S(0)"
+    assert all(accepts(label, wanted) for wanted in ("rows", "rows.1", "rows.1@S(0)"))
+    assert not any(accepts(label, wanted) for wanted in ("rows.0", "rows.1@R", "none"))
+
+
+def test_stored_placements() -> None:
+    assert stored_as(0, "S(0)")
+    assert stored_as(1, "sharded")
+    assert stored_as(REPLICATE, "R")
+    assert stored_as(PARTIAL_GRAD, "R")
+    assert not stored_as(1, "S(0)")
+    assert not stored_as(REPLICATE, "sharded")

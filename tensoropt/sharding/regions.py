@@ -70,12 +70,19 @@ def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
     times: dict[str, int] = {}
     for name, run in groupby(graph.groups, key=lambda g: _block(g, depth)):
         groups = tuple(run)
-        if not name or len(groups) < MIN_GROUPS or not _runs_at_once(graph, groups):
+        if not name or len(groups) < MIN_GROUPS:
+            continue
+        if not _has_backward(graph, groups) or not _runs_at_once(graph, groups):
             continue
         times[name] = times.get(name, 0) + 1
         label = name if times[name] == 1 else f"{name}#{times[name]}"
         found.append(Region(label, tuple(g.name for g in groups)))
     return tuple(found)
+
+
+def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:
+    """Whether gradients reach a block; one with frozen parameters below all others keeps nothing."""
+    return any(graph.atoms.graph.tensors[name].requires_grad for g in groups for name in g.writes)
 
 
 def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:

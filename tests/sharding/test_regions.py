@@ -98,3 +98,9 @@ def test_a_strategy_counts_forwards():
     assert {strategy.forwards(name) for name in second.groups} == {1}
     twice = {edge.reader for edge in strategy.edges() if strategy.forwards_of(edge) == 2} - {""}
     assert twice == set(first.groups)
+
+
+def test_a_frozen_block_below_all_others_is_never_recomputed():
+    model = Stack(1, 4)
+    model.stages[0][0].requires_grad_(False)
+    assert names(graph_of(model)) == ["stages.0.1", "stages.0.2", "stages.0.3"]

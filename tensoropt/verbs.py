@@ -399,19 +399,11 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
 
 
 def listing(options: argparse.Namespace, progress: Progress) -> Answer:
+    data: list[dict[str, Any]]
     rows: list[list[str]]
+    left: tuple[int, ...]
     if options.what == "models":
-        from tensoropt.zoo import list_models
-
-        entries = list_models()
-        data: list[dict[str, Any]] = [
-            {"name": f"zoo:{e.name}", "size": e.size, "batch": e.batch, "description": e.description,
-             "paper": e.paper, "requires": e.requires}
-            for e in entries
-        ]  # fmt: skip
-        rows = [["name", "size", "batch", "what it is"]]
-        rows += [[d["name"], d["size"], str(d["batch"]), d["description"]] for d in data]
-        left: tuple[int, ...] = (0, 1, 3)
+        data, rows, left = _models()
     elif options.what == "clusters":
         data, rows, left = _clusters()
     else:
@@ -420,6 +412,34 @@ def listing(options: argparse.Namespace, progress: Progress) -> Answer:
         data = [{"name": name, "description": text} for name, text in PLANNERS.items()]
         rows, left = [["name", "what it does"], *([d["name"], d["description"]] for d in data)], (0, 1)
     return {options.what: data}, columns(rows, left=left), 0
+
+
+def _models() -> tuple[list[dict[str, Any]], list[list[str]], tuple[int, ...]]:
+    """Every model with the figures of one training step at its batch, where they are known."""
+    from dataclasses import asdict
+
+    from tensoropt.zoo import list_models
+    from tensoropt.zoo.figures import Figures, figures
+
+    known = figures()
+    data: list[dict[str, Any]] = []
+    rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
+             "with a rule", "what it is"]]  # fmt: skip
+    for e in list_models():
+        of = known.get(e.name)
+        data.append(
+            {**(asdict(of) if of else dict.fromkeys(Figures.__dataclass_fields__)),
+             "name": f"zoo:{e.name}", "size": e.size, "batch": e.batch, "description": e.description,
+             "paper": e.paper, "requires": e.requires}
+        )  # fmt: skip
+        cells = (
+            [f"{of.parameters / 1e6:,.2f} M", str(of.operators), str(of.groups), f"<= {of.treewidth}",
+             f"{of.flop / 1e9:,.4g}", f"{100 * of.rule_share:.1f} %"]
+            if of
+            else ["-"] * 6
+        )  # fmt: skip
+        rows.append([f"zoo:{e.name}", e.size, str(e.batch), *cells, e.description])
+    return data, rows, (0, 1, 9)
 
 
 def _clusters() -> tuple[list[dict[str, Any]], list[list[str]], tuple[int, ...]]:

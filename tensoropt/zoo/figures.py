@@ -1,0 +1,47 @@
+"""What is known of every model of the zoo without building it: ``figures.json``, made by
+``python -m tensoropt.plan.census``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+FILE = "figures.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of one training step of a model at ``batch`` samples, in the model's own dtypes, unsplit.
+
+    Attributes:
+        parameters: how many scalars; tied ones once.
+        parameter_bytes: their bytes.
+        kept_bytes: activations kept from forward to backward (CPU kernels).
+        output_bytes: outputs of all operators, of forward alone; views have none of their own.
+        operators, groups: of the captured graph, and what the search sees of it.
+        treewidth: of the search's graph, at most (the width that the min-fill order gives).
+        flop: of forward and backward, multiply-adds counted as two.
+        rule_share: share of the forward FLOP in groups whose operators all have a sharding rule.
+        split_share: share of it in groups that can be split at least two ways.
+    """
+
+    batch: int
+    parameters: int
+    parameter_bytes: int
+    kept_bytes: int
+    output_bytes: int
+    operators: int
+    groups: int
+    treewidth: int
+    flop: float
+    rule_share: float
+    split_share: float
+
+
+@lru_cache(maxsize=1)
+def figures() -> dict[str, Figures]:
+    """Per name of the zoo its figures; a model that was not counted is missing."""
+    text = resources.files("tensoropt.zoo").joinpath(FILE).read_text(encoding="utf-8")
+    return {name: Figures(**row) for name, row in json.loads(text)["models"].items()}

@@ -141,6 +141,12 @@ call("roll", lambda m, x: torch.roll(x * m.w, 2, 1), CUBE, w=(8,))
 call("flip", lambda m, x: torch.flip(x * m.w, (1,)), CUBE, w=(8,))
 call("repeat", lambda m, x: (x * m.w).repeat(1, 2, 1), CUBE, w=(8,))
 call("repeat-interleaved", lambda m, x: (x * m.w).repeat_interleave(2, 1), CUBE, w=(8,))
+call(
+    "repeat-interleaved-sized",
+    lambda m, x: (x * m.w).repeat_interleave(2, 1, output_size=12),
+    CUBE,
+    w=(8,),
+)
 call("gated", lambda m, x: F.glu(x * m.w, -1), CUBE, w=(8,))
 call("triangle", lambda m, x: torch.tril(x * m.w), CUBE, w=(8,))
 call("diagonal", lambda m, x: torch.diagonal(x * m.w, dim1=1, dim2=2), torch.randn(4, 8, 8), w=(8,))

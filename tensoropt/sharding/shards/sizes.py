@@ -46,6 +46,12 @@ def _slice(placed: Placed, call: LocalCall) -> LocalCall:
     return replace(call, args=(call.args[0], dim, start, end, 1), kwargs={})
 
 
+@localiser("aten.repeat_interleave.self_int")
+def _repeat_interleaved(placed: Placed, call: LocalCall) -> LocalCall:
+    """How much comes out follows from what goes in; a size given beside it is the whole tensor's."""
+    return replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "output_size"})
+
+
 @localiser("aten.group_norm.default")
 def _group_norm(placed: Placed, call: LocalCall) -> LocalCall:
     groups = call.args[1] // prod(placed.mesh[a] for a in placed.split(placed.loop_named("groups")))

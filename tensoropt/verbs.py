@@ -230,7 +230,7 @@ def choose(options: argparse.Namespace, progress: Progress) -> Answer:
         lines.append("not saved; give --out plan.json to keep it")
     data = {
         **points_data(found, [index])[0],
-        "out": options.out or "nothing saved",
+        "out": options.out,
         "plan": plan.model_dump(by_alias=True, mode="json"),
     }
     return data, "\n".join(lines), 0

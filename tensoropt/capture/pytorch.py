@@ -19,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
+from tensoropt.capture.counting import count_in_floats
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.precision import with_compute_dtype
@@ -112,7 +113,8 @@ def capture(
         for module, training in modes.items():
             module.training = training
     prefix = "model." if mode == "train" else ""
-    graph = with_compute_dtype(Converter(exported, prefix, mode, subject).convert(), dtype)
+    graph = count_in_floats(Converter(exported, prefix, mode, subject).convert())
+    graph = with_compute_dtype(graph, dtype)
     graph = replace(graph, notes=(*graph.notes, *notes))
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None

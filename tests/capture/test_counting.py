@@ -16,5 +16,5 @@ def test_experts_are_counted_in_floats(device: str) -> None:
     counts = [op for op in graph.operators if op.target == COUNT]
     assert len(counts) == 2
     assert {graph.tensors[n].dtype for op in counts for n in (*op.inputs(), *op.outputs)} == {"float32"}
-    casts = {graph.producer[n] for op in counts for n in op.inputs()}
+    casts = [graph.producer[n] for op in counts for n in op.inputs()]
     assert {op.kwargs["dtype"].name for op in casts} == {"float32"}

@@ -330,7 +330,6 @@ BAD = {
     "plan that is none": (("verify", "two.yaml"), "not a plan"),
     "no plan": (("verify", "none.json"), "cannot read the plan"),
     "model without --random": (("verify", "net.py:net"), "--random"),
-    "random without cluster": (("verify", "net.py:net", "--random", "2"), "--cluster"),
     "no random": (("verify", "net.py:net", "--random", "0", "--cluster", "local:2"), "at least 1"),
     "too many ranks": (
         ("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64", "--ranks"), "512 are too"

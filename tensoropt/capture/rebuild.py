@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tensoropt.capture.keys import register
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 
@@ -52,7 +53,7 @@ class _Rebuilding:
         value = self.values[key]
         if tensor.kind == "parameter":
             value = value if isinstance(value, torch.nn.Parameter) else torch.nn.Parameter(value)
-        _assign(self.root, key, value)
+        register(self.root, key, value)
         node = self.graph.get_attr(key)
         if name not in self.source.mutations:
             return node
@@ -89,7 +90,7 @@ class _Rebuilding:
 
     def _tie(self, module: fx.GraphModule) -> None:
         for further, key in self.source.aliases.items():
-            _assign(module, further, module.get_parameter(key))
+            register(module, further, module.get_parameter(key))
 
 
 def _literal(value: Any) -> Any:
@@ -109,19 +110,6 @@ def _target(op: Operator) -> Any:
         return torch.ops.aten.reshape.default
     namespace, name, overload = op.target.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
-def _assign(root: torch.nn.Module, key: str, value: torch.Tensor) -> None:
-    module = root
-    *path, last = key.split(".")
-    for part in path:
-        if part not in module._modules:
-            module.add_module(part, torch.nn.Module())
-        module = module._modules[part]  # type: ignore[assignment]
-    if isinstance(value, torch.nn.Parameter):
-        module.register_parameter(last, value)
-    else:
-        module.register_buffer(last, value)
 
 
 def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:

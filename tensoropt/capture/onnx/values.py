@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture.keys import register
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.units import format_bytes
 
@@ -173,16 +174,7 @@ class Builder:
         key, number = ".".join(parts), 1
         while not self._is_free(key):
             key, number = f"{'_'.join(parts)}_{number}", number + 1
-        module = self.root
-        *path, last = key.split(".")
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, torch.nn.Module())
-            module = module._modules[part]  # type: ignore[assignment]
-        if isinstance(tensor, torch.nn.Parameter):
-            module.register_parameter(last, tensor)
-        else:
-            module.register_buffer(last, tensor)
+        register(self.root, key, tensor)
         self._taken.add(key)
         self.keys[name] = key
         return key

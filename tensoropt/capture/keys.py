@@ -1,0 +1,22 @@
+"""Parameters and buffers of a module by their state-dict keys."""
+
+from __future__ import annotations
+
+import torch
+
+
+def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Make ``tensor`` a parameter (if it is one) or a buffer of ``root`` under a dotted key.
+
+    Submodules on the way are made.
+    """
+    module = root
+    *path, last = key.split(".")
+    for part in path:
+        if part not in module._modules:
+            module.add_module(part, torch.nn.Module())
+        module = module.get_submodule(part)
+    if isinstance(tensor, torch.nn.Parameter):
+        module.register_parameter(last, tensor)
+    else:
+        module.register_buffer(last, tensor)

@@ -31,6 +31,10 @@ class IrreducibleError(Exception):
         self.remaining = tuple(remaining)
 
 
+class ImpossibleError(ValueError):
+    """No strategy has a finite cost."""
+
+
 @dataclass(frozen=True)
 class _Removed:
     """A node taken out: the best of its configurations for every pair of its neighbours'."""
@@ -52,7 +56,7 @@ def cheapest(
 
     Raises:
         IrreducibleError: node and edge elimination leave more than two nodes connected.
-        ValueError: nothing is possible.
+        ImpossibleError: nothing is possible.
     """
     weights = {name: np.array(costs, dtype=np.float64) for name, costs in nodes.items()}
     graph = nx.Graph()
@@ -128,5 +132,5 @@ def _total(
     total = sum(float(costs[choice[name]]) for name, costs in nodes.items())
     total += sum(float(costs[choice[a], choice[b]]) for a, b, costs in edges)
     if not np.isfinite(total):
-        raise ValueError("no strategy is possible")
+        raise ImpossibleError("no strategy is possible")
     return total, choice

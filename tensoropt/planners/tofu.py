@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.tables import CostTables, Variable
-from tensoropt.planners.elimination import IrreducibleError, cheapest
+from tensoropt.planners.elimination import ImpossibleError, IrreducibleError, cheapest
 from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
 from tensoropt.planners.registry import UnsuitableError
 
@@ -97,7 +97,7 @@ def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> lis
                 f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay "
                 f"entangled ({', '.join(error.remaining[:3])}, ...); use the frontier or ilp"
             ) from None
-        except ValueError:
+        except ImpossibleError:
             continue
         found.append(Selection(number, choice, options, notes))
     if not found:

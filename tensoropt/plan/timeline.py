@@ -94,22 +94,31 @@ class Timeline:
 
         What ends at a moment gives its memory back before anything that starts then takes some.
         """
-        now: dict[str, float] = {}
-        for where, kind, size in self.initial:
-            if where == device:
-                now[kind] = now.get(kind, 0.0) + size
-        curve = [(0.0, dict(now))]
-        for time_s, holdings, sign in self._changes():
-            moved = [(kind, size) for where, kind, size in holdings if where == device and size]
-            for kind, size in moved:
-                now[kind] = now.get(kind, 0.0) + sign * size
-            if moved:
-                curve.append((time_s, dict(now)))
-        return tuple(curve)
+        return tuple(self._curves.get(device, [(0.0, {})]))
 
     def peak(self, device: str) -> tuple[float, Mapping[str, float]]:
         """(time, bytes by kind) when most is alive; the first of several such moments."""
         return max(self.memory(device), key=lambda point: sum(point[1].values()))
+
+    @cached_property
+    def _curves(self) -> dict[str, list[tuple[float, Mapping[str, float]]]]:
+        """Memory curves of all devices, in one walk."""
+        now: dict[str, dict[str, float]] = {}
+        for where, kind, size in self.initial:
+            held = now.setdefault(where, {})
+            held[kind] = held.get(kind, 0.0) + size
+        curves: dict[str, list[tuple[float, Mapping[str, float]]]] = {
+            where: [(0.0, dict(held))] for where, held in now.items()
+        }
+        for time_s, holdings, sign in self._changes():
+            touched = {}
+            for where, kind, size in holdings:
+                if size:
+                    held = touched[where] = now.setdefault(where, {})
+                    held[kind] = held.get(kind, 0.0) + sign * size
+            for where, held in touched.items():
+                curves.setdefault(where, [(0.0, {})]).append((time_s, dict(held)))
+        return curves
 
     def _changes(self) -> list[tuple[float, tuple[Holding, ...], int]]:
         found = []

@@ -1,0 +1,198 @@
+"""What a placing planner is given, and what it answers: numbers only, so that random graphs serve as well.
+
+An operator here is whatever is placed as one: a group of the model's operators, a piece of one, what cuts
+or joins pieces, or a variable that several operators read. It runs forward once and backward once per step,
+both on its device, because its parameters and what it keeps for backward lie there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.errors import PlanError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTensor:
+    """A tensor between operators.
+
+    Attributes:
+        producer: the operator that makes it.
+        readers: those that read it, each once, ascending. Empty for a result of the model.
+        kept_by: of the producer and the readers those whose backward needs it.
+        gradient: whether a gradient of the same size comes back.
+    """
+
+    name: str
+    bytes: int
+    producer: int
+    readers: tuple[int, ...]
+    kept_by: tuple[int, ...] = ()
+    gradient: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSet:
+    """Devices and what sending between them takes.
+
+    Attributes:
+        capacity_bytes: (d,) what one device may hold.
+        latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
+            ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
+        lanes: per ordered pair (i, j) the names of what the message occupies; messages that share a lane
+            queue. Pairs without an entry occupy a lane of their own.
+    """
+
+    capacity_bytes: Floats
+    latency_s: Floats
+    seconds_per_byte: Floats
+    lanes: dict[tuple[int, int], tuple[str, ...]]
+
+    @property
+    def count(self) -> int:
+        return len(self.capacity_bytes)
+
+    def transfer_s(self, num_bytes: float, source: int, target: int) -> float:
+        if source == target:
+            return 0.0
+        return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
+
+    def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
+        return self.lanes.get((source, target), (f"link {source}->{target}",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementProblem:
+    """Operators to place on devices. All arrays in bytes and seconds.
+
+    Attributes:
+        names: (n,), in an order in which every tensor is made before it is read.
+        forward_s, backward_s: (n, d) per operator and device; backward is 0 in inference.
+        update_s: (n, d) the optimizer's step over the operator's parameters.
+        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) there from start to end.
+        kept_bytes: (n,) made inside, kept from forward to backward; tensors between operators are not
+            counted here but by ``kept_by``.
+        forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs beside what is kept, the tensors it
+            reads and makes, and their gradients.
+        tensors: what flows between operators.
+        together: sets of operators that must share a device.
+        pinned: operator -> the devices it may lie on.
+    """
+
+    names: tuple[str, ...]
+    forward_s: Floats
+    backward_s: Floats
+    update_s: Floats
+    parameter_bytes: Floats
+    gradient_bytes: Floats
+    optimizer_bytes: Floats
+    kept_bytes: Floats
+    forward_peak_bytes: Floats
+    backward_peak_bytes: Floats
+    tensors: tuple[PlacedTensor, ...]
+    devices: DeviceSet
+    training: bool = True
+    together: tuple[tuple[int, ...], ...] = ()
+    pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        for tensor in self.tensors:
+            if any(reader <= tensor.producer for reader in tensor.readers):
+                raise PlanError(
+                    f"tensor {tensor.name} is read by an operator listed before its producer "
+                    f"{self.names[tensor.producer]}; list operators in an order of execution"
+                )
+
+    @property
+    def size(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def made(self) -> tuple[tuple[int, ...], ...]:
+        """Per operator the tensors it makes."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for number, tensor in enumerate(self.tensors):
+            found[tensor.producer].append(number)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def read(self) -> tuple[tuple[int, ...], ...]:
+        """Per operator the tensors it reads."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for number, tensor in enumerate(self.tensors):
+            for reader in tensor.readers:
+                found[reader].append(number)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def stored_bytes(self) -> Floats:
+        """(n,) what lies on the operator's device from start to end."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    def step_bytes(self, operator: int) -> float:
+        """What an operator adds to its device for a whole step: what is stored and what is kept.
+
+        The planners' additive estimate; a tensor kept by its producer or by readers beside it counts once,
+        at the producer. The judge follows lifetimes instead.
+        """
+        tensors = (self.tensors[t] for t in self.made[operator])
+        return float(
+            self.stored_bytes[operator]
+            + self.kept_bytes[operator]
+            + sum(t.bytes for t in tensors if t.kept_by)
+        )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A device for every operator, and per device the order in which it runs what it has.
+
+    Attributes:
+        device: (n,).
+        forward: per device its operators in their order of execution.
+        backward: the same for backward; None for the reverse of ``forward``.
+    """
+
+    device: tuple[int, ...]
+    forward: tuple[tuple[int, ...], ...]
+    backward: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def backward_orders(self) -> tuple[tuple[int, ...], ...]:
+        if self.backward is not None:
+            return self.backward
+        return tuple(tuple(reversed(order)) for order in self.forward)
+
+    @classmethod
+    def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
+        """Devices, and one order for all of them: the operators' own unless given."""
+        forward: list[list[int]] = [[] for _ in range(count)]
+        for operator in order if order is not None else range(len(device)):
+            forward[device[operator]].append(operator)
+        return cls(tuple(int(d) for d in device), tuple(map(tuple, forward)))
+
+    def check(self, problem: PlacementProblem) -> None:
+        """Raise :class:`PlanError` unless every operator is run once, on its device, where it may lie."""
+        for orders in (self.forward, self.backward_orders):
+            listed = sorted((o, d) for d, order in enumerate(orders) for o in order)
+            if len(orders) != problem.devices.count or listed != list(enumerate(self.device)):
+                raise PlanError(
+                    "a placement must list every operator once, in the order of the device it lies on"
+                )
+        for group in problem.together:
+            if len({self.device[o] for o in group}) > 1:
+                names = ", ".join(problem.names[o] for o in group)
+                raise PlanError(f"operators that belong together lie on several devices: {names}")
+        for operator, allowed in problem.pinned:
+            if self.device[operator] not in allowed:
+                raise PlanError(
+                    f"operator {problem.names[operator]} lies on device {self.device[operator]} but may "
+                    f"only lie on {', '.join(map(str, allowed))}"
+                )

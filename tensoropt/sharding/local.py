@@ -30,12 +30,13 @@ _KERNELS = {"kernels": kernels, "expert_kernels": expert_kernels}
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
-    """A collective issued inside a kernel."""
+    """A collective issued inside a kernel; ``count``: of a number that can be known before the step runs."""
 
     kind: str
     axes: tuple[int, ...]
     bytes: int
     backward: bool = False
+    count: bool = False
 
 
 @dataclass(frozen=True)

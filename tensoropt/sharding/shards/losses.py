@@ -66,7 +66,7 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
 
 def _count_collective(placed: Placed, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
     """Counting targets; with micro-batches the whole batch is counted beforehand, by every rank itself."""
-    return (InnerCollective("all_reduce", axes, 8),) if axes and MICRO_AXIS not in axes else ()
+    return (InnerCollective("all_reduce", axes, 8, count=True),) if axes and MICRO_AXIS not in axes else ()
 
 
 @localiser("aten.cross_entropy_loss.default")

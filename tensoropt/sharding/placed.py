@@ -1,0 +1,300 @@
+"""The graph as placed plans see it: operators that lie on one device each, and what flows between them.
+
+Without splits its operators are the groups. A group that is split becomes pieces, one shard each of one of
+its strategies; what it reads is cut for them (``split``), what they make is put together (``join``) unless
+the reader is cut the same way. A parameter of a split group, or of several groups, is an operator of its
+own (``variable``) that hands out itself or its shards. After FastT (Yi et al., CoNEXT 2020, section 4.2),
+whose split and concatenation nodes these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from tensoropt.errors import TensorOptError
+from tensoropt.sharding.configurations import Configuration, fits
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
+from tensoropt.sharding.local import localise
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, local_shape
+
+Splits = Mapping[str, tuple[str, int]]
+"""Group name -> (strategy label, number of pieces)."""
+
+WHOLE = None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the graph, or one piece of it.
+
+    Attributes:
+        tensor: its name in the graph.
+        code: the atom along which it is cut, or ``PARTIAL`` for one of the terms of a sum; None: whole.
+        count, index: which piece.
+    """
+
+    tensor: str
+    code: int | None = WHOLE
+    count: int = 1
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.code is WHOLE:
+            return self.tensor
+        cut = "sum" if self.code == PARTIAL else f"atom {self.code}"
+        return f"{self.tensor}[{self.index + 1}/{self.count} of {cut}]"
+
+
+@dataclass(frozen=True)
+class PlacedOperator:
+    """What is placed as one.
+
+    Attributes:
+        name: unique; a group's own name where it is whole.
+        kind: ``group``, ``piece``, ``split``, ``join`` or ``variable``.
+        reads, writes: in the graph's order.
+        group: of groups and pieces.
+        configuration: of groups and pieces, on the mesh (1, number of pieces).
+        index, count: which piece.
+        parameters: those that live with it.
+    """
+
+    name: str
+    kind: str
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    group: Group | None = field(default=None, repr=False)
+    configuration: Configuration | None = field(default=None, repr=False)
+    index: int = 0
+    count: int = 1
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def mesh(self) -> tuple[int, int]:
+        return (1, self.count)
+
+
+@dataclass(frozen=True)
+class PlacedGraph:
+    """Placed operators in an order of execution.
+
+    Attributes:
+        groups: the graph below.
+        splits: which of its groups are split, and how.
+        home: parameter -> the operator it lives with.
+    """
+
+    groups: GroupGraph
+    splits: Splits
+    operators: tuple[PlacedOperator, ...]
+    home: Mapping[str, str]
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        atoms = self.groups.atoms.atoms[value.tensor]
+        if value.code is WHOLE or value.code < 0:
+            return local_shape(atoms, (-1,), (1,))
+        return local_shape(atoms, (value.code,), (value.count,), (value.index,))
+
+    def bytes(self, value: Value) -> int:
+        return prod(self.shape(value)) * self.groups.atoms.graph.tensors[value.tensor].element_bytes
+
+
+def whole_strategy(group: Group) -> AxisStrategy:
+    return next(s for s in group.strategies if s.label == "none")
+
+
+def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[tuple[str, int], ...]:
+    """The (label, count) pairs by which a group can be cut into up to ``most`` pieces.
+
+    Pieces talk to nobody while they run, so ways of splitting that reduce inside an operator (statistics of
+    a batch norm over the batch) are not offered; the number of targets of a mean loss is known beforehand.
+    """
+    found = []
+    for strategy in group.strategies:
+        if _pieces_stand_alone(graph, group, strategy):
+            for count in range(2, most + 1):
+                if _divides(graph, group, strategy, count):
+                    found.append((strategy.label, count))
+    return tuple(found)
+
+
+def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> bool:
+    if strategy.resolve or strategy.label in ("none", "partial", "partial_grad"):
+        return False
+    codes = strategy.placements
+    parameters = {*group.parameters, *group.shared}
+    if any(codes[n] < 0 and codes[n] != PARTIAL_GRAD for n in group.reads):
+        return False
+    if any(codes[n] < 0 and codes[n] not in (PARTIAL_GRAD, PARTIAL) for n in parameters):
+        return False
+    if any(codes[n] < 0 and codes[n] != PARTIAL for n in group.writes):
+        return False
+    configuration = Configuration(group, (whole_strategy(group), strategy))
+    calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
+    return all(inner.count for call in calls for inner in call.collectives)
+
+
+def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int) -> bool:
+    return fits(graph.atoms, group, (whole_strategy(group), strategy), (1, count))
+
+
+def placed_graph(graph: GroupGraph, splits: Splits | None = None) -> PlacedGraph:
+    """The placed graph of a model, with some groups split.
+
+    Raises:
+        TensorOptError: there is no such group, or it cannot be split so; says how it can.
+    """
+    return _Build(graph, splits or {}).run()
+
+
+class _Build:
+    def __init__(self, graph: GroupGraph, splits: Splits):
+        self.graph, self.splits = graph, splits
+        self.configurations: dict[str, Configuration] = {}
+        self.operators: list[PlacedOperator] = []
+        self.made: set[Value] = set()
+        self.cut: dict[str, Value] = {}
+        self.home: dict[str, str] = {}
+        names = {g.name for g in graph.groups}
+        for name in splits:
+            if name not in names:
+                raise TensorOptError(f"cannot split '{name}': the model has no group of this name")
+        users = self._users()
+        self.variables = {
+            p for p, groups in users.items() if len(groups) > 1 or any(g.name in splits for g in groups)
+        }
+        self.wanted = self._wanted(users)
+
+    def _users(self) -> dict[str, list[Group]]:
+        users: dict[str, list[Group]] = {}
+        for group in self.graph.groups:
+            for name in (*group.parameters, *group.shared):
+                users.setdefault(name, []).append(group)
+        return users
+
+    def _wanted(self, users: Mapping[str, Iterable[Group]]) -> dict[str, tuple[Value, ...]]:
+        """Per variable what it hands out: every piece that is read."""
+        wanted: dict[str, dict[Value, None]] = {}
+        for name in self.variables:
+            for group in users[name]:
+                for index in range(self._count(group)):
+                    for value in self._read(group, name, index):
+                        wanted.setdefault(name, {})[value] = None
+        return {name: tuple(values) for name, values in wanted.items()}
+
+    def _count(self, group: Group) -> int:
+        return self.splits[group.name][1] if group.name in self.splits else 1
+
+    def configuration(self, group: Group) -> Configuration:
+        """On the mesh (1, pieces)."""
+        if group.name not in self.configurations:
+            whole = strategy = whole_strategy(group)
+            if group.name in self.splits:
+                strategy = self._strategy(group, *self.splits[group.name])
+            self.configurations[group.name] = Configuration(group, (whole, strategy))
+        return self.configurations[group.name]
+
+    def _strategy(self, group: Group, label: str, count: int) -> AxisStrategy:
+        for strategy in group.strategies:
+            if (
+                strategy.label == label
+                and count > 1
+                and _pieces_stand_alone(self.graph, group, strategy)
+                and _divides(self.graph, group, strategy, count)
+            ):
+                return strategy
+        labels = dict.fromkeys(label for label, _ in split_choices(self.graph, group, max(count, 2)))
+        ways = f"it can be split along {', '.join(labels)}" if labels else "it cannot be split"
+        raise TensorOptError(f"cannot split '{group.name}' along {label} into {count}; {ways}")
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def _value(self, group: Group, name: str, index: int) -> Value:
+        """What piece ``index`` of a group holds of a tensor."""
+        count = self._count(group)
+        code = self.configuration(group).layout(name)[1]
+        if count == 1 or (code < 0 and code != PARTIAL):
+            return Value(name)
+        return Value(name, code, count, index)
+
+    def _read(self, group: Group, name: str, index: int) -> tuple[Value, ...]:
+        """What a piece reads; nothing where it takes zeros for a term that the first piece adds."""
+        value = self._value(group, name, index)
+        if value.code == PARTIAL:
+            return (Value(name),) if index == 0 else ()
+        return (value,)
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def run(self) -> PlacedGraph:
+        for group in self.graph.groups:
+            for name in (*group.parameters, *group.shared):
+                if name in self.variables and name not in self.home:
+                    self._variable(name)
+            self._group(group)
+        self._outputs()
+        return PlacedGraph(self.graph, dict(self.splits), tuple(self.operators), self.home)
+
+    def _variable(self, name: str) -> None:
+        operator = f"variable {name}"
+        self.home[name] = operator
+        writes = self.wanted[name]
+        self.operators.append(PlacedOperator(operator, "variable", (), writes, parameters=(name,)))
+        self.made.update(writes)
+
+    def _group(self, group: Group) -> None:
+        count, configuration = self._count(group), self.configuration(group)
+        own = tuple(p for p in group.parameters if p not in self.variables)
+        self.home.update(dict.fromkeys(own, group.name))
+        names = [*group.reads, *(p for p in (*group.parameters, *group.shared) if p in self.variables)]
+        for index in range(count):
+            for name in names:
+                for value in self._read(group, name, index):
+                    self._make(value)
+        for index in range(count):
+            reads = [v for name in names for v in self._read(group, name, index)]
+            writes = tuple(self._value(group, name, index) for name in group.writes)
+            self.operators.append(
+                PlacedOperator(
+                    group.name if count == 1 else f"{group.name}[{index + 1}/{count}]",
+                    "group" if count == 1 else "piece",
+                    tuple(reads),
+                    writes,
+                    group,
+                    configuration,
+                    index,
+                    count,
+                    own,
+                )
+            )
+            self.made.update(writes)
+        for name in group.writes:
+            self.cut[name] = self._value(group, name, 0)
+
+    def _make(self, value: Value) -> None:
+        """See that a value is made: by putting its tensor together, and cutting it."""
+        if value in self.made:
+            return
+        whole = Value(value.tensor)
+        if whole not in self.made:
+            source = self.cut[value.tensor]
+            pieces = tuple(Value(value.tensor, source.code, source.count, i) for i in range(source.count))
+            self.operators.append(
+                PlacedOperator(f"join {value.tensor}", "join", pieces, (whole,), count=source.count)
+            )
+            self.made.add(whole)
+        if value != whole:
+            pieces = tuple(Value(value.tensor, value.code, value.count, i) for i in range(value.count))
+            name = f"split {value.tensor} along atom {value.code} in {value.count}"
+            self.operators.append(PlacedOperator(name, "split", (whole,), pieces, count=value.count))
+            self.made.update(pieces)
+
+    def _outputs(self) -> None:
+        """What the model returns, and new values of buffers, are put together."""
+        graph = self.graph.atoms.graph
+        for name in (*graph.outputs, *graph.mutations.values()):
+            if name in self.cut:
+                self._make(Value(name))

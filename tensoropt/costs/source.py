@@ -111,7 +111,8 @@ class CostSource:
             return data_sheet_upkeep(self.cluster.device)
         return measure_upkeep(self.pool, self.store, self.prefix)
 
-    def communication(self, mesh: Mesh) -> CommunicationModel:
+    def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
+        """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
         fits = None
         if self.pool is not None and mesh.size > 1:
             fits = measure_links(
@@ -119,7 +120,7 @@ class CostSource:
                 mesh,
                 self.pool,
                 self.store,
-                pairs=False,
+                pairs=pairs,
                 functional=False,
                 progress=lambda done, total, what: self.progress("links", done, total, what),
             )

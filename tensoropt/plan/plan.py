@@ -57,18 +57,49 @@ class MeshInfo(_Strict):
 
 
 class OperatorPlan(_Strict):
-    """What an operator's group does: per mesh axis the loop dim it splits (``none``, ``partial``, ...)."""
+    """What an operator's group does: per mesh axis the loop dim it splits (``none``, ``partial``, ...).
+
+    In a placed plan instead: its device, and its position in that device's forward and backward order.
+    """
 
     axes: dict[str, str]
     micro: str
     members: tuple[str, ...] = ()
+    device: int | None = Field(None, ge=0)
+    order: int | None = Field(None, ge=0)
+    backward_order: int | None = Field(None, ge=0)
 
 
 class ParameterPlan(_Strict):
-    """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``."""
+    """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``; in a
+    placed plan the device it lies on."""
 
     key: str
-    stored: tuple[str, ...]
+    stored: tuple[str, ...] = ()
+    device: int | None = Field(None, ge=0)
+
+
+class TransferPlan(_Strict):
+    """A tensor, or with ``backward`` its gradient, sent from one device to another."""
+
+    value: str
+    source: int = Field(ge=0)
+    target: int = Field(ge=0)
+    backward: bool = False
+
+
+class PlacedInfo(_Strict):
+    """What a placed plan says beside its operators' devices.
+
+    Attributes:
+        splits: group -> (loop dim, number of pieces).
+        transfers: in the one order in which all devices take part in them.
+        peak_bytes: per device.
+    """
+
+    splits: dict[str, tuple[str, int]] = {}
+    transfers: tuple[TransferPlan, ...] = ()
+    peak_bytes: tuple[float, ...] = ()
 
 
 class CollectiveCount(_Strict):
@@ -105,8 +136,12 @@ class Predicted(_Strict):
 
 
 class Plan(_Strict):
-    """One plan file; see the field types for shapes and units. ``recomputed`` names repeated blocks whose
-    forward runs again in backward."""
+    """One plan file; see the field types for shapes and units.
+
+    ``recomputed`` names repeated blocks whose forward runs again in backward. A plan with ``placed`` puts
+    every operator, or piece of one, on one device (:mod:`tensoropt.plan.placed`); its mesh is the row of
+    devices, and its figures are those of the fullest device.
+    """
 
     schema_: Literal["tensoropt.plan/1"] = Field("tensoropt.plan/1", alias="schema")
     planner: str
@@ -119,6 +154,7 @@ class Plan(_Strict):
     hubs: dict[str, tuple[str, ...]]
     parameters: dict[str, ParameterPlan]
     recomputed: tuple[str, ...] = ()
+    placed: PlacedInfo | None = None
     predicted: Predicted
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
@@ -164,14 +200,23 @@ class Plan(_Strict):
         """
         from tensoropt.sharding.serialise import strategy_from_dict
 
-        found = graph.atoms.graph.fingerprint
+        if self.placed is not None:
+            raise PlanError(
+                f"this is a placed plan of {self.planner}: its operators lie on one device each, so that it "
+                "has no strategy on a mesh"
+            )
         strategy = strategy_from_dict(self.strategy_data(), graph)
+        self.check_model(graph)
+        return strategy
+
+    def check_model(self, graph: Any) -> None:
+        """Raise :class:`PlanError` unless the plan was made for this grouped graph's model."""
+        found = graph.atoms.graph.fingerprint
         if found != self.model.fingerprint:
             raise PlanError(
                 f"the plan was made for {self.model.source} with other shapes, dtypes or code (fingerprint "
                 f"{self.model.fingerprint[:12]}, this model has {found[:12]}); explore this model again"
             )
-        return strategy
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(by_alias=True, mode="json"), indent=1) + "\n"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensoropt.console import columns
-from tensoropt.plan.detail import Detail, EdgeRow, OperatorRow
+from tensoropt.plan.detail_rows import Detail, EdgeRow, OperatorRow
 from tensoropt.plan.exploration import Exploration
 from tensoropt.units import format_bytes, format_seconds
 

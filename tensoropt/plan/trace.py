@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tensoropt.plan.files import write_text
 
 if TYPE_CHECKING:
-    from tensoropt.plan.detail import MemoryAt, TimelineEvent
+    from tensoropt.plan.detail_rows import MemoryAt, TimelineEvent
 
 _MICRO = 1e6
 _DEVICE = 1

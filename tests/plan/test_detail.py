@@ -13,7 +13,8 @@ import tensoropt
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import load_exploration
-from tensoropt.plan.detail import COMPUTE, Detail, detail
+from tensoropt.plan.detail import detail
+from tensoropt.plan.detail_rows import COMPUTE, Detail
 from tensoropt.plan.explain import detail_lines
 from tensoropt.plan.trace import write_trace
 from tests.costs.models import gates, gpt2

@@ -32,6 +32,8 @@ from tensoropt.plan.explain import Recosted
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
 from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, judge_strategy, space_of
 from tensoropt.plan.overlap import overlap_of
+from tensoropt.plan.placed.points import placed_space
+from tensoropt.plan.placed.prices import PlacedPrices
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import (
     Problem,
@@ -170,8 +172,8 @@ def explore(
         parameters=sum(t.elements for t in graph.parameters),
         call=describe_call(args, kwargs or {}),
     )
-    run = _Run(problem, where, settings, info, clock, report_progress)
-    exploration = replace(run.explore(store), captured=captured)
+    run = _Run(problem, where, settings, info, clock, report_progress, store)
+    exploration = replace(run.explore(), captured=captured)
     return run.compare(exploration, rivals, limits) if rivals else exploration
 
 
@@ -185,16 +187,17 @@ class _Run:
     info: ModelInfo
     clock: _Clock
     progress: Progress
+    store: ProfileStore | None = None
     costs: CostSource | None = None
     searched: Sequence[SearchedSpace] = ()
 
-    def explore(self, store: ProfileStore | None) -> Exploration:
+    def explore(self) -> Exploration:
         graph, progress = self.problem.graph.atoms.graph, self.progress
         counts = micro_batch_counts(self.problem, self.settings)
         meshes = searched_meshes(self.where)
         left = left_to_search(self.settings.constraints, self.problem, self.where, meshes, counts)
         with ExitStack() as stack:
-            own = store or stack.enter_context(ProfileStore())
+            own = self.store or stack.enter_context(ProfileStore())
             pool = stack.enter_context(RankPool(self.where.device_count)) if is_local(self.where) else None
             costs = self.costs = CostSource(self.where, own, self.settings, pool, progress)
             with self.clock("costs"):
@@ -237,8 +240,15 @@ class _Run:
             TableSpace(s.mesh, s.tables, names)
             for s, names in zip(self.searched, exploration.spaces, strict=True)
         )
-        question = PlannerProblem(self.problem, self.where, tables, exploration)
-        rows, others = compare(question, rivals, limits, frontier, seed, self.progress)
+        with ExitStack() as stack:
+            prices = None
+            if any(entry.kind == "placed" for entry in rivals):
+                prices = self._placed_prices(stack)
+                keys = {t.name: str(t.key) for t in self.problem.graph.atoms.graph.parameters}
+                spaces = (*exploration.spaces, placed_space(self.where, keys))
+                exploration = replace(exploration, spaces=spaces)
+            question = PlannerProblem(self.problem, self.where, tables, exploration, prices)
+            rows, others = compare(question, rivals, limits, frontier, seed, self.progress)
         # The judge's corrections differ by strategy, so that another planner's point may lie below the line.
         merged = reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s))
         graph = self.problem.graph.atoms.graph
@@ -250,8 +260,18 @@ class _Run:
             recorded=record(graph, _used(self.searched, exploration.spaces, (*frontier, *others))),
         )
 
+    def _placed_prices(self, stack: ExitStack) -> PlacedPrices:
+        """Prices of single operators, from where the tables' came; ``stack`` closes what they need."""
+        own = self.store or stack.enter_context(ProfileStore())
+        pool = stack.enter_context(RankPool(self.where.device_count)) if is_local(self.where) else None
+        known = self.costs or CostSource(self.where, own, self.settings)
+        costs = replace(known, store=own, pool=pool, progress=self.progress)
+        return PlacedPrices(self.problem.graph, self.where, costs)
+
     def cost_again(self, old: Exploration, index: int) -> Recosted:
         """A point of another exploration of the same operators, at this one's prices."""
+        if old.points[index].placed is not None:
+            return Recosted(index, None, None, "placed plans are made anew, by `tensoropt compare`")
         plan = old.plan(index)
         space = old.spaces[old.points[index].space]
         found = next(
@@ -280,6 +300,8 @@ def _used(
     searched: Sequence[SearchedSpace], spaces: Sequence[Space], points: Sequence[Point]
 ) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
     for point in points:
+        if point.placed is not None:
+            continue
         names = spaces[point.space].variables
         yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))
 
@@ -325,8 +347,9 @@ def recost(
         exploration.model,
         _Clock({}),
         progress or silent,
+        store,
     )
-    found = run.explore(store)
+    found = run.explore()
     again = tuple(run.cost_again(exploration, i) for i in range(len(exploration.points)))
     return found, again
 

@@ -26,6 +26,7 @@ from tensoropt.plan.detail_rows import (
 from tensoropt.plan.exploration import MEMORY_KINDS, Exploration
 from tensoropt.plan.judge import Judged, judge_strategy
 from tensoropt.plan.overlap import Overlap, overlap_of
+from tensoropt.plan.placed.points import placed_detail
 from tensoropt.plan.recorded import Recorded, mesh_of
 from tensoropt.plan.schedule import DEVICE, schedule_of
 from tensoropt.plan.timeline import Timeline, length_s
@@ -41,12 +42,12 @@ def detail(exploration: Exploration, index: int) -> Detail:
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
     """
-    recorded = recorded_of(exploration)
-    if not 0 <= index < len(exploration.points):
-        raise TensorOptError(
-            f"there is no point {index}; the frontier has points 0 to {len(exploration.points) - 1}"
-        )
-    return _Telling(exploration, index, recorded).tell()
+    points = exploration.all_points
+    if not 0 <= index < len(points):
+        raise TensorOptError(f"there is no point {index}; there are points 0 to {len(points) - 1}")
+    if points[index].placed is not None:
+        return placed_detail(points[index], index)
+    return _Telling(exploration, index, recorded_of(exploration)).tell()
 
 
 def recorded_of(exploration: Exploration) -> Recorded:

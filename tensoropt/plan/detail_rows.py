@@ -56,7 +56,8 @@ class EdgeRow:
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective."""
+    """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
+    placed plan ``device`` and its number, or ``link`` and what a message occupies."""
 
     name: str
     lane: str
@@ -141,7 +142,9 @@ class Detail:
     def _busiest_lane(self) -> str:
         lanes: dict[str, float] = {}
         for event in self.timeline:
-            if event.lane != COMPUTE:
+            if event.phase.startswith("send") or (
+                event.lane != COMPUTE and not event.lane.startswith("device")
+            ):
                 lanes[event.lane] = lanes.get(event.lane, 0.0) + event.duration_s
         return f" (most of all on {max(lanes, key=lanes.__getitem__)})" if lanes else ""
 

@@ -27,6 +27,7 @@ from tensoropt.plan.plan import (
     ParameterPlan,
     Plan,
     Predicted,
+    placed_fields,
 )
 from tensoropt.units import format_bytes, format_seconds
 
@@ -92,7 +93,8 @@ class Point:
 
     ``memory_bytes`` and ``time_s`` are the judge's, ``additive_...`` what the search added up.
     ``communication_s`` is all of it: ``exposed_s`` is waited for, ``hidden_s`` runs beside something else;
-    ``time_s = compute_s + exposed_s + idle_s``. ``sources``: shares of all these seconds.
+    ``time_s = compute_s + exposed_s + idle_s``. ``sources``: shares of all these seconds. ``placed``: of a
+    placed plan what :mod:`tensoropt.plan.placed.points` keeps of it, instead of indices.
     """
 
     memory_bytes: float
@@ -113,6 +115,13 @@ class Point:
     gap: float
     planner: str = "frontier"
     idle_s: float = 0.0
+    placed: Mapping[str, Any] | None = None
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for two points only if they are the same strategy by the same planner."""
+        own = json.dumps(self.placed["placed"], sort_keys=True) if self.placed else ""
+        return (self.planner, self.space, self.choice, self.options, own)
 
 
 @dataclass(frozen=True)
@@ -150,9 +159,8 @@ class Exploration:
     @cached_property
     def all_points(self) -> tuple[Point, ...]:
         """The frontier's points, then what other planners found that is not among them."""
-        known = {(p.planner, p.space, p.choice, p.options) for p in self.points}
-        rest = (p for p in self.others if (p.planner, p.space, p.choice, p.options) not in known)
-        return (*self.points, *rest)
+        known = {p.identity for p in self.points}
+        return (*self.points, *(p for p in self.others if p.identity not in known))
 
     @property
     def devices(self) -> int:
@@ -205,27 +213,7 @@ class Exploration:
     def plan_of(self, point: Point) -> Plan:
         """A point of one of the spaces as a plan."""
         space = self.spaces[point.space]
-        names = space.mesh.names
-        operators, parameters = {}, {}
-        position = dict(zip(space.variables, range(len(space.variables)), strict=True))
-        for name, group in space.groups.items():
-            which = point.choice[position[name]]
-            labels = space.labels(name, which)
-            operators[name] = OperatorPlan(
-                axes=dict(zip(names, labels, strict=True)),
-                micro=group["micro"],
-                members=tuple(group["members"]),
-            )
-            homes = group["options"][space.position(name, which)][point.options[position[name]]]
-            for parameter, stored in zip(group["parameters"], homes, strict=True):
-                parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
-        for name, layouts in space.shared.items():
-            stored = layouts[point.choice[position[f"parameter:{name}"]]]
-            parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
-        hubs = {
-            name: tuple(layouts[point.choice[position[f"hub:{name}"]]])
-            for name, layouts in space.hubs.items()
-        }
+        fields = _sharded_fields(space, point) if point.placed is None else placed_fields(point.placed)
         return Plan(
             planner=point.planner,
             model=self.model,
@@ -233,13 +221,10 @@ class Exploration:
             mesh=space.mesh,
             micro_batches=space.micro_batches,
             optimizer=self.settings["optimizer"],
-            operators=operators,
-            hubs=hubs,
-            parameters=parameters,
-            recomputed=space.recomputed(point.choice),
             predicted=self._predicted(point),
             settings=dict(self.settings),
             versions=dict(self.versions),
+            **fields,
         )
 
     def _predicted(self, point: Point) -> Predicted:
@@ -297,6 +282,36 @@ class Exploration:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             described.write_text(json.dumps(data) + "\n", encoding="utf-8")
             write_frontier_csv(self, listed)
+
+
+def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
+    """What of a plan a point's indices say."""
+    names = space.mesh.names
+    operators, parameters = {}, {}
+    position = dict(zip(space.variables, range(len(space.variables)), strict=True))
+    for name, group in space.groups.items():
+        which = point.choice[position[name]]
+        labels = space.labels(name, which)
+        operators[name] = OperatorPlan(
+            axes=dict(zip(names, labels, strict=True)),
+            micro=group["micro"],
+            members=tuple(group["members"]),
+        )
+        homes = group["options"][space.position(name, which)][point.options[position[name]]]
+        for parameter, stored in zip(group["parameters"], homes, strict=True):
+            parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
+    for name, layouts in space.shared.items():
+        stored = layouts[point.choice[position[f"parameter:{name}"]]]
+        parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
+    hubs = {
+        name: tuple(layouts[point.choice[position[f"hub:{name}"]]]) for name, layouts in space.hubs.items()
+    }
+    return {
+        "operators": operators,
+        "parameters": parameters,
+        "hubs": hubs,
+        "recomputed": space.recomputed(point.choice),
+    }
 
 
 class _Arrays:

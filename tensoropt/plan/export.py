@@ -59,6 +59,9 @@ def write_strategies_csv(exploration: Exploration, path: str | os.PathLike[str])
         plan = exploration.plan(i)
         members = exploration.spaces[exploration.points[i].space].groups
         for name, operator in plan.operators.items():
+            if operator.device is not None:
+                rows.append([i, name, *[""] * axes, f"device {operator.device}, position {operator.order}"])
+                continue
             labels = list(operator.axes.values())
             stored = "; ".join(
                 f"{plan.parameters[p].key}={','.join(plan.parameters[p].stored[1:])}"

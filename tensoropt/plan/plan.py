@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,14 +47,16 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """Sizes and names of the mesh axes, outermost first."""
+    """Sizes and names of the mesh axes, outermost first; ``placed``: no mesh, but devices in a row."""
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
+    placed: bool = False
 
     @property
     def label(self) -> str:
-        return "x".join(map(str, self.shape)) or "1"
+        sizes = "x".join(map(str, self.shape)) or "1"
+        return f"placed on {sizes}" if self.placed else sizes
 
 
 class OperatorPlan(_Strict):
@@ -224,6 +227,16 @@ class Plan(_Strict):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan; an existing file is replaced only when the new one is whole."""
         write_text(path, self.to_json())
+
+
+def placed_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a plan the record of a placed point says (:mod:`tensoropt.plan.placed.points`)."""
+    return {
+        "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
+        "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},
+        "hubs": {},
+        "placed": PlacedInfo(**record["placed"]),
+    }
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

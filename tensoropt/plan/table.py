@@ -46,6 +46,10 @@ def split_words(exploration: Exploration, index: int) -> str:
     """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
     point = exploration.all_points[index]
     space = exploration.spaces[point.space]
+    if point.placed is not None:
+        used = len({o["device"] for o in point.placed["operators"].values()})
+        pieces = len(point.placed["placed"]["splits"])
+        return f"placed on {used} devices" + (f", {pieces} operators cut" if pieces else "")
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())

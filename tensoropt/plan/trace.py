@@ -20,7 +20,12 @@ def chrome_trace(
     events: Sequence[TimelineEvent], memory: Sequence[MemoryAt], title: str, assumption: str
 ) -> dict[str, Any]:
     """Lanes as threads of one process, memory as a stacked counter; times in microseconds."""
-    lanes = {lane: i for i, lane in enumerate(dict.fromkeys(["compute", *(e.lane for e in events)]))}
+    lanes = {
+        lane: i
+        for i, lane in enumerate(
+            dict.fromkeys(sorted((e.lane for e in events), key=lambda lane: lane != "compute"))
+        )
+    }
     found: list[dict[str, Any]] = [_named("process_name", 0, f"device ({title})")]
     found += [_named("thread_name", number, lane) for lane, number in lanes.items()]
     found += [

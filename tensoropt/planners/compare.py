@@ -83,12 +83,10 @@ def compare(
             rows.append(Row(entry.name, limit, None, None, 0, spent, None, (str(refusal),)))
             continue
         spent = time.perf_counter() - start
-        best, selection = points[-1]
+        best, notes = points[-1]
         gap = gap_to(frontier, best)
-        rows.append(
-            Row(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, gap, selection.notes)
-        )
-        found.update(((p.planner, p.space, p.choice, p.options), p) for p, _ in points)
+        rows.append(Row(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, gap, notes))
+        found.update((p.identity, p) for p, _ in points)
     progress("compare", len(steps), len(steps), f"{len(found)} points")
     return tuple(rows), tuple(found.values())
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
-from tensoropt.errors import InfeasibleError
+from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan import Plan
 from tensoropt.plan import problem as prepared
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
 from tensoropt.plan.judge import CHUNK, judge
 from tensoropt.plan.overlap import overlap_of
+from tensoropt.plan.placed import Placement, play_placement
+from tensoropt.plan.placed.points import placed_point
+from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
 from tensoropt.units import format_bytes
 
 
@@ -59,13 +63,23 @@ class Problem:
     Attributes:
         prepared: the captured, grouped model.
         spaces: one per mesh and micro-batch count.
-        base: an exploration of the same model without points; it knows how to write plans.
+        base: an exploration of the same model; it knows how to write plans. Where placing planners are asked
+            its last space is theirs.
+        placed: what operators cost on single devices; None where no placing planner is asked.
     """
 
     prepared: prepared.Problem
     cluster: Cluster
     spaces: tuple[TableSpace, ...]
     base: Exploration
+    placed: PlacedPrices | None = None
+
+    @cached_property
+    def placing(self) -> PricedGraph:
+        """The model as placing planners see it, with nothing split."""
+        if self.placed is None:
+            raise TensorOptError("this problem was made without prices for placing planners")
+        return self.placed.price()
 
     @property
     def optimizer(self) -> str:
@@ -98,25 +112,39 @@ class Problem:
         told = {"notes": list(notes)} if notes else {}
         return plan.model_copy(update={"settings": {**plan.settings, **told}})
 
-    def answer(
-        self, planner: str, selections: Sequence[Selection], limit: float | None
-    ) -> tuple[tuple[Point, Selection], ...]:
+    def answer(self, planner: str, selections: Sequence[Selection], limit: float | None) -> tuple[Found, ...]:
         """What remains of the selections: all trade-offs, or with a limit the fastest within it.
 
         Raises:
             InfeasibleError: none fits; says what the leanest needs.
         """
-        judged = list(zip(self.points(planner, selections), selections, strict=True))
-        kept = reduce_points(judged, lambda item: (item[0].memory_bytes, item[0].time_s))
+        points = self.points(planner, selections)
+        judged = [Found(p, s.notes) for p, s in zip(points, selections, strict=True)]
+        kept = reduce_points(judged, lambda found: (found.point.memory_bytes, found.point.time_s))
         if limit is None:
             return kept
-        fitting = [item for item in kept if item[0].memory_bytes <= limit]
+        fitting = [found for found in kept if found.point.memory_bytes <= limit]
         if not fitting:
-            leanest = format_bytes(kept[0][0].memory_bytes)
+            leanest = format_bytes(kept[0].point.memory_bytes)
             raise InfeasibleError(
                 f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}"
             )
         return (fitting[-1],)
+
+    def placed_answer(
+        self, planner: str, graph: PricedGraph, placement: Placement, notes: tuple[str, ...]
+    ) -> Found:
+        """A placement as the judge sees it."""
+        play = play_placement(graph.problem, placement)
+        space = len(self.base.spaces) - 1
+        return Found(placed_point(graph, play, planner=planner, space=space, notes=notes), notes)
+
+
+class Found(NamedTuple):
+    """A judged point, and what its planner says of it."""
+
+    point: Point
+    notes: tuple[str, ...]
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,10 +11,7 @@ from tensoropt.errors import TensorOptError
 
 if TYPE_CHECKING:
     from tensoropt.plan import Plan
-    from tensoropt.plan.exploration import Point
-    from tensoropt.planners.problem import Problem, Selection
-
-    Method = Callable[[Problem, float | None, int], Sequence[Selection]]
+    from tensoropt.planners.problem import Found, Problem
 
 
 class UnsuitableError(TensorOptError):
@@ -49,19 +45,26 @@ class Entry:
     about: str
     kind: str = "sharded"
 
-    def _method(self) -> Method:
-        return importlib.import_module(f"tensoropt.planners.{self.name}").select
+    def points(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Found, ...]:
+        """As calling it, but what the judge saw instead of plans.
 
-    def points(
-        self, problem: Problem, memory_limit_bytes: float | None, seed: int
-    ) -> tuple[tuple[Point, Selection], ...]:
-        """As calling it, but what the judge saw beside what was selected."""
-        selections = self._method()(problem, memory_limit_bytes, seed)
-        return problem.answer(self.name, selections, memory_limit_bytes)
+        A sharded method's module has ``select``, which picks from tables; a placed one's has ``place``,
+        which gives operators devices and orders, or ``place_split``, which may cut operators too.
+        """
+        module = importlib.import_module(f"tensoropt.planners.{self.name}")
+        if self.kind == "sharded":
+            selections = module.select(problem, memory_limit_bytes, seed)
+            return problem.answer(self.name, selections, memory_limit_bytes)
+        graph = problem.placing
+        if hasattr(module, "place_split"):
+            graph, answer = module.place_split(graph, memory_limit_bytes, seed)
+        else:
+            answer = module.place(graph.problem, memory_limit_bytes, seed)
+        return (problem.placed_answer(self.name, graph, answer.placement, answer.notes),)
 
     def __call__(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         found = self.points(problem, memory_limit_bytes, seed)
-        return tuple(problem.plan(point, selection.notes) for point, selection in found)
+        return tuple(problem.plan(point, notes) for point, notes in found)
 
 
 ENTRIES = {

@@ -8,8 +8,12 @@ from math import prod
 from tensoropt.api import cost_graph, versions
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.mesh import Mesh
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.store import ProfileStore
 from tensoropt.plan.exploration import Exploration, Point, reduce_points
 from tensoropt.plan.judge import space_of
+from tensoropt.plan.placed.points import placed_space
+from tensoropt.plan.placed.prices import PlacedPrices
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import Settings
 from tensoropt.planners.problem import Problem, TableSpace
@@ -28,7 +32,10 @@ def mesh_of(cluster, shape: tuple[int, ...]) -> Mesh:
 def small(
     name: str, meshes: tuple[tuple[int, ...], ...] = ((2,),), counts: tuple[int, ...] = (1,)
 ) -> Problem:
-    """A problem over meshes of one size and micro-batch counts; priced by the toy prices."""
+    """A problem over meshes of one size and micro-batch counts; priced by the toy prices.
+
+    Placing planners have prices from the data sheet of a CPU core.
+    """
     prepared = problem(MODELS[name])
     cluster = load_cluster(f"local:{prod(meshes[0])}")
     spaces = []
@@ -38,16 +45,18 @@ def small(
             tables = tables_of(prepared, (count, *shape))
             spaces.append(TableSpace(mesh, tables, space_of(prepared, mesh, tables, ())))
     graph = prepared.captured.graph
+    costs = CostSource(cluster, ProfileStore(":memory:"), Settings(), None)
     base = Exploration(
         points=(),
-        spaces=tuple(s.names for s in spaces),
+        spaces=(*(s.names for s in spaces), placed_space(cluster, spaces[0].names.keys)),
         model=ModelInfo(source=f"tests:{name}", fingerprint=graph.fingerprint),
         cluster=cluster.to_dict(),
         settings=Settings().to_dict(),
         versions=versions(),
         report={},
     )
-    return Problem(prepared, cluster, tuple(spaces), base)
+    prices = PlacedPrices(prepared.graph, cluster, costs)
+    return Problem(prepared, cluster, tuple(spaces), base, prices)
 
 
 @cache

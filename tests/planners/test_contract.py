@@ -6,12 +6,14 @@ import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan import load_plan
+from tensoropt.plan.placed.plans import placed_strategy
 from tensoropt.planners import ENTRIES, UnsuitableError, planner
 from tensoropt.planners import flexflow as flexflow_module
 from tests.planners.problems import frontier, small
 
 CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]
 IDS = ["layers 2", "gpt2 2", "gpt2 4 and 2x2"]
+SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +29,15 @@ def plans(name: str, question, limit=None, seed: int = 0):
         return ()
 
 
+def check_executable(plan, graph) -> None:
+    """The plan describes something of this model that an executor can run."""
+    if plan.placed is None:
+        plan.strategy(graph)
+    else:
+        found = placed_strategy(plan, graph)
+        assert len(found.placement.device) == len(plan.operators)
+
+
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_plans_are_feasible_and_load_again(name, case, tmp_path):
@@ -37,7 +48,7 @@ def test_plans_are_feasible_and_load_again(name, case, tmp_path):
     assert memory == sorted(memory)
     for number, plan in enumerate(found[:3]):
         assert plan.planner == name
-        plan.strategy(question.prepared.graph)
+        check_executable(plan, question.prepared.graph)
         plan.save(tmp_path / f"{number}.json")
         assert load_plan(tmp_path / f"{number}.json") == plan
 
@@ -46,7 +57,9 @@ def test_plans_are_feasible_and_load_again(name, case, tmp_path):
 def test_one_seed_gives_one_answer(name):
     question = small(*CASES[1])
     first, second = (plans(name, question, None, 3) for _ in range(2))
-    assert [p.strategy_data() for p in first] == [p.strategy_data() for p in second]
+    assert [(p.operators, p.hubs, p.parameters, p.placed) for p in first] == [
+        (p.operators, p.hubs, p.parameters, p.placed) for p in second
+    ]
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -72,7 +85,7 @@ def test_an_impossible_limit_is_refused(name):
         planner(name)(question, 1.0, 0)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_nobody_beats_the_frontier_in_what_is_added_up(name):
     case = CASES[1]
     best = frontier(*case)

@@ -12,9 +12,10 @@ WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit lint clean bench-fidelity bench-search
+.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit test-oldest dist lint clean bench-fidelity bench-search
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -54,6 +55,16 @@ test-all: $(STAMP) ## the test suite with its slow part, and coverage
 test-nojit: $(STAMP) ## the search without compiled kernels, as plain Python
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/frontier tests/search $(ARGS)
 
+test-oldest: $(STAMP) ## the test suite with the oldest supported versions of everything, in .venv-oldest
+	"$(PYTHON)" -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python .ci/oldest.py > $(OLDEST)/oldest.txt
+	$(OLDEST)/bin/python .ci/install-torch.py --index "$(TORCH_INDEX)" --requirement "$(TORCH)"
+	$(OLDEST)/bin/python -m pip install --constraint $(OLDEST)/oldest.txt --editable ".[all,test]"
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+
+dist: $(STAMP) ## wheel and source distribution, in dist/
+	$(BIN)/python -m build
+
 lint: $(STAMP) ## style, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -61,5 +72,5 @@ lint: $(STAMP) ## style, types, direction of imports
 	$(BIN)/lint-imports
 
 clean: ## remove what was built, .venv included
-	rm -rf .venv build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf .venv $(OLDEST) build dist out *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache .coverage*
 	find tensoropt app tests notebooks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,7 @@ def explore(
     dtype: str = "float32",
     recompute: str = "auto",
     constraints: Given = None,
+    measure: str = "all",
     store: ProfileStore | None = None,
     progress: Progress | None = None,
     source: str = "",
@@ -136,6 +137,8 @@ def explore(
             weights, gradients and optimizer state (:mod:`tensoropt.capture.precision`).
         constraints: what operators must or should do (:mod:`tensoropt.sharding.constraints`), or the path of
             a file that says so.
+        measure: ``never`` prices what the profile store does not know from a fit to what it knows, instead of
+            timing it on CPU ranks.
         store: profile store; the user's own by default.
         progress: called with (stage, done, total, what).
         source, seed: where the model comes from, for plans that are run without a script.
@@ -149,7 +152,7 @@ def explore(
     """
     limited = constraints_of(constraints)
     settings = Settings(
-        mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype, recompute, limited
+        mode, optimizer, micro_batches, memory_bytes, epsilon, max_points, dtype, recompute, limited, measure
     )
     report_progress = progress or silent
     seconds: dict[str, float] = {}
@@ -198,7 +201,7 @@ class _Run:
         left = left_to_search(self.settings.constraints, self.problem, self.where, meshes, counts)
         with ExitStack() as stack:
             own = self.store or stack.enter_context(ProfileStore())
-            pool = stack.enter_context(RankPool(self.where.device_count)) if is_local(self.where) else None
+            pool = self._pool(stack)
             costs = self.costs = CostSource(self.where, own, self.settings, pool, progress)
             with self.clock("costs"):
                 built = build_tables(
@@ -230,6 +233,12 @@ class _Run:
             report=_report(self.problem, self.clock.seconds, played, costs, split_share, notes),
             recorded=recorded,
         )
+
+    def _pool(self, stack: ExitStack) -> RankPool | None:
+        """Ranks to measure on, where the cluster is this machine and may be measured."""
+        if not is_local(self.where) or self.settings.measure == "never":
+            return None
+        return stack.enter_context(RankPool(self.where.device_count))
 
     def compare(
         self, exploration: Exploration, rivals: Sequence[Entry], limits: Sequence[float | None]
@@ -263,7 +272,7 @@ class _Run:
     def _placed_prices(self, stack: ExitStack) -> PlacedPrices:
         """Prices of single operators, from where the tables' came; ``stack`` closes what they need."""
         own = self.store or stack.enter_context(ProfileStore())
-        pool = stack.enter_context(RankPool(self.where.device_count)) if is_local(self.where) else None
+        pool = self._pool(stack)
         known = self.costs or CostSource(self.where, own, self.settings)
         costs = replace(known, store=own, pool=pool, progress=self.progress)
         return PlacedPrices(self.problem.graph, self.where, costs)
@@ -473,4 +482,6 @@ def _report(
         "median_spread": float(np.median(spreads)) if spreads else None,
         "failed_measurements": sum("error" in e for e in costs.measured.values()),
         "device": costs.cluster.device.name,
+        "timed_now": costs.pool is not None,
+        "fit": [asdict(error) for error in costs.efficiencies.errors] if costs.pool is None else [],
     }

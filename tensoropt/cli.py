@@ -136,6 +136,12 @@ def parser() -> argparse.ArgumentParser:
     links.add_argument("--refresh", action="store_true", help="measure again what is known already")
     links.set_defaults(run="measure-links")
 
+    profiles = verb("profiles", "what the profile store knows, and how well it can be fitted")
+    files = profiles.add_mutually_exclusive_group()
+    files.add_argument("--export", metavar="FILE", help="write all records, for another machine")
+    files.add_argument("--import", dest="import_", metavar="FILE", help="add the records of such a file")
+    profiles.set_defaults(run="profiles")
+
     dashboard = verb("dashboard", "look at frontiers, pick and export plans in a browser")
     dashboard.add_argument(
         "dir", nargs="?", metavar="DIR", help="a folder given to explore --out, or one that holds several"
@@ -196,6 +202,12 @@ def _question_arguments(verb: argparse.ArgumentParser) -> None:
         "--constraints",
         metavar="FILE",
         help="YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
+    )
+    verb.add_argument(
+        "--measure",
+        choices=("all", "never"),
+        default="all",
+        help="never: price from the profile store and a fit to it instead of timing; default: %(default)s",
     )
     verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
     _onnx_arguments(verb)

@@ -69,6 +69,7 @@ def explored(
         options.dtype,
         options.recompute,
         constraints,
+        options.measure,
     )
     progress.note(defaults_line(options, cluster, settings))
     loaded = build_model(options, on_meta=not is_local(cluster))
@@ -86,6 +87,7 @@ def explored(
         dtype=settings.dtype,
         recompute=settings.recompute,
         constraints=constraints,
+        measure=options.measure,
         source=options.model,
         seed=options.seed,
         progress=progress,
@@ -466,6 +468,26 @@ def _clusters() -> tuple[list[dict[str, Any]], list[list[str]], tuple[int, ...]]
     return data, rows, (0, 2, 4)
 
 
+def profiles(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.costs.roofline import fit_errors
+    from tensoropt.costs.store import KINDS, ProfileStore
+    from tensoropt.plan.table import fit_lines
+
+    with ProfileStore() as store:
+        lines, data = [], {"path": str(store.path)}
+        if options.export:
+            lines.append(f"{store.export_file(options.export)} records written to {options.export}")
+        if options.import_:
+            lines.append(f"{store.import_file(options.import_)} records added from {options.import_}")
+        counts = {kind: store.count(kind) for kind in KINDS}
+        fits = fit_errors(store.items("compute"))
+    lines.append(f"{store.path}: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    for (device, mode), errors in fits.items():
+        lines += [f"{device}, {mode}:", *fit_lines(errors)]
+    fit = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in fits.items()]
+    return data | {"records": counts, "fit": fit}, "\n".join(lines), 0
+
+
 def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.cluster import load_cluster
 
@@ -553,6 +575,7 @@ VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {
     "verify": verify,
     "list": listing,
     "measure-links": measure_links,
+    "profiles": profiles,
     "dashboard": dashboard,
     "demo": demo,
 }

@@ -441,3 +441,26 @@ def test_the_commands_of_the_readme_parse() -> None:
     for line in lines:
         words = shlex.split(line.removeprefix("tensoropt "), comments=True)
         assert parser().parse_args(words).verb in words
+
+
+def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys):
+    from tensoropt.costs.store import ProfileStore
+
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "one"))
+    with ProfileStore() as store:
+        records = {
+            f"cpu/torch/2x1/train/{i}": {
+                "forward_s": 1e-3 * (i + 1),
+                "backward_s": 2e-3 * (i + 1),
+                "class": "norm",
+                "ideal_s": [1e-4 * (i + 1), 2e-4 * (i + 1)],
+                "device_type": "cpu",
+            }
+            for i in range(10)
+        }
+        store.put_many(records)
+    assert main(["profiles", "--export", str(tmp_path / "records")]) == 0
+    assert "norm forward: 0 % (0 %), from 10" in capsys.readouterr().out
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "two"))
+    assert main(["profiles", "--import", str(tmp_path / "records")]) == 0
+    assert "10 records added" in capsys.readouterr().out

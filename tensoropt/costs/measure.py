@@ -108,6 +108,7 @@ def measure(
     prefix: str,
     *,
     training: bool,
+    describe: Callable[[Workload], Mapping[str, Any]] = lambda work: {},
     progress: Progress | None = None,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
@@ -115,6 +116,7 @@ def measure(
 
     Args:
         prefix: says on what device and how it is measured; part of the key.
+        describe: what a record says beside its seconds.
         progress: called with (done, total, description).
 
     Returns:
@@ -124,6 +126,9 @@ def measure(
     known = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
     missing = [work for key, work in wanted.items() if key not in records]
+    plain = {key: {**r, **describe(wanted[key])} for key, r in records.items() if "class" not in r}
+    if any(plain[key] != records[key] for key in plain):  # kept before records said what they are of
+        store.put_many({f"{prefix}/{key}": record for key, record in plain.items()})
     for start in range(0, len(missing), batch):
         chunk = missing[start : start + batch]
         if progress is not None:
@@ -132,6 +137,7 @@ def measure(
         for work in chunk:
             if "error" in fresh[work.key] and _registered_here(work):
                 fresh[work.key] = time_workload(0, 1, work, training) | {"alone": True}
+        fresh = {work.key: {**fresh[work.key], **describe(work)} for work in chunk}
         store.put_many({f"{prefix}/{key}": record for key, record in fresh.items()})
         records.update(fresh)
     if progress is not None and missing:

@@ -8,23 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from tensoropt.cluster import Cluster, Mesh
+from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, measurement_prefix
+from tensoropt.costs.compute import MeasuredCompute, measurement_prefix
 from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.facts import Facts, find_facts
-from tensoropt.costs.links import measure_links
+from tensoropt.costs.links import load_links, measure_links
 from tensoropt.costs.measure import measure, measure_optimizer
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.roofline import (
+    Efficiencies,
+    RooflineCompute,
+    description,
+    fit_efficiencies,
+    samples_of,
+)
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, measure_upkeep
+from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, known_upkeep, measure_upkeep
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
@@ -46,13 +54,19 @@ class CostSettings(Protocol):
     @property
     def optimizer(self) -> str: ...
 
+    @property
+    def measure(self) -> str:
+        """``all`` or ``never``."""
+        ...
+
 
 @dataclass
 class CostSource:
-    """Where costs come from on this cluster: ranks to measure on, or data sheets; facts by workload.
+    """Where costs come from on this cluster: ranks to measure on, what was measured before, a fit to that,
+    data sheets; facts by workload.
 
     Args:
-        pool: ranks of this cluster when it is this machine, else None.
+        pool: ranks of this cluster when it is this machine and may be measured, else None.
     """
 
     cluster: Cluster
@@ -69,7 +83,10 @@ class CostSource:
 
     @property
     def prefix(self) -> str:
-        return measurement_prefix(self.cluster.device_count, 1, self.training)
+        device = None if is_local(self.cluster) else self.cluster.device.name
+        return measurement_prefix(
+            self.cluster.device_count if device is None else 1, 1, self.training, device
+        )
 
     def facts_of(self, work: Workload) -> Facts:
         """Facts of a workload: known in this process, in the store, or found now."""
@@ -83,37 +100,62 @@ class CostSource:
         return self.facts[work.key]
 
     def measure(self, works: Mapping[str, Workload]) -> None:
-        """Time on the ranks what is not known yet."""
-        if self.pool is not None:
-            self.measured.update(
-                measure(
-                    works.values(),
-                    self.pool,
-                    self.store,
-                    self.prefix,
-                    training=self.training,
-                    progress=lambda done, total, what: self.progress("measure", done, total, what),
-                )
-            )
-
-    def compute(self) -> MeasuredCompute | RooflineCompute:
+        """Time on the ranks what is not known yet; without ranks, look up what is."""
         if self.pool is None:
-            return RooflineCompute(self.cluster.device, self.settings.optimizer)
-        per_element = (
-            measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
-            if self.training
-            else 0.0
+            known = self.store.get_many([f"{self.prefix}/{key}" for key in works])
+            self.measured.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
+            return
+        self.measured.update(
+            measure(
+                works.values(),
+                self.pool,
+                self.store,
+                self.prefix,
+                training=self.training,
+                describe=lambda work: description(work, self.facts_of(work), self.cluster.device),
+                progress=lambda done, total, what: self.progress("measure", done, total, what),
+            )
         )
-        return MeasuredCompute(self.measured, per_element)
+
+    def compute(self, device: DeviceKind | None = None) -> MeasuredCompute:
+        """Seconds of workloads.
+
+        Args:
+            device: another kind than the cluster's slowest; only that one's measurements are known.
+        """
+        if self.pool is not None:
+            per_element = (
+                measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
+                if self.training
+                else 0.0
+            )
+            return MeasuredCompute(self.measured, per_element)
+        kind = device or self.cluster.device
+        rest = RooflineCompute(kind, self.settings.optimizer, self.efficiencies)
+        records = self.measured if kind == self.cluster.device else {}
+        return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
+
+    @cached_property
+    def efficiencies(self) -> Efficiencies:
+        """Fitted to all workloads in the store that were timed on this type of device, in this mode."""
+        kind, mode = self.cluster.device_type, "train" if self.training else "inference"
+        records = (
+            (key, record)
+            for key, record in self.store.items("compute")
+            if record.get("device_type") == kind and f"/{mode}/" in key
+        )
+        return fit_efficiencies(samples_of(records))
 
     def upkeep(self) -> Upkeep:
         if self.pool is None:
-            return data_sheet_upkeep(self.cluster.device)
+            return known_upkeep(self.store, self.prefix) or data_sheet_upkeep(self.cluster.device)
         return measure_upkeep(self.pool, self.store, self.prefix)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
         fits = None
+        if self.pool is None and is_local(self.cluster) and mesh.size > 1:
+            fits = load_links(self.cluster, mesh, self.store, functional=False)
         if self.pool is not None and mesh.size > 1:
             fits = measure_links(
                 self.cluster,

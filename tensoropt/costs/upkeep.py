@@ -73,13 +73,19 @@ def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
 
 def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str) -> Upkeep:
     """Upkeep of the slowest rank, from the store where it is known."""
-    key = f"{prefix}/upkeep"
-    record = store.get(key)
-    if record is None:
-        ranks = pool.run(time_upkeep)
-        record = {name: max(r[name] for r in ranks) for name in ranks[0]}
-        store.put(key, record)
+    known = known_upkeep(store, prefix)
+    if known is not None:
+        return known
+    ranks = pool.run(time_upkeep)
+    record = {name: max(r[name] for r in ranks) for name in ranks[0]}
+    store.put(f"{prefix}/upkeep", record)
     return Upkeep(**record)
+
+
+def known_upkeep(store: ProfileStore, prefix: str) -> Upkeep | None:
+    """What was measured before."""
+    record = store.get(f"{prefix}/upkeep")
+    return Upkeep(**record) if record is not None else None
 
 
 def data_sheet_upkeep(device: DeviceKind) -> Upkeep:

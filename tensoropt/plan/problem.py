@@ -36,12 +36,15 @@ class Settings:
     dtype: str = "float32"
     recompute: str = "auto"
     constraints: Constraints | None = None
+    measure: str = "all"
 
     def __post_init__(self) -> None:
         if self.dtype not in COMPUTE_DTYPES:
             raise TensorOptError(f"unknown dtype '{self.dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
         if self.recompute not in ("auto", "never"):
             raise TensorOptError(f"unknown recompute '{self.recompute}'; use auto or never")
+        if self.measure not in ("all", "never"):
+            raise TensorOptError(f"unknown measure '{self.measure}'; use all or never")
         if self.optimizer not in ("sgd", "momentum", "adam"):
             raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use sgd, momentum or adam")
         if self.mode not in ("train", "inference"):

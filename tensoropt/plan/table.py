@@ -133,6 +133,21 @@ def marks_of(exploration: Exploration) -> dict[int, list[str]]:
     return marks
 
 
+def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How well what was timed predicts what was not, by class of operator."""
+    if not errors:
+        return []
+    lines = [
+        "fitted, what was not timed; error on timed work that the fit had not seen, median (9 of 10 below):"
+    ]
+    for error in errors:
+        lines.append(
+            f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
+            f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"
+        )
+    return lines
+
+
 def summary_lines(exploration: Exploration) -> list[str]:
     """What was found out about the model and the search, a few readable lines."""
     report: dict[str, Any] = dict(exploration.report)
@@ -159,16 +174,18 @@ def summary_lines(exploration: Exploration) -> list[str]:
     measured = report.get("workloads_measured", 0)
     if measured:
         spread = report.get("median_spread")
-        text = f"timed: {measured} distinct pieces of work"
+        when = "timed" if report.get("timed_now", True) else "known from the profile store"
+        text = f"{when}: {measured} distinct pieces of work"
         if spread is not None:
             text += f", median spread {100 * spread:.0f} %"
         if report.get("failed_measurements"):
             text += f", {report['failed_measurements']} failed and were ruled out"
         lines.append(text)
-    else:
+    elif not report.get("fit"):
         lines.append(
             f"nothing was timed: {report.get('device', 'the device')} is not here; figures are of data sheets"
         )
+    lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:
         lines.append(

@@ -15,7 +15,6 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import RooflineCompute
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.costs.prices import ComputeCosts
@@ -80,9 +79,7 @@ class PlacedPrices:
 
     def compute(self) -> tuple[ComputeCosts, ...]:
         """Per kind of device, with all that is measured by now."""
-        if self.costs.pool is not None:
-            return (self.costs.compute(),) * len(self.cluster.device_kinds)
-        return tuple(RooflineCompute(kind, self.optimizer) for kind in self.cluster.device_kinds)
+        return tuple(self.costs.compute(kind) for kind in self.cluster.device_kinds)
 
     @cached_property
     def links(self) -> CommunicationModel:

@@ -1,0 +1,256 @@
+"""Seconds of what was not timed: a roofline, with efficiencies fitted to what was.
+
+Williams, Waterman, Patterson: Roofline, CACM 2009. Ideal seconds are the larger of FLOP over peak and bytes
+over bandwidth; FLOP and traffic come from :class:`Facts`. What is really reached of that depends on the class
+of operator (convolutions are not matrix products) and on its size (small ones never get going), so that an
+efficiency is fitted per class, direction and size to the timed workloads of the same type of device.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tensoropt.cluster import DeviceKind
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.costs.workload import Workload
+
+FITTED, DATA_SHEET = "fitted", "data sheet"
+
+MATRIX_EFFICIENCY = 0.55
+"""Share of peak FLOP/s that large matrix products reach in training, where nothing is fitted."""
+MEMORY_EFFICIENCY = 0.75
+"""Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted."""
+LAUNCH_S = 5e-6
+"""Launch of one kernel; forward one per call, backward two."""
+
+FEWEST_SAMPLES = 8
+"""Of one class and direction, before a fit is trusted."""
+_SAMPLES_PER_KNOT = 6
+_FOLDS = 5
+DIRECTIONS = ("forward", "backward")
+
+_MOVING = ("view", "reshape", "transpose", "permute", "expand", "split", "slice", "select")
+_CLASSES = {
+    "matrix product": ("linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "einsum", "_grouped_mm"),
+    "convolution": ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d"),
+    "attention": ("scaled_dot_product_attention", "attention"),
+    "recurrent": ("lstm", "gru", "rnn_tanh", "rnn_relu"),
+    "norm": ("layer_norm", "batch_norm", "group_norm", "rms_norm", "_native_batch_norm_legit_functional",
+             "softmax", "_softmax", "log_softmax"),
+    "lookup": ("embedding", "vocabulary_embedding", "gather", "index", "index_select", "scatter",
+               "index_put"),
+    "loss": ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd", "mse_loss"),
+    "pooling": ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d_with_indices"),
+}  # fmt: skip
+CLASS_OF = {name: cls for cls, names in _CLASSES.items() for name in names}
+OTHER = "element-wise"
+
+
+def class_of(work: Workload) -> str:
+    """The class of a workload: of its first call that has one."""
+    for call, _ in work.calls:
+        name = call.static[0] if call.function == "kernels.divided" else call.function
+        found = CLASS_OF.get(str(name).split(".")[1])
+        if found is not None:
+            return found
+    return OTHER
+
+
+def kernels_of(work: Workload) -> int:
+    """Calls that launch something."""
+    return sum(1 for call, _ in work.calls if call.function.split(".")[1].rstrip("_") not in _MOVING)
+
+
+def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
+    """(forward, backward) seconds at peak; backward moves twice what forward does."""
+    peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
+    return (
+        max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
+        max(facts.backward_flops / peak, 2.0 * facts.traffic_bytes / bandwidth),
+    )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A timed workload: its class, and per direction ideal and measured seconds."""
+
+    key: str
+    cls: str
+    ideal: tuple[float, float]
+    measured: tuple[float, float]
+
+
+def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
+    """What a record says of a workload beside its seconds, so that others can be fitted to it."""
+    return {
+        "class": class_of(work),
+        "ideal_s": list(ideal_s(device, work.dtype, facts)),
+        "device": device.name,
+        "device_type": device.type,
+    }
+
+
+def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
+    """Samples among records of the store; what failed, or was kept without its class, is passed over."""
+    return tuple(
+        Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
+        for key, r in records
+        if "class" in r and "error" not in r
+    )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """log10 of efficiency over log10 of ideal seconds, linear between knots and flat outside."""
+
+    sizes: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def seconds(self, ideal: float) -> float:
+        at = float(np.interp(math.log10(ideal), self.sizes, self.values))
+        return ideal / 10**at
+
+
+@dataclass(frozen=True)
+class FitError:
+    """Relative error of a fit on workloads it was not fitted to."""
+
+    cls: str
+    direction: str
+    samples: int
+    median: float
+    ninth_decile: float
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """Fitted curves by (class, direction), and how well they predict."""
+
+    curves: Mapping[tuple[str, str], Curve]
+    errors: tuple[FitError, ...] = ()
+
+    def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
+        """None where too little of this class was timed."""
+        curve = self.curves.get((cls, direction))
+        if curve is None:
+            return None
+        return curve.seconds(ideal) if ideal > 0 else 0.0
+
+
+NOTHING = Efficiencies({})
+
+
+def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
+    """Fit a curve per class and direction, and its error by leaving out one fifth at a time."""
+    by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
+    for sample in samples:
+        for direction, ideal, measured in zip(DIRECTIONS, sample.ideal, sample.measured, strict=True):
+            if ideal > 0 and measured > 0:
+                by[sample.cls, direction].append((sample.key, ideal, measured))
+    curves, errors = {}, []
+    for (cls, direction), found in sorted(by.items()):
+        if len(found) < FEWEST_SAMPLES:
+            continue
+        pairs = [(ideal, measured) for _, ideal, measured in found]
+        curves[cls, direction] = _curve(pairs)
+        missed = _left_out(found)
+        errors.append(
+            FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
+        )
+    return Efficiencies(curves, tuple(errors))
+
+
+def fit_errors(
+    records: Iterable[tuple[str, Mapping[str, Any]]],
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Errors of the fits, by (type of device, mode)."""
+    by: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    for key, record in records:
+        if "device_type" in record:
+            mode = "train" if "/train/" in key else "inference"
+            by[record["device_type"], mode].append((key, record))
+    return {
+        kind: [asdict(error) for error in fit_efficiencies(samples_of(found)).errors]
+        for kind, found in sorted(by.items())
+    }
+
+
+def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
+    """Medians over groups of neighbouring sizes."""
+    ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
+    knots = max(1, min(12, len(ordered) // _SAMPLES_PER_KNOT))
+    sizes, values = [], []
+    for part in np.array_split(np.array(ordered), knots):
+        sizes.append(float(np.median(part[:, 0])))
+        values.append(float(np.median(part[:, 1])))
+    return Curve(tuple(sizes), tuple(values))
+
+
+def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
+    """|predicted / measured - 1| of every sample by the fit of the other folds; folds by the keys' hash."""
+    fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
+    missed = []
+    for number in range(_FOLDS):
+        rest = [(i, m) for f, (_, i, m) in zip(fold, found, strict=True) if f != number]
+        if not rest:
+            continue
+        curve = _curve(rest)
+        missed += [
+            abs(curve.seconds(i) / m - 1) for f, (_, i, m) in zip(fold, found, strict=True) if f == number
+        ]
+    return missed or [float("inf")]
+
+
+class RooflineCompute:
+    """Ideal seconds over efficiencies, plus launches; see the module.
+
+    Args:
+        efficiencies: fitted ones; what they do not cover has fixed efficiencies.
+    """
+
+    source = DATA_SHEET
+
+    def __init__(self, device: DeviceKind, optimizer: str, efficiencies: Efficiencies = NOTHING):
+        self.device = device
+        self.optimizer = optimizer
+        self.efficiencies = efficiencies
+
+    def source_of(self, work: Workload) -> str:
+        cls = class_of(work)
+        covered = all((cls, direction) in self.efficiencies.curves for direction in DIRECTIONS)
+        return FITTED if covered else DATA_SHEET
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        cls, kernels = class_of(work), kernels_of(work)
+        found = []
+        for direction, ideal, flops, traffic, launches in zip(
+            DIRECTIONS,
+            ideal_s(self.device, work.dtype, facts),
+            (facts.forward_flops, facts.backward_flops),
+            (facts.traffic_bytes, 2.0 * facts.traffic_bytes),
+            (kernels, 2 * kernels),
+            strict=True,
+        ):
+            fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
+            found.append(self._fixed(work.dtype, flops, traffic, launches) if fitted is None else fitted)
+        return found[0], found[1]
+
+    def _fixed(self, dtype: str, flops: float, traffic: float, launches: int) -> float:
+        arithmetic = flops / (self.device.flops_of(dtype) * MATRIX_EFFICIENCY)
+        memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
+        return max(arithmetic, memory) + launches * LAUNCH_S
+
+    @property
+    def optimizer_s_per_element(self) -> float:
+        """Reads parameter, gradient and state, writes parameter and state (float32)."""
+        values = 3 + 2 * OPTIMIZER_STATE[self.optimizer]
+        return 4.0 * values / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)

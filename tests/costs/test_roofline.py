@@ -1,0 +1,159 @@
+"""The roofline worked out by hand, and what is fitted to timed work."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.facts import Facts
+from tensoropt.costs.roofline import (
+    FEWEST_SAMPLES,
+    LAUNCH_S,
+    MATRIX_EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    Efficiencies,
+    RooflineCompute,
+    Sample,
+    class_of,
+    description,
+    fit_efficiencies,
+    fit_errors,
+    samples_of,
+)
+from tensoropt.costs.workload import TensorSpec, Workload
+from tensoropt.graph import Ref
+from tensoropt.sharding.local import LocalCall
+
+
+def work(*functions: str, dtype: str = "float32") -> Workload:
+    calls = tuple((LocalCall(f, (Ref("x"),), {}), (f"y{i}",)) for i, f in enumerate(functions))
+    return Workload((("x", TensorSpec((4,), dtype, True), "read"),), calls, None, ("y0",), {})
+
+
+def facts(flops: float = 0.0, traffic: int = 0) -> Facts:
+    return Facts(0, (), (), {}, flops, 2 * flops, traffic, 0, 0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def device():
+    return load_cluster("dgx-v100").device
+
+
+@pytest.mark.parametrize(
+    ("functions", "expected"),
+    [
+        (("aten.linear.default",), "matrix product"),
+        (("aten.view.default", "aten.addmm.default"), "matrix product"),
+        (("aten.conv2d.default",), "convolution"),
+        (("kernels.cross_entropy",), "loss"),
+        (("aten.add.Tensor", "aten.layer_norm.default"), "norm"),
+        (("aten.add.Tensor",), "element-wise"),
+    ],
+)
+def test_a_workload_has_the_class_of_its_first_heavy_call(functions, expected):
+    assert class_of(work(*functions)) == expected
+
+
+def scaled(factor: float, count: int = 40, cls: str = "matrix product") -> list[Sample]:
+    """Work that reaches 1/factor of the ideal, of sizes over four decades."""
+    ideals = [10 ** (-6 + 4 * i / count) for i in range(count)]
+    return [Sample(str(i), cls, (t, 2 * t), (factor * t, 3 * factor * t)) for i, t in enumerate(ideals)]
+
+
+@given(st.floats(1.0, 50.0))
+def test_a_constant_efficiency_is_found_again(factor):
+    found = fit_efficiencies(scaled(factor))
+    for ideal in (1e-7, 1e-5, 1e-3, 1.0):
+        assert found.seconds("matrix product", "forward", ideal) == pytest.approx(factor * ideal, rel=1e-6)
+        assert found.seconds("matrix product", "backward", ideal) == pytest.approx(
+            1.5 * factor * ideal, rel=1e-6
+        )
+    assert all(error.median < 1e-6 and error.samples == 40 for error in found.errors)
+
+
+def test_small_work_that_costs_a_launch_has_a_low_efficiency():
+    samples = [
+        Sample(str(i), "norm", (t, 0.0), (t + 1e-5, 0.0))
+        for i, t in enumerate(10 ** (-7 + 5 * i / 60) for i in range(60))
+    ]
+    found = fit_efficiencies(samples)
+    assert found.seconds("norm", "forward", 1e-7) == pytest.approx(1e-5, rel=0.5)
+    assert found.seconds("norm", "forward", 1e-2) == pytest.approx(1e-2, rel=0.1)
+    assert ("norm", "backward") not in found.curves
+
+
+def test_few_samples_fit_nothing(device):
+    found = fit_efficiencies(scaled(3.0, FEWEST_SAMPLES - 1))
+    assert found.curves == {}
+    roofline = RooflineCompute(device, "adam", found)
+    assert roofline.source_of(work("aten.linear.default")) == "data sheet"
+
+
+def test_errors_are_those_of_work_left_out():
+    noisy = [
+        Sample(str(i), s.cls, s.ideal, tuple(m * (2.0 if i % 2 else 0.5) for m in s.measured))
+        for i, s in enumerate(scaled(1.0, 60))
+    ]
+    assert all(error.median > 0.3 for error in fit_efficiencies(noisy).errors)
+
+
+def test_what_is_fitted_says_so_and_the_rest_is_of_the_data_sheet(device):
+    roofline = RooflineCompute(device, "adam", fit_efficiencies(scaled(4.0)))
+    product, addition = work("aten.linear.default"), work("aten.add.Tensor")
+    assert roofline.source_of(product) == "fitted"
+    assert roofline.source_of(addition) == "data sheet"
+    assert roofline.seconds(product, facts(1e13))[0] == pytest.approx(4 * 1e13 / device.flops_of("float32"))
+    assert roofline.seconds(product, facts())[0] == 0.0
+
+
+def test_records_are_fitted_by_device_and_mode(device):
+    describe = description(work("aten.linear.default"), facts(1e10, 10), device)
+    records = [
+        (f"{name}/torch/1x1/{mode}/{i}", {"forward_s": 1.0 + i, "backward_s": 2.0, **describe})
+        for name in ("V100",)
+        for mode in ("train", "inference")
+        for i in range(10)
+    ]
+    records.append(("V100/torch/1x1/train/x", {"error": "out of memory", **describe}))
+    records.append(("V100/torch/1x1/train/y", {"forward_s": 1.0, "backward_s": 1.0}))
+    assert len(samples_of(records)) == 20
+    assert set(fit_errors(records)) == {("cuda", "train"), ("cuda", "inference")}
+
+
+def test_without_a_fit_a_large_product_is_bound_by_arithmetic(device):
+    forward, backward = RooflineCompute(device, "adam").seconds(
+        work("aten.linear.default"), facts(1e13, 1000)
+    )
+    peak = device.flops_of("float32") * MATRIX_EFFICIENCY
+    assert forward == pytest.approx(1e13 / peak + LAUNCH_S)
+    assert backward == pytest.approx(2e13 / peak + 2 * LAUNCH_S)
+
+
+def test_without_a_fit_an_addition_is_bound_by_memory(device):
+    forward, _ = RooflineCompute(device, "adam", Efficiencies({})).seconds(
+        work("aten.add.Tensor"), facts(0.0, 10**9)
+    )
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + LAUNCH_S)
+
+
+def test_views_launch_nothing(device):
+    roofline = RooflineCompute(device, "adam")
+    assert roofline.seconds(work("aten.reshape.default"), facts())[0] == 0.0
+    assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == LAUNCH_S
+
+
+def test_half_precision_is_faster(device):
+    single, half = (
+        RooflineCompute(device, "adam").seconds(work("aten.linear.default", dtype=dtype), facts(1e13))[0]
+        for dtype in ("float32", "float16")
+    )
+    assert half < single
+
+
+@pytest.mark.parametrize(("optimizer", "values"), [("sgd", 3), ("momentum", 5), ("adam", 7)])
+def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
+    """Read parameter, gradient, state; write parameter, state."""
+    per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
+    assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * MEMORY_EFFICIENCY))

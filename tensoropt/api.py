@@ -329,6 +329,7 @@ def recost(
     cluster: str | Cluster | None = None,
     store: ProfileStore | None = None,
     progress: Progress | None = None,
+    planners: str | Sequence[str] = (),
 ) -> tuple[Exploration, tuple[Recosted, ...]]:
     """Explore the operator graph saved with an exploration again, at the costs of now.
 
@@ -338,7 +339,7 @@ def recost(
 
     Args:
         cluster: another one; by default the one that was saved.
-        store, progress: as in :func:`explore`.
+        store, progress, planners: as in :func:`explore`.
 
     Returns:
         (the new exploration, per old point its memory and time at the new costs).
@@ -358,7 +359,10 @@ def recost(
         progress or silent,
         store,
     )
+    rivals = asked(planners)
     found = run.explore()
+    if rivals:
+        found = run.compare(found, rivals, (None,))
     again = tuple(run.cost_again(exploration, i) for i in range(len(exploration.points)))
     return found, again
 

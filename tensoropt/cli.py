@@ -49,6 +49,12 @@ def parser() -> argparse.ArgumentParser:
     _question_arguments(explore)
     explore.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     explore.add_argument("--memory", metavar="24GiB", help="fail if no plan fits this much per device")
+    explore.add_argument(
+        "--devices",
+        metavar="auto|1,2,4",
+        help="profiling mode: explore on so many of the cluster's devices, a folder in DIR for each; auto: "
+        "1, 2, 4, ... up to all of them",
+    )
     explore.set_defaults(run="explore")
 
     compare = verb("compare", "run published planners beside the frontier, under one judge")
@@ -68,7 +74,13 @@ def parser() -> argparse.ArgumentParser:
 
     choose = verb("choose", "turn a point of a saved frontier into a plan")
     choose.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+    choose.add_argument(
+        "--devices",
+        metavar="auto|N",
+        help="of a folder made with explore --devices: the plans for N, or for the fewest that will do",
+    )
     which = choose.add_mutually_exclusive_group(required=True)
+    which.add_argument("--profile", action="store_true", help="the table devices x memory -> time, no plan")
     which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
     which.add_argument(
         "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
@@ -96,6 +108,9 @@ def parser() -> argparse.ArgumentParser:
     recost.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     recost.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     recost.add_argument("--cluster", help="another one; default: the saved one. " + CLUSTER_HELP)
+    recost.add_argument(
+        "--planners", metavar="all|a,b", help="published planners beside it; see: tensoropt list planners"
+    )
     recost.set_defaults(run="recost")
 
     export = verb("export", "write a saved frontier as CSV")
@@ -114,6 +129,9 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
     verify.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
+    )
+    verify.add_argument(
+        "--save", metavar="DIR", help="keep what was found beside the exploration that the plan is from"
     )
     _onnx_arguments(verify)
     where = verify.add_mutually_exclusive_group()

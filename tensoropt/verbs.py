@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tensoropt.console import Progress, columns
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 Answer = tuple[dict[str, Any], str, int]
@@ -20,6 +20,8 @@ RANDOM_CLUSTER = "local:2"
 
 
 def explore(options: argparse.Namespace, progress: Progress) -> Answer:
+    if options.devices:
+        return profiled(options, progress)
     memory_bytes = parse_bytes(options.memory) if options.memory else None
     folder, found = explored(options, progress, memory_bytes)
     from tensoropt.plan.table import frontier_text, points_data, summary_lines
@@ -41,6 +43,55 @@ def explore(options: argparse.Namespace, progress: Progress) -> Answer:
         ]
     )
     return data, text, 0
+
+
+def profiled(options: argparse.Namespace, progress: Progress) -> Answer:
+    """Profiling mode: the same question on several numbers of devices."""
+    from tensoropt.cluster import load_cluster
+
+    sizes = part_sizes(options.devices, load_cluster(options.cluster))
+    folder = writable_folder(options.out)
+    memory_bytes = parse_bytes(options.memory) if options.memory else None
+    found, refused = [], []
+    for number, size in enumerate(sizes):
+        progress("devices", number, len(sizes), str(size))
+        part = argparse.Namespace(**vars(options))
+        part.cluster, part.out = f"{options.cluster}[{size}]", str(folder / f"{size}-devices")
+        try:
+            found.append(explored(part, progress, memory_bytes)[1])
+        except InfeasibleError as error:
+            refused.append(f"{size} devices: {error}")
+    progress("devices", len(sizes), len(sizes), "")
+    if not found:
+        raise InfeasibleError("; ".join(refused))
+    data, text = profile_answer(found)
+    data = {"out": str(folder), "refused": refused, **data}
+    return data, "\n".join([text, *refused, f"saved: {folder}/N-devices, one exploration each"]), 0
+
+
+def part_sizes(text: str, cluster: Any) -> tuple[int, ...]:
+    """``auto`` or ``1,2,4`` as numbers of devices that are parts of a cluster."""
+    if text == "auto":
+        return tuple(cluster.part_sizes)
+    try:
+        wanted = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise TensorOptError(f"--devices '{text}' is neither auto nor a list such as 1,2,4") from None
+    return tuple(cluster.subset(size).device_count for size in wanted)
+
+
+def profile_answer(family: Sequence[Any]) -> tuple[dict[str, Any], str]:
+    """Devices × memory → time, as data and as a table."""
+    from dataclasses import asdict
+
+    from tensoropt.plan.family import profile
+
+    found = profile(family)
+    rows = [["devices", "kind", *(f"<= {format_bytes(b)}" for b in found.budgets_bytes)]]
+    for row in found.rows:
+        cells = ("-" if cell is None else format_seconds(cell.time_s) for cell in row.cells)
+        rows.append([str(row.devices), row.kind, *cells])
+    return {"profile": asdict(found)}, columns(rows, left=(1,))
 
 
 def explored(
@@ -216,12 +267,15 @@ def compare(options: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def choose(options: argparse.Namespace, progress: Progress) -> Answer:
-    from tensoropt.plan import load_exploration
     from tensoropt.plan.table import point_lines, points_data, run_line
 
     memory = parse_bytes(options.memory) if options.memory is not None else None
     time_s = parse_seconds(options.time) if options.time is not None else None
-    found = load_exploration(options.dir)
+    if options.profile:
+        from tensoropt.plan.family import load_family
+
+        return *profile_answer(load_family(options.dir)), 0
+    found = chosen_exploration(options, memory, time_s)
     index = found.index(memory_bytes=memory, time_s=time_s, knee_point=options.knee)
     plan = found.plan(index)
     lines = point_lines(found, index)
@@ -236,6 +290,27 @@ def choose(options: argparse.Namespace, progress: Progress) -> Answer:
         "plan": plan.model_dump(by_alias=True, mode="json"),
     }
     return data, "\n".join(lines), 0
+
+
+def chosen_exploration(options: argparse.Namespace, memory: float | None, time_s: float | None) -> Any:
+    """The exploration of a folder, or of a family in it the one that ``--devices`` means."""
+    from tensoropt.plan import load_exploration
+    from tensoropt.plan.family import fewest_devices, folders_in, load_family, member
+
+    if options.devices is None:
+        inside = list(folders_in(options.dir))
+        if len(inside) > 1:
+            raise TensorOptError(
+                f"{options.dir} holds {len(inside)} explorations; add --devices auto for the fewest devices "
+                "that will do, --devices N, or --profile for a table of all"
+            )
+        return load_exploration(inside[0] if inside else options.dir)
+    family = load_family(options.dir)
+    if options.devices == "auto":
+        return family[-1] if options.knee else fewest_devices(family, memory, time_s)
+    if not options.devices.isdecimal():
+        raise TensorOptError(f"--devices '{options.devices}' is neither auto nor a number")
+    return member(family, int(options.devices))
 
 
 def show(options: argparse.Namespace, progress: Progress) -> Answer:
@@ -270,9 +345,11 @@ def recost(options: argparse.Namespace, progress: Progress) -> Answer:
     folder = writable_folder(options.out)
     from tensoropt import api
     from tensoropt.plan.explain import recosted_lines
-    from tensoropt.plan.table import frontier_text, points_data, summary_lines
+    from tensoropt.plan.table import comparison_text, frontier_text, points_data, summary_lines
 
-    found, again = api.recost(before, cluster=options.cluster, progress=progress)
+    found, again = api.recost(
+        before, cluster=options.cluster, progress=progress, planners=options.planners or ()
+    )
     found.save(folder)
     data = {
         "out": str(folder),
@@ -282,7 +359,7 @@ def recost(options: argparse.Namespace, progress: Progress) -> Answer:
     }
     text = "\n".join(
         [frontier_text(found), "", *summary_lines(found), *recosted_lines(before, found, again),
-         f"saved: {folder}"]
+         *([comparison_text(found)] if found.comparison else []), f"saved: {folder}"]
     )  # fmt: skip
     return data, text, 0
 
@@ -317,7 +394,13 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
         from tensoropt import verify as check
 
         data = check.verify_plan(plan, where=options.where, progress=progress)
+        if options.save:
+            from tensoropt.plan.verified import save_verified
+
+            save_verified(options.save, plan, data)
     else:
+        if options.save:
+            raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
         from tensoropt import verify as check
 
         cluster = options.cluster or RANDOM_CLUSTER

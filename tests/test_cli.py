@@ -98,6 +98,13 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
+def refused(answer: tuple[int, str, str], words: str) -> None:
+    """The input cannot be used, and one sentence says why."""
+    code, _, err = answer
+    assert code == 2
+    assert words in err
+
+
 # -- verbs ----------------------------------------------------------------------------------------
 
 
@@ -158,6 +165,26 @@ def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     code, out, _ = run("choose", "out", "--knee")
     assert code == 0
     assert "per device" in out
+
+
+def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) -> None:
+    arguments = (*NET, "--cluster", "two.yaml", "--micro-batches", "1")
+    code, out, _ = run(*arguments, "--devices", "auto", "--out", "sizes", "--json")
+    assert code == 0
+    assert [row["devices"] for row in json.loads(out)["profile"]["rows"]] == [1, 2]
+    assert "<=" in run("choose", "sizes", "--profile")[1]
+    assert '"devices": 1' in run("choose", "sizes", "--memory", "1GiB", "--devices", "auto", "--json")[1]
+    assert '"devices": 2' in run("choose", "sizes", "--memory", "1GiB", "--devices", "2", "--json")[1]
+    refused(run("choose", "sizes", "--memory", "1GiB"), "holds 2 explorations; add --devices")
+    refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
+    refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
+
+
+def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:
+    code, out, _ = run("recost", "out", "--planners", "data_parallel", "--out", "beside")
+    assert code == 0
+    assert "data_parallel" in out
+    refused(run("recost", "out", "--planners", "dta_parallel", "--out", "x"), "did you mean data_parallel")
 
 
 def test_export_writes_both_files(run: Any, explored: Path) -> None:

@@ -49,7 +49,7 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
     Args:
         description: ``local`` (GPUs that NVML sees, else one CPU rank per core), ``local:N`` (N CPU
             ranks), a preset (see :func:`list_clusters`), or the path of a YAML or JSON file; a file
-            may also hold what :meth:`Cluster.to_dict` gave.
+            may also hold what :meth:`Cluster.to_dict` gave. ``[N]`` after any of these: its first N devices.
 
     Raises:
         ClusterError: the text names nothing, or the file does not describe a cluster; the message
@@ -58,6 +58,8 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
     if isinstance(description, Cluster):
         return description
     text = os.fspath(description).strip()
+    if part := re.fullmatch(r"(.+)\[(\d{1,9})\]", text):
+        return load_cluster(part.group(1)).subset(int(part.group(2)))
     if text == "local":
         return local_cluster()
     if match := re.fullmatch(r"local:(.*)", text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from types import MappingProxyType
@@ -262,6 +263,16 @@ class Cluster:
             levels=tuple(reversed(levels)),
             pairs={pair: link for pair, link in self.pairs.items() if pair[1] < wanted},
         )
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """1, 2, 4, … devices that can be a cluster of their own (:meth:`subset`), and all of them."""
+        found, wanted = [], 1
+        while wanted < self.device_count:
+            with suppress(ClusterError):
+                found.append(self.subset(wanted).device_count)
+            wanted *= 2
+        return (*found, self.device_count)
 
     @property
     def fingerprint(self) -> str:

@@ -37,7 +37,7 @@ from tensoropt.sharding.strategy import Edge, Strategy
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
-    """Everything about point ``index`` of an exploration, also of one loaded from disk.
+    """Everything about point ``index`` of ``exploration.all_points``, also of one loaded from disk.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.

@@ -89,6 +89,23 @@ def test_the_first_devices_are_a_cluster_too(count):
     assert part.meshes()[0].shape == (count,)
 
 
+def test_a_part_is_named_by_its_size():
+    assert load_cluster("dgx-h100x2[4]").fingerprint == load_cluster("dgx-h100x2").subset(4).fingerprint
+    assert load_cluster(load_cluster("dgx-h100").subset(2).name).device_count == 2
+    assert load_cluster("local:4[2]").device_count == 2
+    with pytest.raises(ClusterError, match="whole inner levels"):
+        load_cluster("dgx-h100x2[12]")
+    with pytest.raises(ClusterError, match="unknown cluster 'dgx'"):
+        load_cluster("dgx[2]")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("dgx-h100", (1, 2, 4, 8)), ("dgx-h100x3", (1, 2, 4, 8, 16, 24)), ("local:1", (1,))]
+)
+def test_parts_double_up_to_the_whole(name, sizes):
+    assert load_cluster(name).part_sizes == sizes
+
+
 def test_parts_that_break_a_level_are_refused():
     with pytest.raises(ClusterError, match="whole inner levels"):
         load_cluster("dgx-h100x2").subset(12)

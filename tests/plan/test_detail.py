@@ -121,7 +121,7 @@ def test_words_say_what_dominates(details):
 
 
 def test_a_point_that_is_not_there(loaded):
-    with pytest.raises(TensorOptError, match=r"no point 99999; the frontier has points 0 to"):
+    with pytest.raises(TensorOptError, match=r"no point 99999; there are points 0 to"):
         detail(loaded, 99999)
 
 

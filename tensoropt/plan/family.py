@@ -1,0 +1,162 @@
+"""One model on several numbers of devices: the paper's profiling mode, and mini-parallelism.
+
+A family is a folder of explorations, one per number of devices, as ``tensoropt explore --devices`` leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.units import format_bytes
+
+FILE = "exploration.json"
+BUDGETS = 6
+"""Columns of a profile."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The fastest plan of some devices within a budget: its time, whose it is, and which point."""
+
+    time_s: float
+    exploration: int
+    point: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind and number of devices; None where no plan fits."""
+
+    devices: int
+    kind: str
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Devices × memory → time.
+
+    Attributes:
+        budgets_bytes: of the columns, per device.
+        rows: ascending in devices.
+    """
+
+    budgets_bytes: tuple[float, ...]
+    rows: tuple[Row, ...]
+
+
+def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """The folder itself if it is an exploration, else those of its children that are, by name."""
+    if folder is None or not Path(folder).is_dir():
+        return
+    if (Path(folder) / FILE).is_file():
+        yield Path(folder)
+        return
+    for child in sorted(Path(folder).iterdir()):
+        if (child / FILE).is_file():
+            yield child
+
+
+def load_family(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
+    """The explorations of a folder, ascending in devices; one where the folder is an exploration itself.
+
+    Raises:
+        TensorOptError: there is none, one is damaged, or they are not of one model.
+    """
+    found = [load_exploration(one) for one in folders_in(folder)]
+    if not found:
+        raise TensorOptError(
+            f"{folder} holds no exploration (no {FILE} in it or in a folder of it); run `tensoropt explore` "
+            "with --out"
+        )
+    if len({same_step(one) for one in found}) > 1:
+        raise TensorOptError(f"{folder} holds explorations of different models or settings; name one of them")
+    return tuple(sorted(found, key=lambda one: one.devices))
+
+
+def same_step(exploration: Exploration) -> tuple[Any, ...]:
+    """What explorations must share to be compared: the operators, and what is done with them in a step."""
+    settings = exploration.settings
+    return (
+        exploration.model.fingerprint,
+        settings.get("mode", "train"),
+        settings.get("optimizer", "adam"),
+        settings.get("dtype", "float32"),
+    )
+
+
+def profile(explorations: Sequence[Exploration], columns: int = BUDGETS) -> Profile:
+    """The fastest step per number of devices and memory budget.
+
+    Budgets are spread evenly over the logarithm of memory, from what the leanest plan of all needs to what
+    the fattest needs; what plans need on each number of devices differs by factors.
+    """
+    curves: dict[tuple[int, str], list[tuple[float, float, int, int]]] = {}
+    for number, found in enumerate(explorations):
+        kind = min(found.cluster["kinds"], key=lambda k: k["memory_bytes"])["name"]
+        rows = curves.setdefault((found.devices, str(kind)), [])
+        rows += [(p.memory_bytes, p.time_s, number, i) for i, p in enumerate(found.points)]
+    sizes = [memory for rows in curves.values() for memory, *_ in rows]
+    budgets = np.geomspace(min(sizes), max(sizes), columns) if sizes else np.array([])
+    return Profile(
+        tuple(map(float, budgets)),
+        tuple(
+            Row(devices, kind, tuple(_fastest(rows, float(budget)) for budget in budgets))
+            for (devices, kind), rows in sorted(curves.items())
+        ),
+    )
+
+
+def _fastest(rows: Sequence[tuple[float, float, int, int]], budget_bytes: float) -> Cell | None:
+    fitting = [row for row in rows if row[0] <= budget_bytes * (1 + 1e-9)]
+    if not fitting:
+        return None
+    _, time_s, number, point = min(fitting, key=lambda row: (row[1], row[0]))
+    return Cell(time_s, number, point)
+
+
+def member(family: Sequence[Exploration], devices: int) -> Exploration:
+    """The exploration on that many devices.
+
+    Raises:
+        TensorOptError: there is none; names the numbers there are.
+    """
+    for found in family:
+        if found.devices == devices:
+            return found
+    raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(family)}")
+
+
+def fewest_devices(
+    family: Sequence[Exploration], memory_bytes: float | None, time_s: float | None
+) -> Exploration:
+    """Mini-parallelism: the exploration on the fewest devices that has a plan within both limits.
+
+    Raises:
+        InfeasibleError: none has; says what would fit.
+    """
+    for found in family:
+        try:
+            found.index(memory_bytes=memory_bytes, time_s=time_s)
+        except InfeasibleError:
+            continue
+        return found
+    leanest = min(family, key=lambda found: found.points[0].memory_bytes)
+    fastest = min(family, key=lambda found: found.points[-1].time_s)
+    raise InfeasibleError(
+        f"no plan on {_counts(family)} devices is within the limits; the leanest needs "
+        f"{format_bytes(leanest.points[0].memory_bytes)} on {leanest.devices} devices, the fastest takes "
+        f"{fastest.points[-1].time_s:.3g} s on {fastest.devices}"
+    )
+
+
+def _counts(family: Sequence[Exploration]) -> str:
+    return ", ".join(str(found.devices) for found in family)

@@ -111,13 +111,25 @@ def course_of(graph: GroupGraph, regions: Sequence[Region] = ()) -> Course:
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]:
-    """Backward; a region runs again as soon as the backward of its last group is due."""
-    ends = {region.groups[-1]: region for region in regions}
+    """Backward; a region runs again when the first of its kept tensors would be needed.
+
+    Its last groups may need none (a residual sum's backward passes its gradient on).
+    """
+    due = {}
+    for region in regions:
+        needy = [name for name in region.groups if _needs_kept(graph, graph.group_of[name])]
+        due[needy[-1] if needy else region.groups[0]] = region
     for group in reversed(graph.groups):
-        if group.name in ends:
-            for name in ends[group.name].groups:
+        if group.name in due:
+            for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")
         yield from _backward(graph, group)
+
+
+def _needs_kept(graph: GroupGraph, group: Group) -> bool:
+    """Whether backward reads anything but the gradient: not of sums and moves."""
+    linear = all(graph.atoms.spaces[op.name].linear for op in group.operators)
+    return not linear or bool(group.parameters or group.shared)
 
 
 def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:

@@ -12,6 +12,7 @@ from tensoropt.plan.pieces import (
     COMPUTE,
     COMPUTE_AGAIN,
     COMPUTE_BACK,
+    FIRST_ARRIVED,
     GATHER,
     GATHER_AGAIN,
     GATHER_BACK,
@@ -184,8 +185,12 @@ class GroupPieces(PieceMaker):
                 found.append(Effect(slot, source=self.upkeep_source, sends=tuple(chosen)))
         return found
 
-    def parameter(self, name: str, stored: Layout) -> Piece:
-        """A parameter between uses: its bytes, its gradient's addition, its share of the optimizer step."""
+    def parameter(self, name: str, stored: Layout, *, shared: bool) -> Piece:
+        """A parameter between uses: its bytes, its gradient's addition, its share of the optimizer step.
+
+        Autograd adds to a shared one's gradient once, when all its users' parts are there; the sum of those
+        that are waits beside.
+        """
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Piece((), parameters=size)
@@ -193,7 +198,12 @@ class GroupPieces(PieceMaker):
         if self.prices is not None:
             add_s = size * self.prices.upkeep.add_s_per_byte
             step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
+        waiting = (
+            Effect(FIRST_ARRIVED, later=True, transient=size),
+            Effect(ARRIVED, later=True, transient=-size),
+        )
         effects = (
+            *(waiting if shared else ()),
             Effect(ARRIVED, local_s=add_s, source=self.upkeep_source),
             Effect(
                 STEP,

@@ -86,12 +86,13 @@ class Course:
         return {name: tuple(groups) for name, groups in found.items()}
 
     @cached_property
-    def first_user(self) -> Mapping[str, str]:
-        """Per parameter the group that uses it first; its gradient is complete after that one's backward."""
-        found: dict[str, str] = {}
+    def users(self) -> Mapping[str, tuple[str, str]]:
+        """Per parameter the first and the last group that uses it; its gradient begins to come with the
+        last one's backward and is complete after the first one's."""
+        found: dict[str, tuple[str, str]] = {}
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
-                found.setdefault(name, group.name)
+                found[name] = (found.get(name, (group.name,))[0], group.name)
         return found
 
 

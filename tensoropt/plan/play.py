@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,12 +221,16 @@ class Play:
             tensor = self.graph.atoms.graph.tensors[name]
             dtypes = tensor.dtype, tensor.stored_dtype
             like = (self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad)
+            first, last = self.course.users[name]
+
+            def make(x: Layout, name: str = name, shared: bool = first != last) -> Piece:
+                return self.group_pieces.parameter(name, x, shared=shared)
+
             pieces = tuple(
-                self._piece(("parameter", *like, x), lambda n=name, x=x: self.group_pieces.parameter(n, x))  # type: ignore[misc]
-                for x in layouts
+                self._piece(("parameter", *like, first != last, x), partial(make, x)) for x in layouts
             )
-            arrived = self._slot("backward", "parameters", self.course.first_user[name])
-            owners.append(Owner((arrived, step), pieces, which))
+            slots = (self._slot("backward", "parameters", group) for group in (first, last))
+            owners.append(Owner((*slots, step), pieces, which))
         return owners
 
     # -- buckets ----------------------------------------------------------------------------------
@@ -275,7 +280,7 @@ class Play:
             if send is None:
                 continue
             arrived = max(
-                self._slot("backward", "parameters", self.course.first_user[n]) for n in bucket.parameters
+                self._slot("backward", "parameters", self.course.users[n][0]) for n in bucket.parameters
             )
             found.append((arrived if self.mesh[0] == 1 else self.course.last, send))
         return sorted(found, key=lambda item: item[0])

@@ -4,13 +4,29 @@
 
 Every placing method is a module with this function: numbers in, devices and orders out. The judge
 (:func:`tensoropt.plan.placed.play_placement`) plays what comes out; nobody prices itself.
+
+While a method works it counts memory as the papers do, by adding up what each operator holds for a whole
+step. The judge follows every tensor, so it sees what sums do not: received copies, gradients on their way,
+what an operator needs while it runs. :func:`settle` asks again with less room until both agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from tensoropt.plan.placed import Placement
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.plan.placed import Placement, PlacementProblem, play_placement
+from tensoropt.units import format_bytes
+
+Floats = NDArray[np.float64]
+
+ATTEMPTS = 12
+"""How often a method is asked again with less room, before its refusal."""
 
 
 @dataclass(frozen=True)
@@ -24,3 +40,197 @@ class PlacedAnswer:
 
     placement: Placement
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Units:
+    """Operators that must share a device, as one.
+
+    Attributes:
+        of: per operator its unit.
+        members: per unit its operators, ascending.
+        allowed: (units, devices) where it may lie: pins of all members, and devices that can run them all.
+        bytes: (units,) what it holds for a whole step.
+    """
+
+    of: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]
+    allowed: NDArray[np.bool_]
+    bytes: Floats
+
+    @cached_property
+    def choices(self) -> tuple[NDArray[np.intp], ...]:
+        """Per unit the devices it may lie on, ascending."""
+        return tuple(np.flatnonzero(row) for row in self.allowed)
+
+
+def units_of(problem: PlacementProblem) -> Units:
+    """The units of a problem.
+
+    Raises:
+        InfeasibleError: operators that belong together may lie on no common device; names them.
+    """
+    root = list(range(problem.size))
+
+    def find(operator: int) -> int:
+        while root[operator] != operator:
+            root[operator] = root[root[operator]]
+            operator = root[operator]
+        return operator
+
+    for group in problem.together:
+        for other in group[1:]:
+            a, b = sorted((find(group[0]), find(other)))
+            root[b] = a
+    heads = [find(operator) for operator in range(problem.size)]
+    number = {head: i for i, head in enumerate(dict.fromkeys(heads))}
+    of = tuple(number[head] for head in heads)
+    members: list[list[int]] = [[] for _ in number]
+    for operator, unit in enumerate(of):
+        members[unit].append(operator)
+    held = np.zeros(len(members))
+    for operator, unit in enumerate(of):
+        held[unit] += problem.step_bytes(operator)
+    return Units(of, tuple(map(tuple, members)), _allowed(problem, members), held)
+
+
+def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
+    pins = np.ones_like(possible)
+    for operator, devices in problem.pinned:
+        mask = np.zeros(problem.devices.count, bool)
+        mask[list(devices)] = True
+        pins[operator] &= mask
+    allowed = np.array([(possible[list(m)] & pins[list(m)]).all(axis=0) for m in members])
+    for unit, operators in enumerate(members):
+        if not allowed[unit].any():
+            sides = "; ".join(
+                f"{problem.names[o]} on {_devices(np.flatnonzero(possible[o] & pins[o]))}"
+                for o in operators
+                if not (possible[o] & pins[o]).all()
+            )
+            raise InfeasibleError(
+                f"no device is allowed to all operators that belong together: {sides}; "
+                "loosen a pin or take them apart"
+            )
+    return allowed
+
+
+def _devices(numbers: Sequence[int] | NDArray[np.intp]) -> str:
+    return "device " + ", ".join(map(str, numbers)) if len(numbers) else "no device"
+
+
+@dataclass
+class Memory:
+    """What devices hold while a method places.
+
+    Attributes:
+        caps: (devices,) what may be booked.
+        used: (devices,) what is booked.
+    """
+
+    caps: Floats
+    used: Floats
+
+    @classmethod
+    def empty(cls, caps: Floats) -> Memory:
+        return cls(caps, np.zeros(len(caps)))
+
+    @property
+    def unlimited(self) -> bool:
+        return bool(np.isinf(self.caps).all())
+
+    def room(self, num_bytes: float) -> NDArray[np.bool_]:
+        """(devices,) where so much more fits."""
+        return self.used + num_bytes <= self.caps
+
+    def book(self, device: int, num_bytes: float) -> None:
+        self.used[device] += num_bytes
+
+
+class NoRoomError(Exception):
+    """A method found no device with room for a unit; :func:`settle` says it to people."""
+
+    def __init__(self, unit: int):
+        super().__init__(unit)
+        self.unit = unit
+
+
+def ceilings(problem: PlacementProblem, limit: float | None) -> Floats:
+    """(devices,) what each may hold: its capacity, and the limit."""
+    capacity = problem.devices.capacity_bytes.astype(float)
+    return capacity if limit is None else np.minimum(capacity, limit)
+
+
+Attempt = Callable[[Memory], tuple[Placement, tuple[str, ...]]]
+"""A method under given caps: its placement and notes, or :class:`NoRoomError`."""
+
+
+def settle(
+    name: str, problem: PlacementProblem, units: Units, limit: float | None, attempt: Attempt
+) -> PlacedAnswer:
+    """A method's placement that fits under the judge.
+
+    A device on which the judge sees ``peak - booked`` more than was added up, and too much, is booked that
+    much below its limit in the next attempt.
+
+    Raises:
+        InfeasibleError: none was found.
+    """
+    most = ceilings(problem, limit)
+    caps = most.copy()
+    for number in range(ATTEMPTS):
+        try:
+            placement, notes = attempt(Memory.empty(caps.copy()))
+        except NoRoomError as full:
+            raise InfeasibleError(_refusal(name, problem, units, most, caps, full.unit)) from None
+        if np.isinf(most).all():
+            return PlacedAnswer(placement, notes)
+        peaks = np.array(play_placement(problem, placement).peak_bytes)
+        if (peaks <= most).all():
+            return PlacedAnswer(placement, (*notes, *_tightened(most, caps, number)))
+        booked = np.zeros(len(most))
+        for unit, operators in enumerate(units.members):
+            booked[placement.device[operators[0]]] += units.bytes[unit]
+        caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
+    worst = int((peaks - most).argmax())
+    raise InfeasibleError(
+        f"{name} finds no plan within {format_bytes(most[worst])}; after {ATTEMPTS} attempts, each with less "
+        f"room to book, device {worst} still reaches {format_bytes(peaks[worst])}"
+    )
+
+
+def _tightened(most: Floats, caps: Floats, attempts: int) -> tuple[str, ...]:
+    if not attempts:
+        return ()
+    worst = int((most - caps).argmax())
+    return (
+        f"what is in flight does not add up: booked at most {format_bytes(max(0.0, caps[worst]))} of "
+        f"{format_bytes(most[worst])} on device {worst}, attempt {attempts + 1}",
+    )
+
+
+def _refusal(
+    name: str, problem: PlacementProblem, units: Units, most: Floats, caps: Floats, unit: int
+) -> str:
+    within = "the devices' capacities" if len(set(most)) > 1 else format_bytes(float(most[0]))
+    who = problem.names[units.members[unit][0]]
+    others = len(units.members[unit]) - 1
+    beside = f" and the {others} that belong to it" if others else ""
+    reserved = float((most - caps).max())
+    held = f", {format_bytes(reserved)} of which the judge needs for what is in flight" if reserved else ""
+    return (
+        f"{name} finds no plan within {within}{held}: no device has room for the "
+        f"{format_bytes(units.bytes[unit])} of {who}{beside}; the whole model holds "
+        f"{format_bytes(float(units.bytes.sum()))}, use more devices or a higher limit"
+    )
+
+
+def in_time(
+    device: Sequence[int], starts: Sequence[float], count: int, *, backward: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """Per device its operators by their start; ties in the order of dependence."""
+    orders: list[list[int]] = [[] for _ in range(count)]
+    for operator in sorted(range(len(device)), key=lambda o: (starts[o], -o if backward else o)):
+        orders[device[operator]].append(operator)
+    return tuple(map(tuple, orders))

@@ -3,7 +3,7 @@
 Without splits its operators are the groups. A group that is split becomes pieces, one shard each of one of
 its strategies; what it reads is cut for them (``split``), what they make is put together (``join``) unless
 the reader is cut the same way. A parameter of a split group, or of several groups, is an operator of its
-own (``variable``) that hands out itself or its shards. After FastT (Yi et al., CoNEXT 2020, section 4.2),
+own (``variable``) that hands out itself or its shards. After FastT (Yi et al., Middleware 2020, section 5.2),
 whose split and concatenation nodes these are.
 """
 

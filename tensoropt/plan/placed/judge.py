@@ -82,7 +82,7 @@ def play_placement(problem: PlacementProblem, placement: Placement, *, enforced:
 
     Args:
         enforced: False lets every device take what is ready first, as frameworks do that know no order
-            (FastT, section 5.3, compares the two); the placement's orders are then only ties.
+            (FastT, section 6.3, compares the two); the placement's orders are then only ties.
 
     Raises:
         PlanError: the placement is not one of this problem, or its orders wait for each other.

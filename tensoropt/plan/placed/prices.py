@@ -23,7 +23,8 @@ from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.graph import Tensor
 from tensoropt.plan.placed.problem import DeviceSet, PlacedTensor, PlacementProblem
-from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placed import (
     PlacedGraph,
     PlacedOperator,
@@ -61,6 +62,7 @@ class PlacedPrices:
         self.optimizer = costs.settings.optimizer
         self._works: dict[tuple[str, str, int], _Work] = {}
         self._seconds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._choices: dict[str, tuple[tuple[str, int], ...]] = {}
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -104,6 +106,12 @@ class PlacedPrices:
 
     # -- operators --------------------------------------------------------------------------------
 
+    def choices(self, group: Group) -> tuple[tuple[str, int], ...]:
+        """The (label, count) pairs by which a group can be cut into up to as many pieces as devices."""
+        if group.name not in self._choices:
+            self._choices[group.name] = split_choices(self.graph, group, self.cluster.device_count)
+        return self._choices[group.name]
+
     def price(self, splits: Splits | None = None) -> PricedGraph:
         """The placed graph with these splits, priced. Measures what is not known yet."""
         graph = placed_graph(self.graph, splits)
@@ -140,15 +148,35 @@ class PricedGraph:
     graph: PlacedGraph
     problem: PlacementProblem
 
+    def whole_of(self, operator: int) -> str | None:
+        """The group that an operator is or is a piece of; None for what moves data or holds parameters."""
+        group = self.graph.operators[operator].group
+        return group.name if group is not None else None
+
     def choices(self, operator: int) -> tuple[tuple[str, int], ...]:
-        """The (label, count) pairs by which an operator can be cut; none for what is a piece already."""
-        placed = self.graph.operators[operator]
-        if placed.kind != "group" or placed.group is None:
+        """The (label, count) pairs by which an operator, or the group of a piece, can be cut instead."""
+        group = self.graph.operators[operator].group
+        if group is None:
             return ()
-        return split_choices(self.prices.graph, placed.group, self.prices.cluster.device_count)
+        found = self.prices.choices(group)
+        return tuple(choice for choice in found if choice != self.graph.splits.get(group.name))
+
+    def data_parallel(self) -> dict[str, tuple[str, int]]:
+        """The batch of every group cut into as many pieces as there are devices, where it can be."""
+        try:
+            batch = batch_strategies(self.prices.graph)
+        except MicroBatchRefused:
+            return {}
+        count = self.prices.cluster.device_count
+        wanted = {g.name: (batch[g.name].label, count) for g in self.prices.graph.groups}
+        return {
+            g.name: wanted[g.name]
+            for g in self.prices.graph.groups
+            if wanted[g.name] in self.prices.choices(g)
+        }
 
     def split(self, splits: Splits) -> PricedGraph:
-        """The same model with these groups split beside those that are."""
+        """The same model with these groups split, beside those that are, or anew."""
         return self.prices.price({**self.graph.splits, **splits})
 
 

@@ -77,6 +77,12 @@ ENTRIES = {
         Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
         Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
+        Entry("placer", "TensorFlow's Placer: rules alone; what is free lies on device 0", "placed"),
+        Entry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory", "placed"),
+        Entry("m_etf", "Baechi m-ETF: earliest task first, under caps of memory", "placed"),
+        Entry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program", "placed"),
+        Entry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots", "placed"),
+        Entry("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path", "placed"),
     )
 }
 

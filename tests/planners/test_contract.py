@@ -79,9 +79,7 @@ def test_a_memory_limit_is_kept_under_the_judge_or_refused(name):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_impossible_limit_is_refused(name):
     question = small(*CASES[1])
-    with pytest.raises(
-        TensorOptError, match=r"finds no plan within 1 B; its leanest needs|no solution within"
-    ):
+    with pytest.raises(TensorOptError, match=r"finds no plan within 1 B|no solution within"):
         planner(name)(question, 1.0, 0)
 
 

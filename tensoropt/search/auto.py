@@ -24,6 +24,7 @@ from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 
 log = logging.getLogger(__name__)
 
+FEW_SUMS = 300_000
 FEW_LINES, LINES = 16, 32
 CORNERS = 2048
 COARSE_POINTS = 256
@@ -55,11 +56,14 @@ class Settings:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Found:
-    """Strategies, the frontier over all of them with origins, the bounds, and whether it is complete."""
+    """Strategies, the frontier over all of them with origins, the bounds, and whether it is complete.
+
+    ``hull`` is None only where the frontier is exact and is its own bound.
+    """
 
     sources: tuple[Source, ...]
     frontier: Frontier
-    hull: Hull
+    hull: Hull | None
     exact: bool
     notes: tuple[str, ...] = ()
 
@@ -92,13 +96,15 @@ def hopeful(
     for leaf in set(program.problem.node_leaf):
         first = int(program.base[leaf])
         span = slice(first, first + int(program.sizes[leaf]))
-        of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height, corners.slack)
+        of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height)
     return {v: of_leaf[leaf] for v, leaf in enumerate(program.problem.node_leaf)}
 
 
 def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | None:
     """The frontier of a problem whose ``order`` fixes nothing; None when no strategy is possible."""
     program = build_program(problem, order)
+    if _sums(program) <= FEW_SUMS:
+        return _unpruned(program, settings)
     sources: list[Source] = []
     if program.entries > WORTH_NARROWING:
         search = HullSearch(program, flatten(program))
@@ -123,6 +129,22 @@ def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | No
     log.debug("%d entries, %d lines", program.entries, len(hull.value))
     sources += seeds(problem, hull)
     return _passes(program, search, hull, sources, settings)
+
+
+def _sums(program: Program) -> int:
+    """Roughly how many sums a pass without pruning makes: tables fill up along the way."""
+    leaves = program.problem.leaves
+    options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
+    mean = max(float(options.mean()), 1.0)
+    return int(program.work * len(program.problem.domains) * mean + int(options.max()) ** 2)
+
+
+def _unpruned(program: Program, settings: Settings) -> Found | None:
+    """The frontier of a small problem, cheaper to compute than bounds to prune it by."""
+    latest = PassSource(program, Engine(program, settings.threads).run(None, 0))
+    if not len(latest.memory):
+        return None
+    return Found((latest,), merge([latest]), None, True)
 
 
 def _passes(

@@ -9,9 +9,9 @@ left out, and so with a finer grid. One search is enough unless the costs span m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
 from tensoropt.search.auto import Found, Settings
@@ -43,7 +43,12 @@ class Band:
     def bounds(self, budgets: FloatArray) -> FloatArray:
         """(n,) a time that no strategy within the budgets can beat, as far as this band can tell."""
         budgets = budgets + self.problem.memory_tolerance
-        lower = np.maximum(self.found.hull.bounds(budgets) - self.problem.time_error, 0.0)
+        if self.found.hull is None:
+            fits = np.searchsorted(self.found.frontier.memory, budgets, side="right")
+            lower = np.append(np.inf, self.found.frontier.time)[fits]
+        else:
+            lower = self.found.hull.bounds(budgets)
+        lower = np.maximum(lower - self.problem.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
 
 
@@ -84,19 +89,27 @@ def _within(problem: Problem, method: str, settings: Settings, found: Found, cap
     return search_bands(inner, method, replace(settings, rivals=rivals), caps)
 
 
-def joined(bands: list[Band]) -> Frontier:
-    """The frontier over all bands; ``origin`` (n, 2): which band, and which of its points."""
-    both = merge(bands)
-    if len(bands) == 1:
-        return both
-    which = both.origin[:, 0]
-    kept = np.ones(len(both), bool)
-    memory_error = np.array([band.problem.memory_error for band in bands])[which]
+def distinct(points: Frontier, bands: list[Band]) -> NDArray[np.bool_]:
+    """Which points of ``merge(bands)`` remain when those that only rounding keeps apart count as one.
+
+    A sum such as 0.1 + 0.2 lies an ulp beside 0.3, and one strategy can be found on two grids: of two points
+    whose memory cannot be told apart the slower one goes, of two of one time the larger.
+    """
+    which = points.origin[:, 0]
+    memory_error = np.array([band.problem.memory_tolerance for band in bands])[which]
     time_error = np.array([band.problem.time_error for band in bands])[which]
-    for i, j in pairwise(range(len(both))):  # one point on two grids, or beaten but for a grid's rounding
-        if which[i] != which[j]:
-            if both.time[i] - both.time[j] <= time_error[i] + time_error[j]:
-                kept[j] = False
-            elif both.memory[j] - both.memory[i] <= memory_error[i] + memory_error[j]:
-                kept[i] = False
-    return Frontier(both.memory[kept], both.time[kept], both.origin[kept])
+    kept = np.ones(len(points), bool)
+    close_m = np.diff(points.memory) <= memory_error[1:] + memory_error[:-1]
+    close_t = -np.diff(points.time) <= time_error[1:] + time_error[:-1]
+    if not (close_m.any() or close_t.any()):
+        return kept
+    last = len(points) - 1
+    for i in range(last - 1, -1, -1):
+        own = memory_error[i] if which[i] != which[last] else 0.0
+        kept[i] = points.memory[last] - memory_error[last] > points.memory[i] + own
+        last = i if kept[i] else last
+    first, *others = np.flatnonzero(kept).tolist()
+    for j in others:
+        kept[j] = points.time[first] - points.time[j] > time_error[first] + time_error[j]
+        first = j if kept[j] else first
+    return kept

@@ -82,8 +82,7 @@ class CostGraph:
         """Add an operator; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
 
         A float array (K, options, 2) is the same; (K, 2) means one option each. Raises ``ValueError``
-        naming the operator for a repeated name, no configurations, none that is possible, or negative, NaN
-        or ragged costs.
+        naming the operator for a repeated name, no configurations, or negative, NaN or ragged costs.
         """
         what = f"operator {name!r}"
         if name in self._index:
@@ -91,11 +90,6 @@ class CostGraph:
         table = self._shared(_table(costs, 1, what))
         if table.entries == 0:
             raise ValueError(f"{what} has no configurations; give it at least one")
-        if len(table.memory) == 0:
-            raise ValueError(
-                f"{what} has {table.entries} configurations and all are impossible (inf or without options); "
-                "give it at least one with finite costs"
-            )
         self._index[name] = len(self.names)
         self.names.append(name)
         self.nodes.append(table)
@@ -126,13 +120,29 @@ class CostGraph:
         maps = []
         for side, v, size, given in (("rows", a, table.shape[0], rows), ("cols", b, table.shape[1], cols)):
             maps.append(self._shared_map(_class_map(given, self.nodes[v].entries, size, f"{what}: {side}")))
-        reached = np.zeros(table.shape, dtype=bool)
-        reached[np.ix_(np.unique(maps[0]), np.unique(maps[1]))] = True
-        if not (np.diff(table.offsets).reshape(table.shape)[reached] > 0).any():
-            raise ValueError(f"{what} allows no pair of configurations; give it at least one finite entry")
         ordinal = self._ordinals.get((a, b), 0)
         self._ordinals[a, b] = ordinal + 1
         self.edges.append(Edge(a, b, ordinal, table, maps[0], maps[1]))
+
+    def blocked(self) -> str | None:
+        """The first operator or edge that alone makes every strategy impossible, in words; None if none."""
+        for name, table in zip(self.names, self.nodes, strict=True):
+            if len(table.memory) == 0:
+                return (
+                    f"operator {name!r} has {table.entries} configurations and all are impossible (inf or "
+                    "without options)"
+                )
+        open_: set[tuple[int, int, int]] = set()
+        for edge in self.edges:
+            key = id(edge.table), id(edge.rows), id(edge.cols)
+            if key in open_:
+                continue
+            possible = (np.diff(edge.table.offsets) > 0).reshape(edge.table.shape)
+            if not possible[np.ix_(edge.rows, edge.cols)].any():
+                ends = f"{self.names[edge.source]!r} -> {self.names[edge.target]!r}"
+                return f"edge {ends} allows no pair of configurations"
+            open_.add(key)
+        return None
 
     def _shared(self, table: CostTable) -> CostTable:
         digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)

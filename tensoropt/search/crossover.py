@@ -37,22 +37,16 @@ def mix_neighbours(problem: Problem, picks: Sequence[IntArray]) -> Mixes:
     ``picks[i]`` (operators + edges, 2): class and point of every operator, entry and point of every edge,
     sorted by memory of the whole strategy.
     """
-    tables = _Tables(problem)
-    pairs = [(i, i + 1) for i in range(len(picks) - 1)]
-    pairs += [(b, a) for a, b in pairs]
     n = len(problem.domains)
-    memory, time, head, tail, cuts = [], [], [], [], []
-    for a, b in pairs:
-        m, t = tables.cuts(picks[a], picks[b])
-        inner = np.flatnonzero(np.isfinite(m[1:n]) & np.isfinite(t[1:n])) + 1
-        memory.append(m[inner])
-        time.append(t[inner])
-        head.append(np.full(len(inner), a))
-        tail.append(np.full(len(inner), b))
-        cuts.append(inner)
-    none = np.zeros(0)
-    joined = [np.concatenate([none, *x]) for x in (memory, time, head, tail, cuts)]
-    return Mixes(joined[0], joined[1], *(x.astype(np.int64) for x in joined[2:]))
+    if n < 2 or len(picks) < 2:
+        nothing, none = np.zeros(0), np.zeros(0, np.int64)
+        return Mixes(nothing, nothing, none, none, none)
+    low, high = np.arange(len(picks) - 1), np.arange(1, len(picks))
+    heads, tails = np.append(low, high), np.append(high, low)
+    memory, time = _Tables(problem).cuts(np.stack(picks), heads, tails)
+    pair, cut = np.nonzero(np.isfinite(memory[:, 1:n]))
+    cut += 1
+    return Mixes(memory[pair, cut], time[pair, cut], heads[pair], tails[pair], cut)
 
 
 class _Tables:
@@ -75,46 +69,56 @@ class _Tables:
         self.target = np.array([e.target for e in problem.edges], np.int64)
         self.low = np.minimum(self.source, self.target)
         self.high = np.maximum(self.source, self.target)
-        self.problem = problem
+        edges = problem.edges
+        self.width = np.array([e.width for e in edges], np.int64)
+        self.rows, self.rows_at = _flat([e.rows for e in edges])
+        self.cols, self.cols_at = _flat([e.cols for e in edges])
 
     def mixed_entries(self, low: IntArray, high: IntArray) -> IntArray:
         """Entry of every edge when its lower operator has class ``low`` and its higher one ``high``."""
         forward = self.source < self.target
         i, j = np.where(forward, low, high), np.where(forward, high, low)
-        edges = self.problem.edges
-        rows = np.array([e.rows[k] for e, k in zip(edges, i.tolist(), strict=True)], np.int64)
-        cols = np.array([e.cols[k] for e, k in zip(edges, j.tolist(), strict=True)], np.int64)
-        return rows * np.array([e.width for e in edges], np.int64) + cols
+        return self.rows[self.rows_at + i] * self.width + self.cols[self.cols_at + j]
 
-    def cuts(self, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
-        """(operators + 1,) memory and time for every cut; inf where the mix is impossible.
+    def cuts(self, picks: IntArray, heads: IntArray, tails: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(pairs, operators + 1) memory and time for every cut of every pair of picks; inf where impossible.
 
         Edges across the cut take their option of least memory.
         """
         n = len(self.node_base)
-        points = []
-        for pick in (a, b):
-            node = self.offsets[self.node_base + pick[:n, 0]] + pick[:n, 1]
-            edge = self.offsets[self.edge_base + pick[n:, 0]] + pick[n:, 1]
-            points.append((node, edge))
-        across = self.edge_base + self.mixed_entries(a[self.low, 0], b[self.high, 0])
+        node = self.offsets[self.node_base + picks[:, :n, 0]] + picks[:, :n, 1]
+        edge = self.offsets[self.edge_base + picks[:, n:, 0]] + picks[:, n:, 1]
+        across = self.edge_base + self.mixed_entries(
+            picks[heads][:, self.low, 0], picks[tails][:, self.high, 0]
+        )
         possible = self.offsets[across] < self.offsets[across + 1]
-        mixed = self.offsets[across]
+        mixed = np.minimum(self.offsets[across], len(self.memory) - 1)
+        shape = len(heads), n + 2
+        row = np.arange(len(heads))[:, None]
+        blocked = np.zeros(shape)
+        np.add.at(blocked, (row, self.low + 1), ~possible)
+        np.add.at(blocked, (row, self.high + 1), -1.0 * ~possible)
+        wall = np.cumsum(blocked, axis=1)[:, : n + 1] > 0
         found = []
         for cost in (self.memory, self.time):
-            change = np.zeros(n + 2)
-            (node_a, edge_a), (node_b, edge_b) = points
-            change[0] = cost[node_b].sum() + cost[edge_b].sum()
-            change[1 : n + 1] += cost[node_a] - cost[node_b]
-            between = np.where(possible, cost[np.minimum(mixed, len(cost) - 1)], 0.0)
-            np.add.at(change, self.low + 1, between - cost[edge_b])
-            np.add.at(change, self.high + 1, cost[edge_a] - between)
-            found.append(np.cumsum(change)[: n + 1])
-        blocked = np.zeros(n + 2)
-        np.add.at(blocked, self.low + 1, ~possible)
-        np.add.at(blocked, self.high + 1, -1.0 * ~possible)
-        wall = np.cumsum(blocked)[: n + 1] > 0
-        return np.where(wall, np.inf, found[0]), np.where(wall, np.inf, found[1])
+            of_node, of_edge = cost[node], cost[edge]
+            change = np.zeros(shape)
+            change[:, 0] = of_node[tails].sum(axis=1) + of_edge[tails].sum(axis=1)
+            change[:, 1 : n + 1] += of_node[heads] - of_node[tails]
+            between = np.where(possible, cost[mixed], 0.0)
+            np.add.at(change, (row, self.low + 1), between - of_edge[tails])
+            np.add.at(change, (row, self.high + 1), of_edge[heads] - between)
+            found.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
+        return found[0], found[1]
+
+
+def _flat(maps: list[IntArray]) -> tuple[IntArray, IntArray]:
+    """All maps in one array, and where each begins."""
+    sizes = [len(m) for m in maps]
+    return (
+        np.concatenate([np.zeros(0, np.int64), *maps]),
+        np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)])[: len(maps)].astype(np.int64),
+    )
 
 
 def unmix(problem: Problem, a: IntArray, b: IntArray, cut: int) -> IntArray:

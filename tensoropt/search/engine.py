@@ -62,7 +62,7 @@ class Messages:
 
     @staticmethod
     def of(inside: FloatArray, outside: FloatArray, corners: Corners) -> Messages:
-        alive = reachable_entries(inside, outside, corners.height, corners.slack)
+        alive = reachable_entries(inside, outside, corners.height)
         return Messages(inside, outside, corners, alive)
 
     def pairs(self, program: Program) -> int:
@@ -95,7 +95,6 @@ def step_entries(
     alive,
     weight_m,
     weight_t,
-    slack,
     most,
 ):
     """Entries ``first:last`` of a step; returns (counts, memory, time, label, thinned).
@@ -142,11 +141,9 @@ def step_entries(
         use = 0
         if pruned and candidates > BREAKPOINTS:
             use = BREAKPOINTS
-            breakpoints(
-                inside[o], outside[o], corner_m, weight_m, weight_t, slack, slope, level, start, limit_m
-            )
+            breakpoints(inside[o], outside[o], corner_m, weight_m, weight_t, slope, level, start, limit_m)
             fill_limits(
-                outside[o], corner_m, corner_t, weight_m, weight_t, slack, slope, level, start,
+                outside[o], corner_m, corner_t, weight_m, weight_t, slope, level, start,
                 limit_m, limit_t, stack,
             )  # fmt: skip
         n, m, t, k, tm, tt, tk = union_of_products(
@@ -209,14 +206,14 @@ class Engine:
                 points = (left.offsets, left.memory, left.time, right.offsets, right.memory, right.time)
                 size = len(step.left_out)
                 if messages is None:
-                    rest = (_NO_ROWS, _NO_ROWS, _NO_LINES, _NO_LINES, _ALL_ALIVE, *(_NO_LINES,) * 3)
+                    rest = (_NO_ROWS, _NO_ROWS, _NO_LINES, _NO_LINES, _ALL_ALIVE, *(_NO_LINES,) * 2)
                 else:
                     base = int(self.program.base[self.program.leaves + n])
                     c = messages.corners
                     rows = slice(base, base + size)
                     rest = (
                         messages.inside[rows], messages.outside[rows], c.memory, c.time, messages.alive[rows],
-                        c.weight_m, c.weight_t, c.slack,
+                        c.weight_m, c.weight_t,
                     )  # fmt: skip
                 work = size * len(step.left_k)
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)

@@ -63,6 +63,7 @@ class HullSearch:
         self.weight_m: list[float] = []
         self.weight_t: list[float] = []
         self.values: list[float] = []
+        self.tables: list[tuple[IntArray, FloatArray]] = []  # lines, and every entry's least cost for them
         self.points: dict[tuple[float, float], IntArray] = {}
         self.done: set[tuple[float, ...]] = set()
         self.span_m = self.span_t = 1.0
@@ -80,6 +81,7 @@ class HullSearch:
         memory, time, entry, choice = descend(*index, *leaf, f.tree, self.program.root, table, wm, wt)
         found = list(zip(memory.tolist(), time.tolist(), strict=True))
         n = self.program.inputs
+        self.tables.append((np.arange(len(self.values), len(self.values) + len(found)), table))
         self.weight_m += weight_m
         self.weight_t += weight_t
         self.values += table[root].tolist()
@@ -156,10 +158,11 @@ class HullSearch:
     def messages(self) -> tuple[FloatArray, FloatArray]:
         """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""
         f = self.flat
-        index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
-        leaf = (f.leaf_offsets, f.leaf_memory, f.leaf_time)
-        wm, wt = (np.array(x)[self.order] for x in (self.weight_m, self.weight_t))
-        value = pass_up(*index, *leaf, wm, wt, f.entries)
+        place = np.argsort(self.order)
+        value = np.empty((f.entries, len(self.order)))
+        for lines, table in self.tables:
+            value[:, place[lines]] = table
+        self.tables = [(self.order, value)]
         root = int(self.program.base[self.program.logical[self.program.root].table])
-        down = pass_down(*index, value, root)
+        down = pass_down(f.meta, f.left_out, f.left_k, f.right_out, f.right_k, value, root)
         return value, down

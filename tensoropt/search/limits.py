@@ -30,7 +30,7 @@ class Corners:
     """Inner corners of the known strategies' staircase and the lines of the hull, for kernels.
 
     ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (W, C) their weighted
-    costs; ``weight_m``, ``weight_t``, ``slack`` (W,) the lines, slack against rounding of sums.
+    costs, raised by :data:`SLACK` against rounding of sums; ``weight_m``, ``weight_t`` (W,) the lines.
     """
 
     memory: FloatArray
@@ -38,7 +38,6 @@ class Corners:
     height: FloatArray
     weight_m: FloatArray
     weight_t: FloatArray
-    slack: FloatArray
 
 
 def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> Corners:
@@ -66,24 +65,23 @@ def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> C
     with np.errstate(invalid="ignore"):
         height_m = np.where(hull.weight_m[:, None] > 0, hull.weight_m[:, None] * m, 0.0)
         height_t = np.where(hull.weight_t[:, None] > 0, hull.weight_t[:, None] * t, 0.0)
-    slack = SLACK * np.abs(hull.value)
-    return Corners(m, t, height_m + height_t, hull.weight_m, hull.weight_t, slack)
+    return Corners(m, t, (height_m + height_t) * (1.0 + SLACK), hull.weight_m, hull.weight_t)
 
 
 @njit(cache=True, nogil=True)
-def reachable(inside, outside, height, slack):
+def reachable(inside, outside, height):
     """Whether any strategy through an entry can still reach the frontier (all lines, some corner)."""
-    lines = slack.shape[0]
+    lines = height.shape[0]
     if inside[0] == np.inf or outside[0] == np.inf:
         return False
     hint = 0
-    least = inside[0] + outside[0] - slack[0]
+    least = inside[0] + outside[0]
     for c in range(height.shape[1]):
         if least > height[hint, c]:
             continue
         alive = True
         for w in range(lines):
-            value = inside[w] + outside[w] - slack[w]
+            value = inside[w] + outside[w]
             if value > height[w, c]:
                 hint = w  # the line that ruled this corner out rules out most others
                 least = value
@@ -95,18 +93,20 @@ def reachable(inside, outside, height, slack):
 
 
 @njit(cache=True, nogil=True)
-def envelope(values, weight_m, weight_t, slack, slope, level, start):
-    """Upper envelope of ``time >= (value - slack - weight_m * memory) / weight_t``.
+def envelope(values, weight_m, weight_t, slope, level, start):
+    """Upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
 
-    Writes the lines in use, steepest first, to ``slope``, ``level`` and where each begins to
-    ``start``; returns their number. The lines must come with rising weight of time.
+    Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
+    the line's least value, and so is their rounding. Writes the lines in use, steepest first, to ``slope``,
+    ``level`` and where each begins to ``start``; returns their number. The lines must come with rising
+    weight of time.
     """
     size = 0
     for w in range(values.shape[0]):
         if weight_t[w] <= 0.0:
             continue
         s = weight_m[w] / weight_t[w]
-        c = (values[w] - slack[w]) / weight_t[w]
+        c = values[w] * (1.0 - SLACK) / weight_t[w]
         if size > 0 and s >= slope[size - 1]:
             if c <= level[size - 1]:
                 continue
@@ -139,7 +139,7 @@ def least_time(x, size, slope, level, start):
 
 
 @njit(cache=True, nogil=True)
-def breakpoints(inside, outside, corner_m, weight_m, weight_t, slack, slope, level, start, limit_m):
+def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, start, limit_m):
     """Memories at which the limit of an entry is evaluated: even steps of memory and of time.
 
     Fills ``limit_m`` (BREAKPOINTS,) ascending, from the entry's least memory to the largest useful.
@@ -149,7 +149,7 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slack, slope, lev
     for c in range(corner_m.shape[0]):
         if corner_m[c] < np.inf:
             most = max(most, corner_m[c] - outside[0] / weight_m[0])
-    size = envelope(inside, weight_m, weight_t, slack, slope, level, start)
+    size = envelope(inside, weight_m, weight_t, slope, level, start)
     half = limit_m.shape[0] // 2
     top = least_time(least, size, slope, level, start)
     bottom = least_time(most, size, slope, level, start)
@@ -172,14 +172,14 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slack, slope, lev
 
 @njit(cache=True, nogil=True)
 def fill_limits(
-    outside, corner_m, corner_t, weight_m, weight_t, slack, slope, level, start, limit_m, limit_t, stack
+    outside, corner_m, corner_t, weight_m, weight_t, slope, level, start, limit_m, limit_t, stack
 ):
     """``limit_t[g]``: the largest time with which a point of memory ``limit_m[g]`` can still be useful.
 
     ``outside`` (W,): the entry's outside message. Between breakpoints the left value holds: the limit
     never ascends.
     """
-    size = envelope(outside, weight_m, weight_t, slack, slope, level, start)
+    size = envelope(outside, weight_m, weight_t, slope, level, start)
     needed = outside[0] / weight_m[0]
     corners = corner_m.shape[0]
     always = -np.inf
@@ -223,9 +223,9 @@ def fill_limits(
 
 
 @njit(cache=True, nogil=True)
-def reachable_entries(inside, outside, height, slack):
+def reachable_entries(inside, outside, height):
     """(entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
     found = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
-        found[e] = reachable(inside[e], outside[e], height, slack)
+        found[e] = reachable(inside[e], outside[e], height)
     return found

@@ -145,8 +145,10 @@ def _with_fixed(
     if not sources:
         if complete:
             return None
-        classes = _possible(relaxed)
-        found = solver(condition(relaxed, classes), relaxed.order)
+        some = _possible(relaxed)
+        if some is None:
+            return None
+        found = solver(condition(relaxed, some), relaxed.order)
         assert found is not None, "the scalar problem found a strategy here"
         sources += found.sources
     if exact:
@@ -207,8 +209,8 @@ def _with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hul
     return replace(hull, value=value)
 
 
-def _possible(relaxed: Split) -> dict[int, int]:
-    """Depth first, some assignment with which a strategy exists."""
+def _possible(relaxed: Split) -> dict[int, int] | None:
+    """Depth first, some assignment with which a strategy exists; None when there is none."""
     fixed = sorted(relaxed.twins)
     checks = 0
 
@@ -231,9 +233,11 @@ def _possible(relaxed: Split) -> dict[int, int]:
         return None
 
     found = search(0, {})
-    if found is None:
+    if found is None and checks > FEASIBILITY_CHECKS:
+        names = ", ".join(repr(relaxed.problem.graph.names[f]) for f in fixed[:5])
         raise ValueError(
-            f"no possible strategy was found in {checks} attempts: the graph is too entangled for an exact "
-            "search and too many entries are inf; use fewer configurations per operator"
+            f"no possible strategy was found in {FEASIBILITY_CHECKS} attempts: around {names} the graph "
+            "is too entangled for an exact search and has too many inf entries; give these operators fewer "
+            "configurations"
         )
     return found

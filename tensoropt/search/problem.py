@@ -43,6 +43,14 @@ class Leaf:
     configuration: IntArray
     option: IntArray
 
+    def only(self, mask: NDArray[np.bool_]) -> Leaf:
+        """The entries that ``mask`` (entries,) keeps."""
+        sizes = np.diff(self.offsets)
+        points = np.repeat(mask, sizes)
+        offsets = np.concatenate([[0], np.cumsum(sizes[mask])]).astype(np.int64)
+        memory, time = self.memory[points], self.time[points]
+        return Leaf(offsets, memory, time, self.configuration[points], self.option[points])
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafEdge:
@@ -170,19 +178,7 @@ def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
             continue
         key = problem.node_leaf[v], mask.tobytes()
         if key not in known:
-            leaf = leaves[key[0]]
-            sizes = np.diff(leaf.offsets)
-            of_point = np.repeat(mask, sizes)
-            offsets = np.concatenate([[0], np.cumsum(sizes[mask])]).astype(np.int64)
-            leaves.append(
-                Leaf(
-                    offsets,
-                    leaf.memory[of_point],
-                    leaf.time[of_point],
-                    leaf.configuration[of_point],
-                    leaf.option[of_point],
-                )
-            )
+            leaves.append(leaves[key[0]].only(mask))
             known[key] = len(leaves) - 1
         node_leaf[v], domains[v] = known[key], int(mask.sum())
 
@@ -192,12 +188,50 @@ def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
         values = values[kept[v]]
         return shared.setdefault(values.tobytes(), values)
 
-    edges = tuple(
+    edges = [
         replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in problem.edges
-    )
+    ]
+    edges, leaves = _without_unused(edges, leaves)
     return replace(
-        problem, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=edges
+        problem, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=tuple(edges)
     )
+
+
+def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[LeafEdge], list[Leaf]]:
+    """Edges and leaves without the rows and columns of edge tables that no edge uses."""
+    leaves = list(leaves)
+    of_leaf: dict[int, list[LeafEdge]] = {}
+    for e in edges:
+        of_leaf.setdefault(e.leaf, []).append(e)
+    sizes, ranks = {}, {}
+    for index, users in of_leaf.items():
+        height, width = users[0].height, users[0].width
+        rows, cols = np.zeros(height, bool), np.zeros(width, bool)
+        for values in {id(e.rows): e.rows for e in users}.values():
+            rows[values] = True
+        for values in {id(e.cols): e.cols for e in users}.values():
+            cols[values] = True
+        leaf = leaves[index]
+        if not (rows.all() and cols.all()):
+            leaves[index] = leaf.only((rows[:, None] & cols[None, :]).reshape(-1))
+        sizes[index] = int(rows.sum()), int(cols.sum())
+        ranks[index] = np.cumsum(rows) - 1, np.cumsum(cols) - 1
+    shared: dict[bytes, IntArray] = {}
+
+    def moved(rank: IntArray, values: IntArray) -> IntArray:
+        values = rank[values]
+        return shared.setdefault(values.tobytes(), values)
+
+    return [
+        replace(
+            e,
+            height=sizes[e.leaf][0],
+            width=sizes[e.leaf][1],
+            rows=moved(ranks[e.leaf][0], e.rows),
+            cols=moved(ranks[e.leaf][1], e.cols),
+        )
+        for e in edges
+    ], leaves
 
 
 def impossible(problem: Problem) -> str:
@@ -244,12 +278,15 @@ def _edge_leaf(table: CostTable, memory: FloatArray, time: FloatArray) -> tuple[
     """Merge equal rows, then equal columns; returns the leaf, class of every row, of every column."""
     height, width = table.shape
     counts = np.diff(table.offsets)
-    entry = np.repeat(np.arange(height * width), counts)
     options = int(counts.max(initial=1))
-    full = np.full((height * width, options, 3), np.inf)
-    slot = np.arange(len(entry)) - table.offsets[entry]
-    full[entry, slot, 0], full[entry, slot, 1] = memory, time
-    full[entry, slot, 2] = table.option
+    if len(memory) == height * width * options:
+        full = np.stack([memory, time, table.option.astype(np.float64)], axis=-1).reshape(-1, options, 3)
+    else:
+        entry = np.repeat(np.arange(height * width), counts)
+        full = np.full((height * width, options, 3), np.inf)
+        slot = np.arange(len(entry)) - table.offsets[entry]
+        full[entry, slot, 0], full[entry, slot, 1] = memory, time
+        full[entry, slot, 2] = table.option
     grid = full.reshape(height, width, -1)
     first_row, rows = _unique(grid.reshape(height, -1))
     grid = grid[first_row]

@@ -116,6 +116,7 @@ class Builder:
     _known: dict[object, int] = field(default_factory=dict)
     _joint: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
     _maps: dict[bytes, IntArray] = field(default_factory=dict)
+    _identities: set[int] = field(default_factory=set)
     _indices: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
     _single: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
 
@@ -125,7 +126,9 @@ class Builder:
         self.of_operator = [set() for _ in problem.domains]
         for v, (size, leaf) in enumerate(zip(problem.domains, problem.node_leaf, strict=True)):
             self.logical.append(Logical(leaf, operator=v))
-            self._add(Factor((v,), (size,), (self._map(np.arange(size)),), len(self.logical) - 1))
+            whole = self._map(np.arange(size))
+            self._identities.add(id(whole))
+            self._add(Factor((v,), (size,), (whole,), len(self.logical) - 1))
         for n, edge in enumerate(problem.edges):
             self.logical.append(Logical(edge.leaf, edge=n))
             scope, maps = (edge.source, edge.target), (self._map(edge.rows), self._map(edge.cols))
@@ -150,6 +153,9 @@ class Builder:
     def joint(self, maps: list[IntArray]) -> tuple[IntArray, IntArray]:
         """(class of every value under all ``maps`` together, one representative value per class)."""
         key = tuple(sorted({id(m) for m in maps}))
+        if key not in self._joint and any(id(m) in self._identities for m in maps):
+            whole = next(m for m in maps if id(m) in self._identities)  # tells all values apart by itself
+            self._joint[key] = whole, whole
         if key not in self._joint:
             code = np.zeros(len(maps[0]), np.int64)
             for m in {id(m): m for m in maps}.values():

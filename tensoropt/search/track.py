@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.search.auto import Settings
-from tensoropt.search.bands import Band, joined, search_bands
+from tensoropt.search.bands import Band, distinct, search_bands
 from tensoropt.search.costgraph import CostGraph, FloatArray
 from tensoropt.search.problem import build_problem, impossible
 from tensoropt.search.result import Choice, TrackedFrontier
@@ -42,12 +43,16 @@ def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
         return TrackedFrontier(
             np.zeros(1), np.zeros(1), True, (), lambda _: ({}, {}), lambda m: np.where(m >= 0, 0.0, np.inf)
         )
-    problem = build_problem(graph)
-    bands = search_bands(problem, method, settings)
-    if not bands:
+    culprit = graph.blocked()
+    bands: list[Band] = []
+    if culprit is None:
+        problem = build_problem(graph)
+        bands = search_bands(problem, method, settings)
+        if not bands:
+            culprit = impossible(problem)
+    if culprit is not None:
         raise ValueError(
-            f"no strategy is possible: {impossible(problem)}; make some of these entries finite or add "
-            "configurations"
+            f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
         )
     return _result(bands, settings.max_points)
 
@@ -68,16 +73,17 @@ def check_settings(epsilon: float, method: str, max_points: int | None, threads:
 
 
 def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
-    frontier = joined(bands)
-    memory, time, origin = frontier.memory, frontier.time, frontier.origin
+    everything = merge(bands)
     exact = all(band.found.exact for band in bands)
-    tolerance = np.array([band.problem.memory_tolerance for band in bands])[origin[:, 0]]
-    reached = np.minimum.accumulate((memory - tolerance)[::-1])[::-1]
-    least_time = np.append(np.inf, time)
+    tolerance = np.array([band.problem.memory_tolerance for band in bands])[everything.origin[:, 0]]
+    reached = np.minimum.accumulate((everything.memory - tolerance)[::-1])[::-1]
+    least_time = np.append(np.inf, everything.time)
+    kept = distinct(everything, bands)
+    memory, time, origin = everything.memory[kept], everything.time[kept], everything.origin[kept]
     if max_points is not None and len(memory) > max_points:
         scratch = np.empty((2, len(memory)), np.int64)
-        kept = scratch[0, : thin(memory, time, len(memory), max_points, scratch[0], scratch[1])]
-        memory, time, origin = memory[kept], time[kept], origin[kept]
+        chosen = scratch[0, : thin(memory, time, len(memory), max_points, scratch[0], scratch[1])]
+        memory, time, origin = memory[chosen], time[chosen], origin[chosen]
         exact = False
 
     def unroll(index: int) -> Choice:

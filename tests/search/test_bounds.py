@@ -7,7 +7,7 @@ import pytest
 
 from tensoropt.frontier import merge
 from tensoropt.search.auto import build_program, seeds
-from tensoropt.search.hull import HullSearch
+from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.limits import corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.problem import build_problem
@@ -71,7 +71,20 @@ def test_no_strategy_lies_below_a_bound_and_none_on_the_frontier_is_unreachable(
         corners = corners_of(hull, known.memory, known.time, 4)
         inside, outside = search.messages()
         root = int(program.base[program.logical[program.root].table])
-        assert reachable(inside[root], outside[root], corners.height, corners.slack)
+        assert reachable(inside[root], outside[root], corners.height)
+
+
+def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
+    """The sums of two halves round differently from the corner's, in proportion to themselves."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        weight_t = np.array([0.0, *np.sort(10.0 ** rng.uniform(-9, 0, 4)), 1.0])
+        weight_m = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
+        line = Hull(weight_m, weight_t, np.full(6, 1e-9), np.zeros(0), np.zeros(0), ())
+        (m, t), (other_m, other_t) = rng.random((2, 2)) * [1e8, 1.0]
+        corners = corners_of(line, np.array([0.0, m + other_m]), np.array([t + other_t, 0.0]), 4)
+        inside, outside = weight_m * m + weight_t * t, weight_m * other_m + weight_t * other_t
+        assert reachable(inside, outside, corners.height)
 
 
 def test_the_envelope_is_the_highest_line():
@@ -83,7 +96,7 @@ def test_the_envelope_is_the_highest_line():
         weight_t[0], weight_m[-1] = 0.0, 0.0
         values = rng.random(n)
         slope, level, start = np.empty(n), np.empty(n), np.empty(n)
-        size = envelope(values, weight_m, weight_t, np.zeros(n), slope, level, start)
+        size = envelope(values, weight_m, weight_t, slope, level, start)
         for x in rng.random(20) * 3 - 1:
             expected = max((values[w] - weight_m[w] * x) / weight_t[w] for w in range(n) if weight_t[w] > 0)
             assert least_time(x, size, slope, level, start) == pytest.approx(expected)

@@ -96,6 +96,21 @@ def test_possible_strategies_are_found_among_many_impossible_ones(monkeypatch):
             assert any(x <= m * more and y <= t * more for x, y in truth)
 
 
+def test_an_impossible_graph_is_refused_though_operators_are_fixed(monkeypatch):
+    monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
+    monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
+    graph = CostGraph()
+    for v in range(4):
+        graph.add_operator(v, np.ones((3, 2)))
+    for a in range(4):
+        for b in range(a + 1, 4):
+            table = np.full((3, 3, 2), np.inf)
+            table[(np.arange(3) + (a == 2)) % 3, np.arange(3)] = 1.0
+            graph.add_edge(a, b, table)
+    with pytest.raises(ValueError, match="no strategy is possible"):
+        track_frontier(graph)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_narrowing_changes_nothing(monkeypatch, shape):
     monkeypatch.setattr(auto, "WORTH_NARROWING", 0)
@@ -147,6 +162,29 @@ def test_rounding_does_not_split_equal_points():
         found = track_frontier(graph, method=method)
         assert len(found) == 41
         assert sum(found.strategy(7).values()) == 7
+
+
+@pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
+def test_points_that_only_rounding_tells_apart_are_one(method):
+    """0.1 + 0.2 lies an ulp beside 0.3: an exact frontier stays its own bound."""
+    found_any = 0
+    for seed in seeds_of(0, 30):
+        rng = np.random.default_rng(seed)
+        graph = CostGraph()
+        for v in range(4):
+            graph.add_operator(v, np.round(rng.random((4, 2)), 1))
+        for v in range(3):
+            graph.add_edge(v, v + 1, np.round(rng.random((4, 4, 2)), 1))
+        found = track_frontier(graph, method=method)
+        assert found.exact
+        assert (np.diff(found.memory) > 1e-9).all()
+        assert (np.diff(found.time) < -1e-9).all()
+        assert [found.lower_bound(m) for m in found.memory] == found.time.tolist()
+        assert (found.gap == 0).all()
+        tenths = np.round(np.stack([found.memory, found.time]) * 10)
+        assert np.allclose(tenths, np.stack([found.memory, found.time]) * 10)
+        found_any += len(found) > 1
+    assert found_any
 
 
 def test_an_unpruned_search_stops_before_it_outgrows_memory(monkeypatch):

@@ -105,7 +105,10 @@ def _record(graph: PricedGraph, play: PlacedPlay, fullest: int, notes: Sequence[
         "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},
         "placed": part.placed.model_dump(mode="json"),
         "notes": list(notes),
-        "rows": [asdict(row) for row in _rows(graph, play)],
+        "rows": [
+            {**asdict(row), "members": list(row.members), "options": list(row.options)}
+            for row in _rows(graph, play)
+        ],
         "events": [
             [e.task.name, _lane(e.task.resources), e.start_s, e.task.duration_s, e.task.phase, e.task.group]
             for e in play.timeline.events

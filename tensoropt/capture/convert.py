@@ -13,7 +13,16 @@ from typing import Any, Literal
 import torch
 
 from tensoropt.capture.folding import Folder
-from tensoropt.capture.simplify import filled, renamed, viewed_shape, with_elements
+from tensoropt.capture.naming import numbered
+from tensoropt.capture.simplify import (
+    COPYING_VIEW,
+    VIEW,
+    checks_of,
+    filled,
+    renamed,
+    viewed_shape,
+    with_elements,
+)
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
@@ -31,8 +40,8 @@ _RENAMES = frozenset(
 """Calls whose result equals their first argument in a functional graph."""
 _MAYBE_RENAMES = frozenset(
     {
-        "aten.view.default",
-        "aten._unsafe_view.default",
+        VIEW,
+        COPYING_VIEW,
         "aten.reshape.default",
         "aten.expand.default",
         "aten.slice.Tensor",
@@ -44,7 +53,6 @@ _MAYBE_RENAMES = frozenset(
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
-_SKIPPED_PREFIXES = ("aten._assert", "aten.sym_", "aten._functional_assert", "aten._assert_async")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -64,6 +72,7 @@ class Converter:
         self.name_of: dict[torch.fx.Node, str] = {}
         self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
         self.folder = Folder()
+        self.checks = checks_of(exported.graph)
         self.notes: list[str] = []
 
     # -- placeholders -----------------------------------------------------------------------------
@@ -89,10 +98,10 @@ class Converter:
                 self._add(node, value, "buffer", key=self._key(spec.target))
             elif kind == "BUFFER":
                 self._add(node, value, "buffer", key=self._key(spec.target))
-                self.folder.give(node, self._stored(spec))
+                self.folder.give(node, self._stored(spec), stored=True)
             elif kind == "CONSTANT_TENSOR":
                 # A tensor the model's code holds: no state dict has it, so the graph keeps its value.
-                self.folder.give(node, self._stored(spec))
+                self.folder.give(node, self._stored(spec), stored=True)
             else:
                 raise CaptureError(f"{node.name}: inputs of kind {kind} are not supported; pass tensors only")
         return inputs
@@ -157,7 +166,7 @@ class Converter:
         operators, tensors = self._prune(outputs, mutations, inputs)
         aliases = self._aliases(tensors)
         self._note_unused(tensors, aliases)
-        return OperatorGraph(
+        graph = OperatorGraph(
             tensors=tensors,
             operators=operators,
             inputs=tuple(name for name in inputs if name),
@@ -168,10 +177,11 @@ class Converter:
             training=self.mode == "train",
             notes=tuple(self.notes),
         )
+        return numbered(graph)
 
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
-        if target.startswith(_SKIPPED_PREFIXES):
+        if node in self.checks:
             return
         if node.target is python_operator.getitem:
             source, index = node.args
@@ -190,7 +200,7 @@ class Converter:
         value = node.meta["val"]
         constant = filled(node, self.folder)
         if constant is not None:
-            self.folder.give(node, constant)
+            self.folder.give(node, constant, stored=self.folder.reads_stored(node))
             return
         source = node.args[0] if self._renames(node, target, value) else renamed(node)
         if isinstance(source, torch.fx.Node):
@@ -234,7 +244,9 @@ class Converter:
         elif target == "aten.index.Tensor":
             shape = viewed_shape(node, self.folder)
             if shape is not None:
-                target, args = "aten.view.default", (args[0], list(shape))
+                target, args = VIEW, (args[0], list(shape))
+        elif target in (VIEW, COPYING_VIEW):  # "-1" is written out on some devices only
+            target, args = VIEW, (args[0], list(value.shape))
         if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
             return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]

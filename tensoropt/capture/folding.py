@@ -31,23 +31,40 @@ _COMPARED_ELEMENTS = 1 << 27
 
 
 class Folder:
-    """Values of the nodes that depend on constants only."""
+    """Values of the nodes that depend on constants only.
+
+    A model on the meta device is the same graph as the one with weights, so nothing may be decided by a
+    value that only the latter has: what the model *stores* (buffers, tensors in its code), and what is
+    computed from it. Such constants are told apart by how they are computed, all others by value.
+    """
 
     def __init__(self) -> None:
         self._known: dict[torch.fx.Node, Any] = {}
+        self._stored: set[torch.fx.Node] = set()
         self.values: dict[str, torch.Tensor] = {}
         self._names: dict[Any, str] = {}
         self._results: dict[Any, Any] = {}
-        self._kept: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._reduced: dict[int, tuple[torch.Tensor, bytes | None]] = {}
+        self._equal: dict[Any, torch.Tensor] = {}
 
     def __contains__(self, node: torch.fx.Node) -> bool:
         return node in self._known
 
-    def give(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+    def give(self, node: torch.fx.Node, value: torch.Tensor, *, stored: bool = False) -> None:
+        """``stored``: the model holds the value, and holds none on the meta device."""
         self._known[node] = value.detach()
+        if stored:
+            self._stored.add(node)
 
     def value(self, node: torch.fx.Node) -> Any:
         return self._known[node]
+
+    def decides(self, node: torch.fx.Node) -> bool:
+        """Whether the graph may depend on the value: it is known wherever the model is captured."""
+        return node in self._known and node not in self._stored
+
+    def reads_stored(self, node: torch.fx.Node) -> bool:
+        return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
         if str(node.target).split(".")[1] in _GENERATORS:
@@ -68,17 +85,23 @@ class Folder:
             # Operands are kept beside the result: an id says nothing once its tensor is gone.
             self._results[key] = (_evaluate(node.target, args, kwargs), leaves)
         self._known[node] = self._results[key][0]
+        if self.reads_stored(node):
+            self._stored.add(node)
 
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
-        """Record the value of a folded node that a live operator reads; equal values share a name."""
+        """Record the value of a folded node that a live operator reads; equal constants share a name.
+
+        Stored ones that are equal share their memory only.
+        """
         whole = self._known[node]
-        if id(whole) not in self._kept:
+        if id(whole) not in self._reduced:
             reduced = broadcast_reduced(whole)
-            self._kept[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
-        value, digest = self._kept[id(whole)]
+            self._reduced[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
+        value, digest = self._reduced[id(whole)]
+        same = (tuple(value.shape), str(value.dtype), digest)
         if digest is not None:
-            key = (shape, tuple(value.shape), str(value.dtype), digest)
-            name = self._names.setdefault(key, name)
+            value = self._equal.setdefault(same, value)
+        name = self._names.setdefault((shape, same if self.decides(node) else id(whole)), name)
         self.values[name] = value
         return name
 

@@ -9,9 +9,7 @@ constant kept at broadcast-reduced shape.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +18,10 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.counting import count_in_floats
+from tensoropt.capture.exporting import export
 from tensoropt.capture.loss import Returned, WithLoss
-from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.refusals import check_model, refusal
-from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 
@@ -47,27 +44,6 @@ class Capture:
     out_spec: pytree.TreeSpec
     returned: Returned | None
     example: tuple[Any, ...] = field(repr=False, default=())
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
-def _no_cache(model: torch.nn.Module) -> Iterator[None]:
-    """Switch off the key/value cache of ``transformers`` models: one step has no use for it."""
-    config = getattr(model, "config", None)
-    if getattr(config, "use_cache", None) is not True:
-        yield
-        return
-    config.use_cache = False  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        config.use_cache = True  # type: ignore[union-attr]
 
 
 def capture(
@@ -101,10 +77,7 @@ def capture(
     modes = {module: module.training for module in model.modules()}
     subject.train(mode == "train")
     try:
-        with _quiet(), _no_cache(model), valid_values() as notes:
-            exported = torch.export.export(subject, args, kwargs)
-            keep_no_grad(exported)
-            exported = exported.run_decompositions({})
+        exported, notes = export(subject, args, kwargs)
     except CaptureError:
         raise
     except Exception as error:

@@ -13,6 +13,9 @@ import torch
 
 from tensoropt.capture.folding import Folder
 
+VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
+"""A reshape whose operand lies in memory otherwise is exported as a copy and the second of these."""
+
 _FILLED = {
     "aten.zeros_like.default": 0,
     "aten.ones_like.default": 1,
@@ -30,6 +33,23 @@ _FILL_ARGUMENT = {
 }
 
 
+_CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
+
+
+def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
+    found: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op != "call_function":
+            continue
+        number = isinstance(
+            node.meta.get("val"), (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+        )
+        if str(node.target).startswith(_CHECKS) or (number and found.issuperset(node.users)):
+            found.add(node)
+    return found
+
+
 def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
     """The result of a call that reads nothing but its operand's shape, as one expanded element."""
     target, value = str(node.target), node.meta.get("val")
@@ -38,13 +58,10 @@ def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
     fill: Any = _FILLED.get(target)
     if target in _FILL_ARGUMENT:
         fill = node.args[_FILL_ARGUMENT[target]]
-    if isinstance(fill, torch.fx.Node):
-        if fill not in folder or folder.value(fill).is_meta:
-            return None
-        fill = folder.value(fill).item()
-    if fill is None:
+    if fill is None or (isinstance(fill, torch.fx.Node) and fill not in folder):
         return None
-    return torch.full((), fill, dtype=value.dtype).expand(tuple(value.shape))
+    element = folder.value(fill) if isinstance(fill, torch.fx.Node) else torch.full((), fill)
+    return element.to(value.dtype).expand(tuple(value.shape))
 
 
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -79,7 +96,9 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
     assert isinstance(source, torch.fx.Node)
     assert isinstance(indices, (list, tuple))
     before, after = source.meta["val"].shape, node.meta["val"].shape
-    if len(indices) != len(before) or not all(isinstance(i, torch.fx.Node) and i in folder for i in indices):
+    if len(indices) != len(before):
+        return None
+    if not all(isinstance(i, torch.fx.Node) and folder.decides(i) for i in indices):
         return None
     shape = [1] * len(after)
     last = -1

@@ -258,6 +258,17 @@ def test_filling_reads_nothing_but_a_shape():
     assert all(graph.constants[t.name].numel() == 1 for t in kinds(graph, "constant"))
 
 
+def test_numbers_that_only_assertions_read_are_left_out():
+    """``transformers``' XLM asserts that lengths fit."""
+
+    def forward(m, ids):
+        torch._check(ids.max().item() < 6)
+        return F.embedding(ids, m.w).sum()
+
+    graph = capture(Lambda(forward, w=(6, 8)), (torch.randint(0, 6, (4, 8)),)).graph
+    assert targets(graph) == ["embedding", "sum"]
+
+
 def test_an_index_that_counts_over_whole_dims_is_a_view():
     """How masks are looked up by code written for ``vmap``."""
 

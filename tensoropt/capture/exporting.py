@@ -1,0 +1,97 @@
+"""``torch.export`` of a model as it is when it trains: what a model does only because it is exported, or only
+because it generates text, is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tensoropt.capture.no_grad import keep_no_grad
+from tensoropt.capture.validity import valid_values
+from tensoropt.errors import CaptureError
+
+EAGER_NOTE = (
+    "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
+    "without a compiler"
+)
+
+
+def export(
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """(flat, functional program, notes on what was decided along the way).
+
+    Some models leave out under a compiler what they need then (T5's relatives make their mask in eager mode
+    only). A model that is refused is therefore tried once more as in eager mode.
+
+    Raises:
+        Exception: that of the second attempt, if both fail; it is the one that speaks of the model.
+    """
+    try:
+        return _export(subject, args, kwargs)
+    except CaptureError:
+        raise
+    except Exception:
+        with mock.patch.object(torch.compiler, "is_compiling", return_value=False):
+            exported, notes = _export(subject, args, kwargs)
+        return exported, (*notes, EAGER_NOTE)
+
+
+def _export(
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    with _quiet(), _no_cache(subject), _unmoved(), valid_values() as notes:
+        exported = torch.export.export(subject, args, dict(kwargs))
+        keep_no_grad(exported)
+        return exported.run_decompositions({}), tuple(notes)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings, and nothing of the graph so far, which PyTorch prints when it refuses a model."""
+    shown = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stderr(shown):
+            yield
+    sys.stderr.write(shown.getvalue())
+
+
+@contextlib.contextmanager
+def _no_cache(model: torch.nn.Module) -> Iterator[None]:
+    """Switch off the key/value cache of ``transformers`` models: one step has no use for it."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    cached = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
+    for config in cached:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in cached:
+            config.use_cache = True
+
+
+@contextlib.contextmanager
+def _unmoved() -> Iterator[None]:
+    """``layer.to(dtype)`` inside ``forward`` is nothing when the layer has that type already; export takes it
+    for an exchange of the layer's weights (routers of sparse models keep their type so)."""
+    move = torch.nn.Module.to
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        held = [*self.parameters(), *self.buffers()]
+        floating = [t for t in held if t.is_floating_point() or t.is_complex()]
+        in_place = device is None or {t.device for t in held} <= {device}
+        if in_place and (dtype is None or {t.dtype for t in floating} <= {dtype}):
+            return self
+        return move(self, *args, **kwargs)
+
+    with mock.patch.object(torch.nn.Module, "to", to):
+        yield

@@ -21,9 +21,9 @@ from tensoropt.search.program import Program
 class Flat:
     """A program as flat arrays for kernels.
 
-    ``meta`` (steps, 8): first entry of out, left and right table, count of o and k, and where the index
-    arrays of o and of k start. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 6): base of
-    the table, step or -1, left, right, unused, first leaf entry or -1.
+    ``meta`` (steps, 7): first entry of out, left and right table, count of o and k, and where the index
+    arrays of o and of k start. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 4): first entry
+    of the table, step or -1, left and right logical node.
     """
 
     meta: IntArray
@@ -44,7 +44,7 @@ def flatten(program: Program) -> Flat:
     for n, step in enumerate(program.steps):
         out = program.base[program.leaves + n]
         sides = program.base[step.left], program.base[step.right]
-        rows.append((out, *sides, len(step.left_out), len(step.left_k), at_out, at_k, 0))
+        rows.append((out, *sides, len(step.left_out), len(step.left_k), at_out, at_k))
         at_out += len(step.left_out)
         at_k += len(step.left_k)
     memory, time, offsets, points = [], [], [np.zeros(1, np.int64)], 0
@@ -63,7 +63,7 @@ def flatten(program: Program) -> Flat:
         return np.concatenate([np.zeros(0, np.int64), *(getattr(s, name) for s in program.steps)])
 
     return Flat(
-        np.array(rows, np.int64).reshape(-1, 8),
+        np.array(rows, np.int64).reshape(-1, 7),
         joined("left_out"),
         joined("left_k"),
         joined("right_out"),
@@ -88,7 +88,7 @@ def pass_up(meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, le
                 if x < value[e, w]:
                     value[e, w] = x
     for s in range(meta.shape[0]):
-        out, left, right, n_out, n_k, at_out, at_k = meta[s, :7]
+        out, left, right, n_out, n_k, at_out, at_k = meta[s]
         for o in range(n_out):
             row = value[out + o]
             for k in range(n_k):
@@ -110,7 +110,7 @@ def pass_down(meta, left_out, left_k, right_out, right_k, value, root):
     outside = np.full(value.shape, np.inf)
     outside[root, :] = 0.0
     for s in range(meta.shape[0] - 1, -1, -1):
-        out, left, right, n_out, n_k, at_out, at_k = meta[s, :7]
+        out, left, right, n_out, n_k, at_out, at_k = meta[s]
         for o in range(n_out):
             above = outside[out + o]
             if value[out + o, 0] == np.inf or above[0] == np.inf:
@@ -165,7 +165,7 @@ def descend(
                 memory[w] += leaf_m[pick]
                 time[w] += leaf_t[pick]
                 continue
-            _, left, right, _, n_k, at_out, at_k = meta[s, :7]
+            _, left, right, _, n_k, at_out, at_k = meta[s]
             i = left_out[at_out + e]
             j = right_out[at_out + e]
             best = np.inf

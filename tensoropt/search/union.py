@@ -6,7 +6,7 @@ whose bounds lie above the frontier costs its scalar problems only. Put promisin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,16 +42,20 @@ class UnionFrontier:
 
     def lower_bound(self, memory: float) -> float:
         """A time that no strategy of any graph within ``memory`` bytes can beat; inf where none fits."""
-        best = min((part.lower_bound(memory) for part in self.parts), default=np.inf)
+        return float(self.bounds(np.array([memory], dtype=np.float64))[0])
+
+    def bounds(self, memory: FloatArray) -> FloatArray:
+        """(n,) :meth:`lower_bound` for many budgets."""
+        best = least_bounds(self.parts, memory)
         if not self.exact:
             return best
-        fits = int(np.searchsorted(self.memory, memory, side="right"))
-        return min(best, float(self.time[fits - 1])) if fits else best
+        times = np.append(np.inf, self.time)
+        return np.minimum(best, times[np.searchsorted(self.memory, memory, side="right")])
 
     @property
     def gap(self) -> FloatArray:
         """(n,) per point: how much faster, at most, any strategy of no more memory could be."""
-        bounds = np.array([self.lower_bound(float(m)) for m in self.memory])
+        bounds = self.bounds(self.memory)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0)
 
@@ -88,6 +92,14 @@ def track_union(
         known = merge(parts) if parts else None
         parts.append(track(graph, "auto", replace(settings, rivals=known)))
     merged = merge(parts)
-    return UnionFrontier(
-        merged.memory, merged.time, merged.origin, tuple(parts), all(part.exact for part in parts)
-    )
+    memory, time, origin = merged.memory, merged.time, merged.origin
+    exact = all(part.exact for part in parts)
+    if exact:  # a point above the bound is beaten by one that only rounding keeps apart from it
+        kept = time <= least_bounds(parts, memory)
+        memory, time, origin = memory[kept], time[kept], origin[kept]
+    return UnionFrontier(memory, time, origin, tuple(parts), exact)
+
+
+def least_bounds(parts: Sequence[TrackedFrontier], memory: FloatArray) -> FloatArray:
+    """(n,) a time that no strategy of any part within ``memory`` can beat."""
+    return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)

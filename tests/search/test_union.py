@@ -7,7 +7,7 @@ import pytest
 
 import tensoropt.search.auto as auto
 from tensoropt.frontier import merge
-from tensoropt.search import track_frontier, track_union
+from tensoropt.search import CostGraph, track_frontier, track_union
 from tests import naive
 from tests.search.graphs import Case, seeds_of
 
@@ -44,6 +44,19 @@ def test_a_trimmed_union_is_certified():
         for m, t in zip(exact.memory, exact.time, strict=True):
             assert found.lower_bound(m) <= t * (1 + 1e-9)
         assert found.notes == ()
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.1, 0.6), (0.3, 0.6), (0.7, 1.2)])
+def test_an_exact_union_is_its_own_bound_though_grids_differ(a, b):
+    """The sum of a and b lies an ulp above what the other graph offers, and is faster."""
+    alone, pair = CostGraph(), CostGraph()
+    alone.add_operator("ab", [[[round(a + b, 1), 5.0]]])
+    pair.add_operator("a", [[[a, 1.0]]])
+    pair.add_operator("b", [[[b, 1.0]]])
+    found = track_union([alone, pair])
+    assert found.time.tolist() == [2.0]
+    assert found.lower_bound(found.memory[0]) == 2.0
+    assert (found.gap == 0).all()
 
 
 def test_the_union_of_nothing_is_empty():

@@ -125,6 +125,10 @@ def parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--cluster", help="with --random, default local:2: " + CLUSTER_HELP)
     verify.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
+    verify.add_argument(
+        "--placed", action="store_true",
+        help="with --random: random placements, every operator or piece of one on one device",
+    )  # fmt: skip
     verify.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
     verify.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
     verify.add_argument(

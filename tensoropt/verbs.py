@@ -381,10 +381,10 @@ def export(options: argparse.Namespace, progress: Progress) -> Answer:
 def verify(options: argparse.Namespace, progress: Progress) -> Answer:
     if options.random is None:
         given = (options.cluster, options.batch, options.dtype, options.loss)
-        if any(one is not None for one in given) or options.dim or options.output:
+        if any(one is not None for one in given) or options.dim or options.output or options.placed:
             raise TensorOptError(
-                "--cluster, --batch, --dtype, --dim, --output and --loss belong to --random N; a plan names "
-                "its own"
+                "--cluster, --batch, --dtype, --dim, --output, --loss and --placed belong to --random N; a "
+                "plan names its own"
             )
         if ":" in options.target and not Path(options.target).exists():
             raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
@@ -404,8 +404,9 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
         from tensoropt import verify as check
 
         cluster = options.cluster or RANDOM_CLUSTER
+        what = "placements" if options.placed else "strategies"
         progress.note(
-            f"verifying {options.random} random strategies of {options.target} on cluster {cluster}"
+            f"verifying {options.random} random {what} of {options.target} on cluster {cluster}"
             + ("" if options.cluster else " (the default; another: --cluster)")
         )
         data = check.verify_random(
@@ -417,6 +418,7 @@ def verify(options: argparse.Namespace, progress: Progress) -> Answer:
             dtype=options.dtype or "float32",
             onnx=onnx_options(options, training=True),
             where=options.where,
+            placed=options.placed,
             progress=progress,
         )
         data["cluster"] = cluster

@@ -110,6 +110,14 @@ class Engine:
         self._counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
         self._evaluator: torch.fx.GraphModule | None = None
 
+    @property
+    def module(self) -> torch.fx.GraphModule:
+        """What runs forward."""
+        return self.lowered.module
+
+    def settle(self) -> None:
+        """Buffers are the same on every rank after every step."""
+
     def _edges(self) -> list[torch.fx.Node]:
         return [node for node in self.lowered.module.graph.nodes if "edge" in node.meta]
 

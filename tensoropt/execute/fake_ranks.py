@@ -21,8 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.errors import PlanError
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel
-from tensoropt.execute.recorder import Collective, summarise
-from tensoropt.execute.steps import Step, issued, tracked_memory
+from tensoropt.execute.placed.engine import PlacedEngine
+from tensoropt.execute.recorder import Collective, all_sent, outgoing, summarise
+from tensoropt.execute.steps import AnyEngine, Step, issued, tracked_memory
+from tensoropt.plan.placed.plans import PlacedStrategy
 from tensoropt.sharding.strategy import Strategy
 
 MOST_RANKS = 3
@@ -83,16 +85,42 @@ def check_on_fake_ranks(
     return {"ranks": list(ranks), "collectives": summarise(sent), "unlike": unlike, "memory": memory}
 
 
+def check_placed_on_fake_ranks(
+    loaded: LoadedModel, strategy: PlacedStrategy, optimizer: str
+) -> dict[str, Any]:
+    """:func:`check_on_fake_ranks` for a placed plan, whose ranks all do something else and are all looked at:
+    ``collectives`` are those of all, ``memory`` is that of the fullest."""
+    sent, memory = [], []
+    for rank in range(strategy.devices):
+        with _step_on(rank, loaded, strategy, optimizer) as step:
+            sent.append(summarise(outgoing(issued(step.engine, step))))
+            memory.append(tracked_memory(step))
+    return {
+        "ranks": list(range(strategy.devices)),
+        "collectives": all_sent(sent),
+        "unlike": [],
+        "memory": max(memory, key=lambda m: m["peak"]),
+        "memory_of_ranks": [m["peak"] for m in memory],
+    }
+
+
 @contextlib.contextmanager
-def _step_on(rank: int, loaded: LoadedModel, strategy: Strategy, optimizer: str) -> Iterator[Step]:
+def _step_on(
+    rank: int, loaded: LoadedModel, strategy: Strategy | PlacedStrategy, optimizer: str
+) -> Iterator[Step]:
     """A step of a fake rank."""
-    world_size = math.prod(strategy.mesh[1:])
+    world_size = strategy.devices if isinstance(strategy, PlacedStrategy) else math.prod(strategy.mesh[1:])
     with contextlib.ExitStack() as stack:
         if world_size > 1:
             stack.enter_context(fake_job(rank, world_size))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        engine = Engine(strategy, {n: _like(v) for n, v in loaded.values.items()})
-        for module in engine.lowered.module.modules():
+        values = {n: _like(v) for n, v in loaded.values.items()}
+        engine: AnyEngine
+        if isinstance(strategy, PlacedStrategy):
+            engine = PlacedEngine(strategy, values)
+        else:
+            engine = Engine(strategy, values)
+        for module in engine.module.modules():
             for name, constant in module.named_buffers(recurse=False):
                 setattr(module, name, _like(constant))
         yield Step(engine, [_like(v) for v in loaded.inputs], optimizer)
@@ -142,5 +170,6 @@ def fake_result(found: Mapping[str, Any]) -> dict[str, Any]:
         "ranks_checked": found["ranks"],
         "memory_tracked": found["memory"],
         "memory_tracked_bytes": found["memory"]["peak"],
+        "memory_tracked_of_ranks": found.get("memory_of_ranks", []),
         "error": None,
     }

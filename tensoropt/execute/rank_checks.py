@@ -11,8 +11,8 @@ import torch
 
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
-from tensoropt.execute.parameters import shard_of
-from tensoropt.execute.recorder import summarise
+from tensoropt.execute.placed.engine import PlacedEngine
+from tensoropt.execute.recorder import outgoing, summarise
 from tensoropt.execute.reference import (
     GRADIENT_FLOOR,
     Results,
@@ -23,7 +23,8 @@ from tensoropt.execute.reference import (
     precision,
     reference,
 )
-from tensoropt.execute.steps import Step, issued, step_times, tracked_memory
+from tensoropt.execute.steps import AnyEngine, Step, issued, step_times, tracked_memory
+from tensoropt.plan.placed.plans import placed_from_dict
 from tensoropt.sharding.placement import REPLICATE
 from tensoropt.sharding.serialise import strategy_from_dict
 
@@ -52,12 +53,11 @@ def check_plan(
 ) -> dict[str, Any]:
     """Everything one rank finds out about one plan; put together by :mod:`tensoropt.execute.verify`."""
     loaded = load_model(spec)
-    strategy = strategy_from_dict(strategy_data, loaded.graph)
     ref = reference(loaded, options.seed) if options.numerics else None
-    engine = Engine(strategy, loaded.values, seed=options.seed)
+    engine = engine_of(loaded, strategy_data, options.seed)
     found: dict[str, Any] = {}
     results: list[Any] = []
-    sent = issued(engine, lambda: results.extend(first_step(engine, loaded)))
+    sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
     found["collectives"] = summarise(sent)
     found["sequence"] = digest([repr(c[:2]).encode() for c in sent])
     found["precision"] = precision(loaded)
@@ -73,12 +73,15 @@ def check_plan(
     return found
 
 
-def _numerics(engine: Engine, loaded: LoadedModel, ref: Results, first: Results) -> dict[str, Any]:
-    strategy = engine.strategy
+def engine_of(loaded: LoadedModel, data: Mapping[str, Any], seed: int) -> AnyEngine:
+    """The engine of a strategy on this rank, whichever kind of strategy it is."""
+    if "placed" in data:
+        return PlacedEngine(placed_from_dict(data["placed"], loaded.graph), loaded.values, seed=seed)
+    return Engine(strategy_from_dict(data, loaded.graph), loaded.values, seed=seed)
 
-    def shard(name: str, whole: torch.Tensor) -> torch.Tensor:
-        return shard_of(engine.runtime, name, strategy.atoms(name), strategy.stored[name], whole)
 
+def _numerics(engine: AnyEngine, loaded: LoadedModel, ref: Results, first: Results) -> dict[str, Any]:
+    shard = engine.shards.shard
     per_gradient = {
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
         for name, got in first.gradients.items()
@@ -121,12 +124,13 @@ def _bytes_of(value: torch.Tensor) -> bytes:
 
 
 def _checksums(
-    engine: Engine, after: Mapping[str, Mapping[str, torch.Tensor]]
+    engine: AnyEngine, after: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
     """Per parameter which shard this rank holds, and a digest of its last gradient and of what it became."""
-    strategy, place = engine.strategy, engine.runtime.place
+    place = engine.runtime.place
     for name, leaf in engine.shards.leaves.items():
-        shard = tuple(place[a] for a, code in enumerate(strategy.stored[name]) if a > 0 and code > REPLICATE)
+        stored = engine.strategy.stored[name] if isinstance(engine, Engine) else ()
+        shard = tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         values = [leaf, *gradient, *(values[name] for values in after.values())]
         yield name, (shard, digest([_bytes_of(v) for v in values]))

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 Collective = tuple[str, tuple[int, ...], int]
 """(kind, mesh axes of the group, bytes). Bytes of the reduced tensor, the gathered output, the scattered
-input, the exchanged input."""
+input, the exchanged input. Of a message (``send``) instead of axes the sender and the receiver."""
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {
@@ -75,6 +75,9 @@ class CollectiveRecorder(TorchDispatchMode):
             return
         if func.namespace == "c10d":
             kind, position = _COUNTED.get(name, (name, 0))
+            if kind == "send":
+                self.issued.append((kind, (dist.get_rank(), int(args[2])), _nbytes(args[0])))
+                return
             groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
             ranks = next((g for g in groups if g is not None), ())
             self.issued.append((kind, self.axes(ranks), _nbytes(args[position])))
@@ -116,6 +119,26 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     ]
 
 
+def outgoing(found: Iterable[Collective]) -> list[Collective]:
+    """Without the other ends of messages."""
+    return [c for c in found if c[0] != "recv"]
+
+
+def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """What the ranks of a placed plan send altogether: messages of each, and what all take part in once."""
+    total: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+    for rank, rows in enumerate(ranks):
+        for row in rows:
+            if row["kind"] == "send" or rank == 0:
+                total[row["kind"], tuple(row["axes"]), row["bytes"]] += row["count"]
+    return summarise(total.elements())
+
+
+def shown_axes(row: Mapping[str, Any]) -> list[int]:
+    """The axes of a summary's row as people count them: without that of the micro-batches."""
+    return list(row["axes"]) if row["kind"] == "send" else [axis - 1 for axis in row["axes"]]
+
+
 def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
@@ -129,11 +152,15 @@ def compare_collectives(
 
     left, right = counter(predicted), counter(issued)
     return [
-        f"{kind} of {size} bytes over axes {list(axes)}: predicted {left[kind, axes, size]}, "
+        f"{kind} of {size} bytes {_between(kind, axes)}: predicted {left[kind, axes, size]}, "
         f"issued {right[kind, axes, size]}"
         for kind, axes, size in sorted(left.keys() | right.keys())
         if left[kind, axes, size] != right[kind, axes, size]
     ]
+
+
+def _between(kind: str, axes: Sequence[int]) -> str:
+    return f"from device {axes[0]} to {axes[1]}" if kind == "send" else f"over axes {list(axes)}"
 
 
 class MemoryTracker(TorchDispatchMode):

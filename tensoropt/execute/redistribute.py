@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -207,7 +207,14 @@ def redistribute(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Ten
     return result
 
 
-def take_shard(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
+class Standpoint(Protocol):
+    """A coordinate on every axis."""
+
+    @property
+    def place(self) -> tuple[int, ...]: ...
+
+
+def take_shard(runtime: Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
     """This rank's part of a tensor every rank has whole (an input or a constant): a view of its shard, and
     zeros on all but the first coordinate of an axis that adds it up."""
     sizes = [size for dim in spec.atoms for size in dim]

@@ -13,6 +13,7 @@ from tensoropt.capture import find_loss
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model, open_model
+from tensoropt.execute.steps import AnyEngine
 
 OPTIMIZER_STEPS = 2
 """Steps after which parameters are compared: the second one starts from moved weights and used state."""
@@ -53,7 +54,7 @@ class Results:
 
 
 def first_step(
-    engine: Engine, loaded: LoadedModel
+    engine: AnyEngine, loaded: LoadedModel
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
     """(outputs, gradients) of the first step; the gradients are copies."""
     engine.runtime.step = 0
@@ -66,7 +67,7 @@ def first_step(
 
 
 def after_steps(
-    engine: Engine, loaded: LoadedModel, floor: float
+    engine: AnyEngine, loaded: LoadedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
     after: dict[str, dict[str, torch.Tensor]] = {}
@@ -76,11 +77,14 @@ def after_steps(
     for name, make in smooth_optimizers(floor).items():
         engine.load(loaded.values)
         engine.runtime.step = 0
-        optimizer = make(list(engine.shards.leaves.values()))
+        leaves = list(engine.shards.leaves.values())
+        optimizer = make(leaves) if leaves else None
         for _ in range(OPTIMIZER_STEPS):
             engine.shards.clear()
             engine(*loaded.inputs)[0].backward()
-            optimizer.step()
+            if optimizer is not None:
+                optimizer.step()
+        engine.settle()
         after[name] = {n: leaf.detach().clone() for n, leaf in engine.shards.leaves.items()}
         buffers = {n: value.clone() for n, value in engine.buffers.items()}
     engine.load(loaded.values)

@@ -13,7 +13,10 @@ import torch.distributed as dist
 
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.execute.engine import Engine
+from tensoropt.execute.placed.engine import PlacedEngine
 from tensoropt.execute.recorder import Collective, CollectiveRecorder, MemoryTracker
+
+AnyEngine = Engine | PlacedEngine
 
 
 class Step:
@@ -23,7 +26,7 @@ class Step:
         optimizer: None in inference.
     """
 
-    def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], optimizer: str):
+    def __init__(self, engine: AnyEngine, inputs: Sequence[torch.Tensor], optimizer: str):
         self.engine = engine
         self.inputs = tuple(inputs)
         trained = [v for v in engine.shards.leaves.values() if v.requires_grad]
@@ -49,9 +52,9 @@ class Step:
         return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
+def issued(engine: AnyEngine, run: Callable[[], object]) -> list[Collective]:
     """The collectives that ``run`` issues on this rank, in order."""
-    with CollectiveRecorder(engine.strategy.mesh) as recorder:
+    with CollectiveRecorder(engine.runtime.mesh) as recorder:
         run()
     return recorder.issued
 
@@ -65,7 +68,7 @@ def tracked_memory(step: Step) -> dict[str, int]:
     engine = step.engine
     tracker = MemoryTracker()
     tracker.exclude(step.inputs)
-    tracker.exclude(engine.lowered.module.buffers())
+    tracker.exclude(engine.module.buffers())
     tracker.exclude(engine.buffers.values())
     parts = {
         "parameters": [v.detach() for v in engine.shards.leaves.values()],

@@ -18,6 +18,7 @@ from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.errors import PlanError
 from tensoropt.execute.models import ModelSpec
 from tensoropt.execute.rank_checks import CheckOptions, check_plan
+from tensoropt.execute.recorder import all_sent
 from tensoropt.execute.reference import module_difference
 
 LOSS_TOLERANCE = 1e-5
@@ -53,7 +54,8 @@ def verify_strategies(
 
     Args:
         model: what to build on every rank.
-        strategies: as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes them.
+        strategies: as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes them; a placed one is
+            ``{"placed": ...}`` as :func:`tensoropt.plan.placed.plans.placed_to_dict` writes it.
         pool: ranks to use where their number fits; others are started as needed.
         options: what to check.
         timeout_s: for one strategy.
@@ -61,9 +63,10 @@ def verify_strategies(
 
     Returns:
         One dict per strategy, plain data: ``loss_difference, gradient_difference, parameter_difference,
-        buffer_difference, collectives_issued, memory_tracked_bytes, memory_tracked, time_measured_s,
-        replicas_agree, numerics_ok, worst_gradient, error``. ``numerics_ok`` holds the differences against
-        the tolerances of this module; ``error`` is None unless the strategy could not be run.
+        buffer_difference, collectives_issued, memory_tracked_bytes, memory_tracked`` (both of the fullest
+        rank), ``memory_tracked_of_ranks, time_measured_s, replicas_agree, numerics_ok, worst_gradient,
+        error``. ``numerics_ok`` holds the differences against the tolerances of this module; ``error`` is
+        None unless the strategy could not be run.
     """
     options = options or CheckOptions()
     results: list[dict[str, Any] | None] = [None] * len(strategies)
@@ -119,6 +122,8 @@ def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> dict[str, 
 
 
 def _devices(data: Mapping[str, Any]) -> int:
+    if "placed" in data:
+        return len(data["placed"]["forward"])
     mesh = data.get("mesh")
     if not isinstance(mesh, Sequence) or not mesh:
         raise PlanError("the plan has no mesh")
@@ -144,7 +149,7 @@ def verify_one(
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return _failed(str(error))
-    return _joined(ranks, options)
+    return _joined(ranks, options, placed="placed" in data)
 
 
 DIFFERENCES = ("loss_difference", "gradient_difference", "parameter_difference", "buffer_difference")
@@ -159,6 +164,7 @@ def _failed(error: str) -> dict[str, Any]:
         "ranks_checked": None,
         "memory_tracked_bytes": 0,
         "memory_tracked": {},
+        "memory_tracked_of_ranks": [],
         "time_measured_s": math.inf,
         "replicas_agree": False,
         "numerics_ok": False,
@@ -168,19 +174,23 @@ def _failed(error: str) -> dict[str, Any]:
     }
 
 
-def _joined(ranks: Sequence[Mapping[str, Any]], options: CheckOptions) -> dict[str, Any]:
+def _joined(ranks: Sequence[Mapping[str, Any]], options: CheckOptions, *, placed: bool) -> dict[str, Any]:
     first = ranks[0]
     result = _failed("") | {"error": None, "ranks_checked": list(range(len(ranks)))}
-    result["collectives_issued"] = first["collectives"]
-    result["ranks_unlike"] = [
-        f"rank {rank} issues other kinds of collectives than rank 0, or in another order"
-        for rank, found in enumerate(ranks)
-        if found["sequence"] != first["sequence"]
-    ]
+    if placed:
+        result["collectives_issued"] = all_sent([r["collectives"] for r in ranks])
+    else:
+        result["collectives_issued"] = first["collectives"]
+        result["ranks_unlike"] = [
+            f"rank {rank} issues other kinds of collectives than rank 0, or in another order"
+            for rank, found in enumerate(ranks)
+            if found["sequence"] != first["sequence"]
+        ]
     if options.memory:
         largest = max((r["memory"] for r in ranks), key=lambda m: m["peak"])
         result["memory_tracked"] = dict(largest)
         result["memory_tracked_bytes"] = largest["peak"]
+        result["memory_tracked_of_ranks"] = [r["memory"]["peak"] for r in ranks]
     steps = [max(times) for times in zip(*(r["times_s"] for r in ranks), strict=True)]
     result["time_measured_s"] = statistics.median(steps) if steps else 0.0
     if not options.numerics:
@@ -228,9 +238,11 @@ def within_tolerance(
 
 def replicas_agree(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], str]]]) -> bool:
     """Whether ranks that hold the same shard hold the same bits."""
-    for name in ranks[0]:
+    for name in dict.fromkeys(name for rank in ranks for name in rank):
         digests: dict[tuple[int, ...], str] = {}
         for rank in ranks:
+            if name not in rank:  # of a placed plan each rank has its own
+                continue
             shard, digest = rank[name]
             if digests.setdefault(tuple(shard), digest) != digest:
                 return False

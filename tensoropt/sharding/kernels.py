@@ -16,8 +16,11 @@ import torch.nn.functional as F
 class ShardContext(Protocol):
     """What a local kernel may know about where it runs."""
 
-    seed: int
-    step: int
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
         """This rank's index within the flattened group of ``axes`` (first axis outermost)."""

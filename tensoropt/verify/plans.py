@@ -15,22 +15,26 @@ from tensoropt.costs.source import CostSource, is_local, real_shape
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.counts import unsplit_strategy
-from tensoropt.execute.fake_ranks import check_on_fake_ranks, fake_result
+from tensoropt.execute.fake_ranks import check_on_fake_ranks, check_placed_on_fake_ranks, fake_result
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.rank_checks import CheckOptions
-from tensoropt.execute.recorder import compare_collectives
+from tensoropt.execute.recorder import compare_collectives, shown_axes
 from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
 from tensoropt.plan import Plan
+from tensoropt.plan.placed.plans import PlacedStrategy, placed_strategy, placed_to_dict
+from tensoropt.plan.placed.prices import PlacedPrices
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
 from tensoropt.plan.source import OnnxOptions
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.testing.placements import random_placement, random_splits
 from tensoropt.testing.strategies import micro_strategies, random_strategy
 from tensoropt.verify.places import Place, Wanted, cluster_of, place_for
-from tensoropt.verify.predict import Prediction, predict, prediction_of
+from tensoropt.verify.predict import Prediction, predict, predict_placed, prediction_of
 
+AnyStrategy = Strategy | PlacedStrategy
 Progress = Callable[[str, int, int, str], None]
 RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed."""
@@ -64,9 +68,9 @@ def verify_plans(plans: Sequence[Plan], *, where: Wanted = "auto", progress: Pro
     spec = replace(model_spec(first), device=place.device)
     progress("capture", 0, 1, spec.source)
     graph = load_model(spec).graph
-    strategies = [plan.strategy(graph) for plan in plans]
+    strategies = [placed_strategy(p, graph) if p.placed is not None else p.strategy(graph) for p in plans]
     progress("capture", 1, 1, spec.source)
-    predictions = [prediction_of(plan) for plan in plans]
+    predictions = [prediction_of(plan, graph) for plan in plans]
     if place.kind == "fake":
         return _check_fake(spec, strategies, predictions, place, first.optimizer, progress)
     with RankPool(first.devices, timeout_s=TIMEOUT_S, backend=place.backend) as pool:
@@ -96,6 +100,7 @@ def verify_random(
     dtype: str = "float32",
     onnx: OnnxOptions | None = None,
     where: Wanted = "auto",
+    placed: bool = False,
     store: ProfileStore | None = None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -110,6 +115,7 @@ def verify_random(
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: what an ONNX file leaves open.
         where: as for :func:`verify_plans`.
+        placed: random placements instead, some operators in pieces, in random orders.
     """
     if count < 1:
         raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
@@ -121,6 +127,10 @@ def verify_random(
     loaded = load_model(spec)
     problem = _problem(loaded)
     progress("capture", 1, 1, source)
+    if placed:
+        return _predict_and_run_placed(
+            spec, loaded, count, seed, target, place, Settings(dtype=dtype), store, progress
+        )
     drawn = draw_strategies(loaded, problem, target, count, seed)
     return _predict_and_run(spec, loaded, drawn, target, place, Settings(dtype=dtype), store, progress)
 
@@ -184,6 +194,48 @@ def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
     )
 
 
+def _predict_and_run_placed(
+    spec: ModelSpec,
+    loaded: LoadedModel,
+    count: int,
+    seed: int,
+    cluster: Cluster,
+    place: Place,
+    settings: Settings,
+    store: ProfileStore | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    rng, devices = random.Random(seed), cluster.device_count
+    with ExitStack() as stack:
+        costs, pool = _costs(stack, cluster, place, settings, store, progress)
+        prices = PlacedPrices(loaded.graph, cluster, costs)
+        drawn = []
+        for _ in range(count):
+            graph = prices.price(random_splits(loaded.graph, devices, rng))
+            drawn.append(predict_placed(graph, random_placement(graph.graph, devices, rng)))
+        strategies, predictions = [s for s, _ in drawn], [p for _, p in drawn]
+        if pool is None:
+            return _check_fake(spec, strategies, predictions, place, settings.optimizer, progress)
+        return _run(spec, strategies, predictions, place, pool, settings.optimizer, progress)
+
+
+def _costs(
+    stack: ExitStack,
+    cluster: Cluster,
+    place: Place,
+    settings: Settings,
+    store: ProfileStore | None,
+    progress: Progress,
+) -> tuple[CostSource, RankPool | None]:
+    """Where figures come from, and the ranks to run on, both open as long as ``stack``."""
+    own = store or stack.enter_context(ProfileStore())
+    pool: RankPool | None = None
+    if place.kind != "fake":
+        pool = stack.enter_context(RankPool(cluster.device_count, timeout_s=TIMEOUT_S, backend=place.backend))
+    measured_on = pool if is_local(cluster) else None
+    return CostSource(cluster, own, settings, measured_on, progress), pool
+
+
 def _predict_and_run(
     spec: ModelSpec,
     loaded: LoadedModel,
@@ -196,14 +248,7 @@ def _predict_and_run(
 ) -> dict[str, Any]:
     strategies = [s for s, _ in drawn]
     with ExitStack() as stack:
-        own = store or stack.enter_context(ProfileStore())
-        pool: RankPool | None = None
-        if place.kind != "fake":
-            pool = stack.enter_context(
-                RankPool(cluster.device_count, timeout_s=TIMEOUT_S, backend=place.backend)
-            )
-        measured_on = pool if is_local(cluster) else None
-        costs = CostSource(cluster, own, settings, measured_on, progress)
+        costs, pool = _costs(stack, cluster, place, settings, store, progress)
         predictions = predict(drawn, costs)
         if pool is None:
             return _check_fake(spec, strategies, predictions, place, settings.optimizer, progress)
@@ -219,7 +264,7 @@ def _problem(loaded: LoadedModel) -> Problem:
 
 def _run(
     spec: ModelSpec,
-    strategies: Sequence[Strategy],
+    strategies: Sequence[AnyStrategy],
     predictions: Sequence[Prediction],
     place: Place,
     pool: RankPool,
@@ -232,7 +277,7 @@ def _run(
     progress("run", 0, len(strategies), "")
     results = verify_strategies(
         spec,
-        [strategy_to_dict(s) for s in strategies],
+        [_data(s) for s in strategies],
         pool=pool,
         options=CheckOptions(optimizer=optimizer, seed=spec.seed),
         progress=lambda done, total: progress("run", done, total, ""),
@@ -242,7 +287,7 @@ def _run(
 
 def _check_fake(
     spec: ModelSpec,
-    strategies: Sequence[Strategy],
+    strategies: Sequence[AnyStrategy],
     predictions: Sequence[Prediction],
     place: Place,
     optimizer: str,
@@ -252,13 +297,17 @@ def _check_fake(
     results = []
     for done, strategy in enumerate(strategies):
         progress("fake ranks", done, len(strategies), "")
-        results.append(fake_result(check_on_fake_ranks(loaded, strategy, optimizer)))
+        if isinstance(strategy, PlacedStrategy):
+            found = check_placed_on_fake_ranks(loaded, strategy, optimizer)
+        else:
+            found = check_on_fake_ranks(loaded, strategy, optimizer)
+        results.append(fake_result(found))
     progress("fake ranks", len(strategies), len(strategies), "")
     return _answer(strategies, predictions, results, place, None)
 
 
 def _answer(
-    strategies: Sequence[Strategy],
+    strategies: Sequence[AnyStrategy],
     predictions: Sequence[Prediction],
     results: Sequence[Mapping[str, Any]],
     place: Place,
@@ -277,19 +326,32 @@ def _answer(
 FOUND = (
     "loss_difference", "gradient_difference", "worst_gradient", "parameter_difference", "worst_parameter",
     "buffer_difference", "replicas_agree", "compared_in", "float32", "ranks_checked", "memory_tracked_bytes",
-    "memory_tracked", "time_measured_s", "error",
+    "memory_tracked", "memory_tracked_of_ranks", "time_measured_s", "error",
 )  # fmt: skip
 
 
-def _joined(strategy: Strategy, predicted: Prediction, found: Mapping[str, Any]) -> dict[str, Any]:
+def _data(strategy: AnyStrategy) -> dict[str, Any]:
+    """As ranks get it."""
+    if isinstance(strategy, PlacedStrategy):
+        return {"placed": placed_to_dict(strategy)}
+    return strategy_to_dict(strategy)
+
+
+def _mesh(strategy: AnyStrategy) -> str:
+    if isinstance(strategy, PlacedStrategy):
+        return f"placed on {strategy.devices}"
+    return "x".join(map(str, strategy.mesh[1:])) or "1"
+
+
+def _joined(strategy: AnyStrategy, predicted: Prediction, found: Mapping[str, Any]) -> dict[str, Any]:
     """Predicted and measured of one strategy."""
-    issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found["collectives_issued"]]
+    issued = [row | {"axes": shown_axes(row)} for row in found["collectives_issued"]]
     unlike = [] if found["error"] else compare_collectives(predicted.collectives, issued)
     unlike += found["ranks_unlike"]
     return {
         "ok": found["numerics_ok"] is not False and not found["error"] and not unlike,
-        "mesh": "x".join(map(str, strategy.mesh[1:])) or "1",
-        "micro_batches": strategy.micro_batches,
+        "mesh": _mesh(strategy),
+        "micro_batches": 1 if isinstance(strategy, PlacedStrategy) else strategy.micro_batches,
         **{key: found[key] for key in FOUND},
         "collectives_predicted": predicted.collectives,
         "collectives_issued": issued,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from tensoropt.costs.workload import workload
 from tensoropt.plan import Plan
 from tensoropt.plan.judge import judge_strategy
 from tensoropt.plan.overlap import overlap_of
+from tensoropt.plan.placed import Placement, play_placement
+from tensoropt.plan.placed.plans import PlacedStrategy
+from tensoropt.plan.placed.prices import PricedGraph
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
 
 Rows = list[dict[str, Any]]
@@ -21,20 +26,43 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank."""
+    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank.
+
+    Of a placed one: messages with their ends instead of axes, bytes of the fullest device.
+    """
 
     collectives: Rows
     memory_bytes: float
     time_s: float
 
 
-def prediction_of(plan: Plan) -> Prediction:
+def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     """What a plan file says of itself."""
-    return Prediction(
-        [c.model_dump(mode="json") for c in plan.predicted.collectives],
-        plan.predicted.memory_bytes,
-        plan.predicted.time_s,
-    )
+    rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
+    if plan.placed is not None:
+        rows += result_rows(graph, plan.devices)
+    return Prediction(rows, plan.predicted.memory_bytes, plan.predicted.time_s)
+
+
+def result_rows(graph: GroupGraph, devices: int) -> Rows:
+    """How ranks of a placed plan all get the model's results: from where they are made."""
+    source = graph.atoms.graph
+    made = [source.tensors[name] for name in source.outputs if source.tensors[name].kind == "activation"]
+    sizes = Counter(tensor.bytes for tensor in made) if devices > 1 else Counter()
+    return [{"kind": "broadcast", "axes": [0], "bytes": size, "count": n} for size, n in sizes.items()]
+
+
+def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStrategy, Prediction]:
+    """A placement as it runs, and what the judge of placed plans says of it."""
+    play = play_placement(graph.problem, placement)
+    names = tuple((play.problem.tensors[t].name, i, j, back) for t, i, j, back in play.transfers)
+    sends = Counter(((i, j), play.problem.tensors[t].bytes) for t, i, j, _ in play.transfers)
+    rows: Rows = [
+        {"kind": "send", "axes": list(pair), "bytes": size, "count": n} for (pair, size), n in sends.items()
+    ]
+    rows += result_rows(graph.graph.groups, play.problem.devices.count)
+    strategy = PlacedStrategy(graph.graph, placement, names)
+    return strategy, Prediction(rows, play.memory_bytes, play.time_s)
 
 
 def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:

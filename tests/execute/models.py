@@ -210,3 +210,38 @@ class Odd(nn.Module):
 
 def odd() -> Recipe:
     return Odd(), (torch.randn(16, 24), torch.randn(16, 8)), {"wide": True}
+
+
+class Outputs(nn.Module):
+    """Two results, no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(24, 32), nn.Linear(32, 8), nn.Linear(32, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.gelu(self.first(x))
+        return self.second(h), torch.softmax(self.third(h), -1)
+
+
+def perceptron_outputs() -> Recipe:
+    return Outputs(), (torch.randn(16, 24),), {}
+
+
+class MovingAverage(nn.Module):
+    """A buffer that two layers read and the second one moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 32), nn.Linear(32, 8)
+        self.register_buffer("average", torch.zeros(32))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x - 0.0) + self.average)
+        out = self.second(torch.relu(h * 2))
+        self.average.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        return F.mse_loss(out, y)
+
+
+def moving_average() -> Recipe:
+    return MovingAverage(), (torch.randn(16, 24), torch.randn(16, 8)), {}

@@ -102,6 +102,8 @@ class _Play:
     copies: list[tuple[int, ...]] = field(default_factory=list)
     """Per tensor the devices it is sent to."""
     arrival: dict[tuple[int, int], int] = field(default_factory=dict)
+    updates: dict[int, Holding] = field(default_factory=dict)
+    """Optimizer task -> what it takes while it runs."""
     returned: dict[tuple[int, int], int] = field(default_factory=dict)
     """(tensor, device) -> the task that brings it there; that brings its gradient from there."""
 
@@ -195,8 +197,11 @@ class _Play:
         problem, place = self.problem, self.placement
         for device, order in enumerate(place.backward_orders):
             seconds = sum(float(problem.update_s[o, device]) for o in order)
-            if seconds:
+            peaks = problem.update_peak_bytes
+            peak = 0.0 if peaks is None else sum(float(peaks[o]) for o in order)
+            if seconds or peak:
                 after = tuple(self.backward[o] for o in order)
+                self.updates[len(self.tasks)] = (device_name(device), "transient", peak)
                 self.tasks.append(
                     Task(
                         name="optimizer",
@@ -277,10 +282,14 @@ class _Play:
                     self.backward[o] for o in tensor.kept_by if place.device[o] == device and self.backward
                 ]
                 first = self.arrival.get((number, device), self.forward[tensor.producer])
-                hold(device, "kept" if kept else "transient", tensor.bytes, first, [*users, *kept])
+                size = 0 if tensor.stored and device == place.device[tensor.producer] else tensor.bytes
+                hold(device, "kept" if kept else "transient", size, first, [*users, *kept])
                 if training and tensor.gradient:
                     for contribution, end in self._gradients(number, device, rank):
                         hold(device, "transient", tensor.bytes, contribution, end)
+        for task, holding in self.updates.items():
+            takes[task].append(holding)
+            gives[task].append(holding)
         return [
             replace(task, allocates=tuple(takes[i]), frees=tuple(gives[i]))
             for i, task in enumerate(self.tasks)

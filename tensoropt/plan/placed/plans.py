@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.placed.judge import PlacedPlay
@@ -11,6 +12,9 @@ from tensoropt.plan.placed.problem import Placement
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.placed import PlacedGraph, PlacedOperator, placed_graph
+
+Route = tuple[str, int, int, bool]
+"""(name of a value, source, target, backward): a value, or its gradient, goes from one device to another."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,58 @@ class PlacedStrategy:
 
     graph: PlacedGraph
     placement: Placement
-    transfers: tuple[tuple[str, int, int, bool], ...]
+    transfers: tuple[Route, ...]
+
+    @property
+    def devices(self) -> int:
+        return len(self.placement.forward)
 
     def device_of(self, operator: PlacedOperator) -> int:
         return self.placement.device[self.graph.operators.index(operator)]
+
+
+def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[Route, ...]:
+    """What has to be sent, in no particular order: a value once to every other device that reads it, its
+    gradient once back from there."""
+    source, device = graph.groups.atoms.graph, placement.device
+    readers: dict[str, dict[int, None]] = {}
+    for number, op in enumerate(graph.operators):
+        for value in op.reads:
+            readers.setdefault(value.name, {})[device[number]] = None
+    found: list[Route] = []
+    for number, op in enumerate(graph.operators):
+        for value in op.writes:
+            for target in readers.get(value.name, ()):
+                if target != device[number]:
+                    found.append((value.name, device[number], target, False))
+                    if source.training and source.tensors[value.tensor].requires_grad:
+                        found.append((value.name, target, device[number], True))
+    return tuple(found)
+
+
+def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
+    """As plain data, for other processes."""
+    placement = strategy.placement
+    return {
+        "splits": {name: list(how) for name, how in strategy.graph.splits.items()},
+        "device": list(placement.device),
+        "forward": [list(order) for order in placement.forward],
+        "backward": None if placement.backward is None else [list(order) for order in placement.backward],
+        "transfers": [list(route) for route in strategy.transfers],
+    }
+
+
+def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrategy:
+    """Inverse of :func:`placed_to_dict`."""
+    backward = data["backward"]
+    placement = Placement(
+        tuple(data["device"]),
+        tuple(map(tuple, data["forward"])),
+        None if backward is None else tuple(map(tuple, backward)),
+    )
+    splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
+    transfers = tuple((name, i, j, back) for name, i, j, back in data["transfers"])
+    return PlacedStrategy(placed_graph(groups, splits), placement, transfers)
 
 
 @dataclass(frozen=True)

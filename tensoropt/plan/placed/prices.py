@@ -22,6 +22,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.graph import Tensor
+from tensoropt.plan.group_pieces import OPTIMIZER_TRANSIENT
 from tensoropt.plan.placed.problem import DeviceSet, PlacedTensor, PlacementProblem
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.groups import Group, GroupGraph
@@ -213,6 +214,7 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
         parameter_bytes=column("parameter_bytes"),
         gradient_bytes=column("gradient_bytes"),
         optimizer_bytes=column("optimizer_bytes"),
+        update_peak_bytes=column("update_peak_bytes"),
         kept_bytes=column("kept_bytes"),
         forward_peak_bytes=column("forward_peak_bytes"),
         backward_peak_bytes=column("backward_peak_bytes"),
@@ -284,7 +286,8 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator) -> dict[str, Any]:
                 seconds[kind] += tensor.elements * rate.optimizer_s_per_element
                 seconds[kind] += size * prices.upkeep[kind].add_s_per_byte
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    return {**dict(zip(names, sizes, strict=True)), "update_s": seconds}
+    peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
+    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}
 
 
 def _tensors(
@@ -310,8 +313,16 @@ def _tensors(
             readers=tuple(readers.get(value, ())),
             kept_by=tuple(keepers.get(value, ())),
             gradient=prices.tensors[value.tensor].requires_grad,
+            stored=_is_stored(prices, graph.operators[producer], value),
         )
         for value, producer in makers.items()
+    )
+
+
+def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
+    """Whether a value is a parameter as it lies on its device, neither cut nor cast."""
+    return (
+        maker.kind == "variable" and value.code is None and prices.tensors[value.tensor].master_dtype is None
     )
 
 

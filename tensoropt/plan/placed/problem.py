@@ -28,6 +28,8 @@ class PlacedTensor:
         readers: those that read it, each once, ascending. Empty for a result of the model.
         kept_by: of the producer and the readers those whose backward needs it.
         gradient: whether a gradient of the same size comes back.
+        stored: it is a parameter of its producer as it lies there, so that on its producer's device it takes
+            nothing more.
     """
 
     name: str
@@ -36,6 +38,7 @@ class PlacedTensor:
     readers: tuple[int, ...]
     kept_by: tuple[int, ...] = ()
     gradient: bool = True
+    stored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,8 @@ class PlacementProblem:
         forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs beside what is kept, the tensors it
             reads and makes, and their gradients.
         tensors: what flows between operators.
+        update_peak_bytes: (n,) what the optimizer's step takes for the operator's parameters while it runs;
+            all operators of a device at once. None for nothing.
         together: sets of operators that must share a device.
         pinned: operator -> the devices it may lie on.
     """
@@ -99,6 +104,7 @@ class PlacementProblem:
     tensors: tuple[PlacedTensor, ...]
     devices: DeviceSet
     training: bool = True
+    update_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
@@ -146,7 +152,7 @@ class PlacementProblem:
         return float(
             self.stored_bytes[operator]
             + self.kept_bytes[operator]
-            + sum(t.bytes for t in tensors if t.kept_by)
+            + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
         )
 
 

@@ -1,0 +1,108 @@
+"""Cutting a tensor along an atom, and putting its pieces together: what ``split`` and ``join`` operators run.
+
+Pieces are copies: a view would keep the whole alive for as long as any piece of it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from tensoropt.sharding.placement import PARTIAL, Atoms, chunk, local_shape
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut.
+
+    Attributes:
+        atoms: its atom sizes per dim.
+        code: the atom, or ``PARTIAL`` for terms of a sum.
+        count: pieces.
+    """
+
+    atoms: Atoms
+    code: int
+    count: int
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        return tuple(size for dim in self.atoms for size in dim)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return tuple(prod(dim) for dim in self.atoms)
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        return local_shape(self.atoms, (self.code,), (self.count,), (index,))
+
+    def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
+        """A copy of one piece."""
+        start, length = chunk(self.flat[self.code], self.count, index)
+        part = whole.reshape(self.flat).narrow(self.code, start, length)
+        return part.clone(memory_format=torch.contiguous_format).view(self.shape(index))
+
+    def put(self, whole: torch.Tensor, index: int, piece: torch.Tensor) -> None:
+        """Overwrite one piece of a contiguous tensor."""
+        start, length = chunk(self.flat[self.code], self.count, index)
+        part = whole.view(self.flat).narrow(self.code, start, length)
+        part.copy_(piece.reshape(part.shape))
+
+    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self.code == PARTIAL:
+            total = pieces[0] + pieces[1]
+            for piece in pieces[2:]:
+                total.add_(piece)
+            return total
+        sizes = list(self.flat)
+        shaped = []
+        for index, piece in enumerate(pieces):
+            sizes[self.code] = chunk(self.flat[self.code], self.count, index)[1]
+            shaped.append(piece.reshape(sizes))
+        return torch.cat(shaped, self.code).view(self.whole)
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, cut: Cut) -> tuple[torch.Tensor, ...]:
+        ctx.cut, ctx.dtype, ctx.device = cut, whole.dtype, whole.device
+        return tuple(cut.piece(whole, i) for i in range(cut.count))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
+        cut: Cut = ctx.cut
+        given = [
+            torch.zeros(cut.shape(i), dtype=ctx.dtype, device=ctx.device) if g is None else g
+            for i, g in enumerate(gradients)
+        ]
+        return cut.joined(given), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
+        ctx.cut = cut
+        return cut.joined(pieces)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        cut: Cut = ctx.cut
+        if cut.code == PARTIAL:
+            return None, *(gradient for _ in range(cut.count))
+        return None, *(cut.piece(gradient, i) for i in range(cut.count))
+
+
+def split(cut: Cut, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """All pieces, differentiably."""
+    result = _Split.apply(whole, cut)
+    assert isinstance(result, tuple)
+    return result
+
+
+def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
+    """The whole of all pieces, differentiably."""
+    return _Join.apply(cut, *pieces)

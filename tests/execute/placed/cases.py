@@ -1,0 +1,54 @@
+"""Models placed at random, and how far their results are from the unsplit model's."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+
+from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.execute.engine import Engine
+from tensoropt.execute.models import LoadedModel, open_model
+from tensoropt.execute.placed.engine import PlacedEngine
+from tensoropt.plan.placed.plans import PlacedStrategy
+from tensoropt.testing.placements import random_placed
+from tests.execute.jobs import spec
+
+CPU = torch.device("cpu")
+
+
+@cache
+def opened(name: str, **more: Any) -> LoadedModel:
+    return open_model(spec(name, **more))
+
+
+def placed(loaded: LoadedModel, seed: int, devices: int = 3, share: float = 0.4) -> PlacedStrategy:
+    return random_placed(loaded.graph, devices, random.Random(seed), share)
+
+
+def in_one_process(loaded: LoadedModel, strategy: PlacedStrategy, seed: int = 0) -> PlacedEngine:
+    return PlacedEngine(strategy, loaded.values, devices=[CPU] * strategy.devices, seed=seed)
+
+
+def unsplit(loaded: LoadedModel, seed: int = 0) -> Engine:
+    return Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
+
+
+def step(engine: Engine | PlacedEngine, loaded: LoadedModel) -> float:
+    engine.shards.clear()
+    loss = engine(*loaded.inputs)[0]
+    loss.backward()
+    return float(loss.detach())
+
+
+def difference(found: Any, wanted: Any) -> float:
+    """Largest difference of any named tensor, relative to its largest value, or to a thousandth of the
+    largest of all."""
+    floor = 1e-3 * max((float(v.abs().max()) for v in wanted.values()), default=0.0)
+    worst = 0.0
+    for name, value in found.items():
+        scale = max(float(wanted[name].abs().max()), floor, 1e-30)
+        worst = max(worst, float((value.double() - wanted[name].double()).abs().max()) / scale)
+    return worst

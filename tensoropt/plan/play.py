@@ -154,11 +154,11 @@ class Play:
                 like = (graph.atoms.atoms[name], tensor.dtype, tensor.requires_grad)
                 inside = tuple(self._inside(group.name, reader.name) for reader in readers)
                 final = self.course.index.get(Moment("forward", "output", group.name, name), -1)
-                pieces = []
+                handed, pieces = name in self.course.handed_on, []
                 for r in firsts:
                     write, *reads = [found[ids[r]] for ids, found in columns]
                     home = homes[1][homes[0][r]] if homes else None
-                    key = ("tensor", *like, final >= 0, write, home, tuple(reads), inside)
+                    key = ("tensor", *like, final >= 0, write, home, tuple(reads), inside, handed)
 
                     def make(
                         name: str = name,
@@ -167,7 +167,7 @@ class Play:
                         reads: Any = reads,
                         inside: Any = inside,
                     ) -> Piece:
-                        return self.tensor_pieces.tensor(name, write, home, reads, inside)
+                        return self.tensor_pieces.tensor(name, write, home, reads, inside, handed)  # noqa: B023
 
                     pieces.append(self._piece(key, make))
                 owners.append(Owner(self._tensor_slots(group.name, name), tuple(pieces), which))

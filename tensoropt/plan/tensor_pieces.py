@@ -57,11 +57,13 @@ class TensorPieces(PieceMaker):
         home: Layout | None,
         reads: Sequence[Reading],
         inside: Sequence[bool] = (),
+        handed: bool = False,
     ) -> Piece:
         """An activation: written so, found by its readers at ``home`` (or as written), read so.
 
         Args:
             inside: per reader whether it lies in its producer's region.
+            handed: its gradient lies in another tensor's, unless it is resharded.
         """
         source = write.layout if home is None else home
         inside = inside or [False] * len(reads)
@@ -72,7 +74,7 @@ class TensorPieces(PieceMaker):
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, inside, _SECOND)
         if self.learns(name):
-            effects += self._tensor_backward(name, write, source, reads)
+            effects += self._tensor_backward(name, write, source, reads, handed)
         return Piece(tuple(effects))
 
     def _passed(
@@ -151,10 +153,12 @@ class TensorPieces(PieceMaker):
         return found
 
     def _tensor_backward(
-        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading]
+        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], handed: bool
     ) -> list[Effect]:
         """Readers' gradients go to where the tensor was found, add up there, and go to its writer."""
         found, size = [], self.bytes(name, source)
+        if handed and not self.steps(name, source, reads[0].layout)[1]:
+            reads = ()
         for number, read in enumerate(reads):
             steps, own = self.steps(name, source, read.layout)[1], self.bytes(name, read.layout)
             found.append(Effect(reader_slot(number, USED_BACK), later=True, transient=own))

@@ -111,7 +111,7 @@ class _Sequencing:
         unit = self.units.of[operator]
         if self.home[unit] < 0:
             self.home[unit] = device
-            self.memory.book(device, float(self.units.bytes[unit]))
+            self.memory.book(self.units, unit, device)
 
     def _given(self, operator: int) -> int:
         """Where it has to lie: beside what it belongs to, or on the critical-path device (line 10); or -1."""
@@ -122,7 +122,7 @@ class _Sequencing:
             return self.home[unit]
         if operator not in self.on_path:
             return -1
-        if self.critical < 0 or not self.memory.room(self.units.bytes[unit])[self.critical]:
+        if self.critical < 0 or not self.memory.room(self.units, unit)[self.critical]:
             self.critical = self._critical_device(operator)
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
@@ -136,18 +136,18 @@ class _Sequencing:
         seconds = self.problem.forward_s + self.problem.backward_s
         best, chosen = (float("inf"), 0), -1
         for device in range(self.problem.devices.count):
-            left = float(self.memory.caps[device] - self.memory.used[device])
+            simulated = self.memory.copy()
             times: list[float] = []
             taken: set[int] = set()
             for other in (operator, *self.path):
                 unit = self.units.of[other]
                 if self.home[unit] >= 0 or not self.units.allowed[unit, device]:
                     continue
-                need = 0.0 if unit in taken else float(self.units.bytes[unit])
-                if need > left:
-                    break
-                taken.add(unit)
-                left -= need
+                if unit not in taken:
+                    if not simulated.room(self.units, unit)[device]:
+                        break
+                    taken.add(unit)
+                    simulated.book(self.units, unit, device)
                 times.append(float(seconds[other, device]))
             if times and (float(np.mean(times)), -len(times)) < best:
                 best, chosen = (float(np.mean(times)), -len(times)), device
@@ -170,7 +170,7 @@ class _Sequencing:
     def _soonest(self, operator: int, ready: Floats) -> int:
         """arg min EFT over devices with room (lines 12 to 19). Ties: the first device."""
         unit = self.units.of[operator]
-        permitted = self.units.allowed[unit] & self.memory.room(self.units.bytes[unit])
+        permitted = self.units.allowed[unit] & self.memory.room(self.units, unit)
         seconds = self.problem.forward_s[operator]
         bounds = np.where(permitted, ready + seconds, np.inf)
         """No device finishes earlier than were it idle; devices are looked at in this order."""

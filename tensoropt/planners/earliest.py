@@ -82,8 +82,8 @@ class _Schedule:
         self.arrival = np.empty((16, count))
         self.open = np.empty((16, count), dtype=bool)
         """Where it may lie, memory aside."""
-        self.size = np.empty(16)
-        """What it would book."""
+        self.size = np.empty((16, 2))
+        """What it would book: held for the step, and in flight."""
         self.seen = np.empty(16, dtype=np.int64)
         """For which state of the links its arrivals were worked out."""
 
@@ -121,7 +121,7 @@ class _Schedule:
         count = len(self.rows)
         permitted = self.open[:count]
         if not self.memory.unlimited:
-            permitted = permitted & (self.memory.used + self.size[:count, None] <= self.memory.caps)
+            permitted = permitted & self.memory.rooms(self.size[:count, :1], self.size[:count, 1:])
         starts = np.where(permitted, np.maximum(self.arrival[:count], self.free), np.inf)
         if self.favourite is not None:
             self._keep_awake(starts, permitted, self.favourite)
@@ -153,8 +153,7 @@ class _Schedule:
         unit = self.units.of[operator]
         if self.home[unit] >= 0:
             return self.home[unit] == device
-        room = self.memory.used[device] + self.units.bytes[unit] <= self.memory.caps[device]
-        return bool(self.units.allowed[unit, device] and room)
+        return bool(self.units.allowed[unit, device] and self.memory.room(self.units, unit)[device])
 
     # -- what is ready ----------------------------------------------------------------------------
 
@@ -164,7 +163,7 @@ class _Schedule:
             self.ready = np.resize(self.ready, 2 * row)
             self.arrival = np.resize(self.arrival, (2 * row, self.arrival.shape[1]))
             self.open = np.resize(self.open, (2 * row, self.open.shape[1]))
-            self.size = np.resize(self.size, 2 * row)
+            self.size = np.resize(self.size, (2 * row, 2))
             self.seen = np.resize(self.seen, 2 * row)
         self.ready[row] = operator
         self.rows[operator] = row
@@ -206,7 +205,7 @@ class _Schedule:
         unit = self.units.of[int(self.ready[row])]
         home = self.home[unit]
         self.open[row] = self.units.allowed[unit]
-        self.size[row] = self.units.bytes[unit]
+        self.size[row] = self.units.bytes[unit], self.units.flight_bytes[unit]
         if home >= 0:
             self.open[row] = False
             self.open[row, home] = True
@@ -226,7 +225,7 @@ class _Schedule:
         unit = self.units.of[operator]
         if self.home[unit] < 0:
             self.home[unit] = device
-            self.memory.book(device, float(self.units.bytes[unit]))
+            self.memory.book(self.units, unit, device)
             for member in self.units.members[unit]:
                 if member in self.rows:
                     self._restrict(self.rows[member])

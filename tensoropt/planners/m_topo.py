@@ -31,13 +31,13 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
             if device[unit] >= 0:
                 continue
             size, allowed = units.bytes[unit], units.choices[unit]
-            room = memory.room(size)
+            room = memory.room(units, unit)
             open_ones = [int(d) for d in allowed if room[d]]
             next_ones = [d for d in open_ones if d >= current and memory.used[d] + size <= share]
             if not open_ones:
                 raise NoRoomError(unit)
             device[unit] = chosen = (next_ones or open_ones)[0]
-            memory.book(chosen, size)
+            memory.book(units, unit, chosen)
             if len(allowed) == problem.devices.count:
                 current = max(current, chosen)
         return Placement.in_order([int(device[u]) for u in units.of], problem.devices.count), ()

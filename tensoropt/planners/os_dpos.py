@@ -5,8 +5,8 @@ X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT)
 (SplitOperation); what is cut alike on both sides of an edge needs neither.
 
 The start is the model itself, or where it fits on one device the data-parallel graph: the batch of every
-operator cut into as many pieces as there are devices. An operator that is a piece already is cut anew as a
-whole: the same dims and counts are tried for it instead of what it has.
+operator cut into as many pieces as there are devices, or the next number that divides it. An operator that is
+a piece already is cut anew as a whole: the same dims and counts are tried for it instead of what it has.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
-from tensoropt.plan.placed import PlacementProblem
+from tensoropt.errors import InfeasibleError
+from tensoropt.plan.placed import Placement, PlacementProblem
 from tensoropt.planners.dpos import Sequenced, sequence
 from tensoropt.planners.placing import (
-    Attempt,
     Memory,
     NoRoomError,
     PlacedAnswer,
@@ -48,7 +48,7 @@ class Splittable(Protocol):
         ...
 
     def data_parallel(self) -> Splits:
-        """Everything whose batch divides by the number of devices, cut so."""
+        """Everything whose batch can be cut, into as many pieces as there are devices or come nearest."""
         ...
 
     def split(self, splits: Splits) -> Self:
@@ -72,64 +72,85 @@ def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[
     """(the graph as it was cut, its placement).
 
     Raises:
-        InfeasibleError: an operator has no room on any device, whatever was cut.
+        InfeasibleError: an operator has no room on any device, from whichever start.
     """
-    best, notes = _start(graph, memory_limit_bytes)
-    if best is None:
-        units = units_of(graph.problem)
-        return graph, settle(
-            "os_dpos", graph.problem, units, memory_limit_bytes, _attempt(graph.problem, units)
-        )
-    best, cut = _search(best, memory_limit_bytes)
-    answer = settle(
-        "os_dpos",
-        best.graph.problem,
-        best.units,
-        memory_limit_bytes,
-        _attempt(best.graph.problem, best.units),
+    refusal: InfeasibleError | None = None
+    for start, note in _starts(graph, memory_limit_bytes):
+        try:
+            return _place_from(start, note, memory_limit_bytes)
+        except InfeasibleError as refused:
+            refusal = refusal or refused
+    assert refusal is not None
+    raise refusal
+
+
+def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
+    """The graphs to begin with (section 5.2), in their order, and what is said of each.
+
+    The paper has one: data parallelism where the model fits on a device, else the model. The other is for
+    when that finds no room: parameters are not replicated here, so that pieces may fit where operators
+    do not.
+    """
+    held = float(units_of(graph.problem).bytes.sum())
+    fits = bool((ceilings(graph.problem, limit) >= held).any())
+    batch = graph.data_parallel()
+    plain = "the model itself: " + ("it fits on no single device" if batch else "its batch cannot be cut")
+    if not batch:
+        return [(graph, f"started from {plain}")]
+    count = next(iter(batch.values()))[1]
+    parallel = (
+        graph.split(batch),
+        f"started from data parallelism: the batch of {len(batch)} groups cut in {count}",
     )
+    return (
+        [parallel, (graph, "started from the model itself: data parallelism has no room")]
+        if fits
+        else [
+            (graph, f"started from {plain}"),
+            parallel,
+        ]
+    )
+
+
+def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
+    flies, first = True, _try(start, limit, True)
+    if first is None:
+        flies, first = False, _try(start, limit, False)
+    cut: dict[str, tuple[str, int]] = {}
+    if first is None:
+        graph, units = start, units_of(start.problem)
+    else:
+        best, cut = _search(first, limit, flies)
+        graph, units = best.graph, best.units
+
+    def attempt(memory: Memory) -> tuple[Placement, tuple[str, ...]]:
+        return sequence(graph.problem, units, memory).placement, ()
+
+    answer = settle("os_dpos", graph.problem, units, limit, attempt)
     told = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
     listed = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
-    return best.graph, PlacedAnswer(
-        answer.placement, (*notes, f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
-    )
+    notes = (note, f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
+    return graph, PlacedAnswer(answer.placement, notes)
 
 
-def _attempt(problem: PlacementProblem, units: Units) -> Attempt:
-    return lambda memory: (sequence(problem, units, memory).placement, ())
-
-
-def _try(graph: S, limit: float | None) -> _Try[S] | None:
-    """Algorithm 1 on a graph; None where it finds no room."""
+def _try(graph: S, limit: float | None, flies: bool) -> _Try[S] | None:
+    """Algorithm 1 on a graph; None where it finds no room, counting what is in flight or not."""
     units = units_of(graph.problem)
     try:
-        found = sequence(graph.problem, units, Memory.empty(ceilings(graph.problem, limit)))
+        found = sequence(graph.problem, units, Memory.empty(ceilings(graph.problem, limit), flies))
     except NoRoomError:
         return None
     return _Try(graph, units, found)
 
 
-def _start(graph: S, limit: float | None) -> tuple[_Try[S] | None, tuple[str, ...]]:
-    """The graph to begin with (section 5.2), and what is said of it."""
-    held = float(units_of(graph.problem).bytes.sum())
-    if (ceilings(graph.problem, limit) >= held).any():
-        batch = graph.data_parallel()
-        if batch:
-            parallel = _try(graph.split(batch), limit)
-            if parallel is not None:
-                return parallel, (f"started from data parallelism: the batch of {len(batch)} groups cut",)
-        return _try(graph, limit), ("started from the model itself: its batch cannot be cut",)
-    return _try(graph, limit), ("started from the model itself: it fits on no single device",)
-
-
-def _search(best: _Try[S], limit: float | None) -> tuple[_Try[S], dict[str, tuple[str, int]]]:
+def _search(best: _Try[S], limit: float | None, flies: bool) -> tuple[_Try[S], dict[str, tuple[str, int]]]:
     """Lines 4 to 14: the critical path once, its longest operators first, until one gains nothing."""
     cut: dict[str, tuple[str, int]] = {}
     for name, operator in _longest_first(best):
         tries = [
             (choice, tried)
             for choice in operator
-            if (tried := _try(best.graph.split({name: choice}), limit)) is not None
+            if (tried := _try(best.graph.split({name: choice}), limit, flies)) is not None
         ]
         if not tries:
             continue

@@ -51,12 +51,14 @@ class Units:
         members: per unit its operators, ascending.
         allowed: (units, devices) where it may lie: pins of all members, and devices that can run them all.
         bytes: (units,) what it holds for a whole step.
+        flight_bytes: (units,) what its largest operator needs on top while it runs.
     """
 
     of: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
     allowed: NDArray[np.bool_]
     bytes: Floats
+    flight_bytes: Floats
 
     @cached_property
     def choices(self) -> tuple[NDArray[np.intp], ...]:
@@ -88,10 +90,22 @@ def units_of(problem: PlacementProblem) -> Units:
     members: list[list[int]] = [[] for _ in number]
     for operator, unit in enumerate(of):
         members[unit].append(operator)
-    held = np.zeros(len(members))
+    held, flight = np.zeros(len(members)), np.zeros(len(members))
     for operator, unit in enumerate(of):
         held[unit] += problem.step_bytes(operator)
-    return Units(of, tuple(map(tuple, members)), _allowed(problem, members), held)
+        flight[unit] = max(flight[unit], flight_bytes(problem, operator))
+    return Units(of, tuple(map(tuple, members)), _allowed(problem, members), held, flight)
+
+
+def flight_bytes(problem: PlacementProblem, operator: int) -> float:
+    """What an operator needs while it runs, beside what is held for the step.
+
+    In forward the tensors at its ends that nobody keeps, in backward the gradients at its ends.
+    """
+    ends = [problem.tensors[t] for t in (*problem.read[operator], *problem.made[operator])]
+    forward = problem.forward_peak_bytes[operator] + sum(t.bytes for t in ends if not t.kept_by)
+    backward = problem.backward_peak_bytes[operator] + sum(t.bytes for t in ends if t.gradient)
+    return float(max(forward, backward if problem.training else 0.0))
 
 
 def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
@@ -126,26 +140,45 @@ class Memory:
 
     Attributes:
         caps: (devices,) what may be booked.
-        used: (devices,) what is booked.
+        used: (devices,) what is held for the step.
+        flight: (devices,) the largest that an operator needs on top. As Baechi counts (SoCC 2020, section 4):
+            lasting memory adds up, of passing memory the largest counts.
+        flies: False leaves that to the judge.
     """
 
     caps: Floats
     used: Floats
+    flight: Floats
+    flies: bool = True
 
     @classmethod
-    def empty(cls, caps: Floats) -> Memory:
-        return cls(caps, np.zeros(len(caps)))
+    def empty(cls, caps: Floats, flies: bool = True) -> Memory:
+        return cls(caps, np.zeros(len(caps)), np.zeros(len(caps)), flies)
+
+    def copy(self) -> Memory:
+        return Memory(self.caps, self.used.copy(), self.flight.copy(), self.flies)
 
     @property
     def unlimited(self) -> bool:
         return bool(np.isinf(self.caps).all())
 
-    def room(self, num_bytes: float) -> NDArray[np.bool_]:
-        """(devices,) where so much more fits."""
-        return self.used + num_bytes <= self.caps
+    def room(self, units: Units, unit: int) -> NDArray[np.bool_]:
+        """(devices,) where a unit fits."""
+        return self.rooms(units.bytes[unit], units.flight_bytes[unit])
 
-    def book(self, device: int, num_bytes: float) -> None:
-        self.used[device] += num_bytes
+    def rooms(self, held: Floats, flight: Floats) -> NDArray[np.bool_]:
+        """(..., devices) where so much fits.
+
+        Args:
+            held, flight: (..., 1), or scalars.
+        """
+        if not self.flies:
+            return self.used + held <= self.caps
+        return self.used + held + np.maximum(self.flight, flight) <= self.caps
+
+    def book(self, units: Units, unit: int, device: int) -> None:
+        self.used[device] += units.bytes[unit]
+        self.flight[device] = max(self.flight[device], units.flight_bytes[unit])
 
 
 class NoRoomError(Exception):
@@ -171,17 +204,29 @@ def settle(
 ) -> PlacedAnswer:
     """A method's placement that fits under the judge.
 
-    A device on which the judge sees ``peak - booked`` more than was added up, and too much, is booked that
-    much below its limit in the next attempt.
+    Where counting what is in flight leaves no room, it is left to the judge alone.
 
     Raises:
         InfeasibleError: none was found.
     """
+    try:
+        return _settle(name, problem, units, limit, attempt, True)
+    except InfeasibleError:
+        return _settle(name, problem, units, limit, attempt, False)
+
+
+def _settle(
+    name: str, problem: PlacementProblem, units: Units, limit: float | None, attempt: Attempt, flies: bool
+) -> PlacedAnswer:
+    """A device on which the judge sees ``peak - booked`` more than was booked, and too much, is booked that
+    much below its limit in the next attempt.
+    """
     most = ceilings(problem, limit)
     caps = most.copy()
     for number in range(ATTEMPTS):
+        memory = Memory.empty(caps.copy(), flies)
         try:
-            placement, notes = attempt(Memory.empty(caps.copy()))
+            placement, notes = attempt(memory)
         except NoRoomError as full:
             raise InfeasibleError(_refusal(name, problem, units, most, caps, full.unit)) from None
         if np.isinf(most).all():
@@ -189,9 +234,7 @@ def settle(
         peaks = np.array(play_placement(problem, placement).peak_bytes)
         if (peaks <= most).all():
             return PlacedAnswer(placement, (*notes, *_tightened(most, caps, number)))
-        booked = np.zeros(len(most))
-        for unit, operators in enumerate(units.members):
-            booked[placement.device[operators[0]]] += units.bytes[unit]
+        booked = memory.used + (memory.flight if flies else 0.0)
         caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
     worst = int((peaks - most).argmax())
     raise InfeasibleError(

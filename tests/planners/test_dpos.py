@@ -20,7 +20,7 @@ from tests.planners.placements import random_problem
 
 def sequenced(problem: PlacementProblem, *caps: float) -> Sequenced:
     most = np.array(caps) if caps else np.full(problem.devices.count, np.inf)
-    return sequence(problem, units_of(problem), Memory.empty(most))
+    return sequence(problem, units_of(problem), Memory.empty(most, flies=False))
 
 
 def diamond(**changes) -> PlacementProblem:

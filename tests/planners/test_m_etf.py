@@ -70,7 +70,7 @@ def naive_etf(problem: PlacementProblem, caps: np.ndarray) -> tuple[list[int], l
 
 
 def scheduled(problem: PlacementProblem, caps: np.ndarray) -> Forward:
-    return earliest_first(problem, units_of(problem), Memory.empty(caps))
+    return earliest_first(problem, units_of(problem), Memory.empty(caps, flies=False))
 
 
 @settings(max_examples=40, deadline=None)

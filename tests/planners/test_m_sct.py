@@ -22,7 +22,7 @@ def favourites_of(problem) -> list[int]:
 
 
 def awake(problem, favourite, caps=float("inf")):
-    memory = Memory.empty(np.full(problem.devices.count, caps))
+    memory = Memory.empty(np.full(problem.devices.count, caps), flies=False)
     return earliest_first(problem, units_of(problem), memory, favourite)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,7 @@ def test_a_cut_may_not_fit():
     chain = Chain((1.0, 12.0, 1.0), devices=2, message_s=0.0, capacity=2.0)
     graph, answer = place_split(chain, None, 0)
     assert dict(graph.splits) == {"op1": ("rows", 2)}
-    assert answer.notes[0] == "started from the model itself: it fits on no single device"
+    assert answer.notes[0] == "started from the model itself: its batch cannot be cut"
     assert play_placement(graph.problem, answer.placement).fits()
 
 
@@ -62,7 +64,7 @@ def test_data_parallelism_is_the_start_where_one_device_holds_the_model():
     chain = Chain((6.0, 6.0), devices=2, parallel=True)
     graph, answer = place_split(chain, None, 0)
     assert dict(graph.splits) == {"op0": ("rows", 2), "op1": ("rows", 2)}
-    assert answer.notes[0] == "started from data parallelism: the batch of 2 groups cut"
+    assert answer.notes[0] == "started from data parallelism: the batch of 2 groups cut in 2"
     assert answer.notes[1] == "cut on the critical path: nothing"
 
 
@@ -80,6 +82,30 @@ def test_what_is_cut_already_can_be_cut_anew():
     graph, answer = place_split(Uneven((12.0,), devices=4), None, 0)
     assert dict(graph.splits) == {"op0": ("rows", 4)}
     assert answer.notes[1] == "cut on the critical path: op0 along rows into 4"
+
+
+def test_pieces_may_fit_where_operators_do_not():
+    class Sharded(Chain):
+        """What operators hold divides among their pieces."""
+
+        @property
+        def problem(self):
+            found = super().problem
+            cut = dict(self.splits)
+            share = [
+                self.stored / cut.get(str(self.whole_of(o)), ("", 1))[1] if self.whole_of(o) else 0.0
+                for o in range(found.size)
+            ]
+            return replace(found, parameter_bytes=np.array(share))
+
+        def split(self, splits):
+            found = super().split(splits)
+            return Sharded(**{f: getattr(found, f) for f in found.__dataclass_fields__})
+
+    chain = Sharded((4.0, 4.0), devices=4, parallel=True, message_s=0.0, stored=6.0, capacity=4.0)
+    graph, answer = place_split(chain, None, 0)
+    assert answer.notes[0] == "started from data parallelism: the batch of 2 groups cut in 4"
+    assert play_placement(graph.problem, answer.placement).fits()
 
 
 def test_nothing_fits_nowhere():

@@ -116,13 +116,41 @@ def test_contradicting_pins_name_both_sides():
 
 
 def test_what_does_not_add_up_is_booked_below_the_limit():
-    # each stores 4 B and hands on 2 B: two neighbours hold 8 B in sum, 12 B while the second runs
-    problem = problem_of([1.0, 1.0, 1.0], [(0, 1), (1, 2)], message_s=2e-6, stored=4.0, devices=3)
-    answer = method("m_topo")(problem, 11.0, 0)
-    assert answer.placement.device == (0, 1, 2)
+    # 1 keeps what it gets from 0 for backward: 8 B on its device that are counted where they were made
+    problem = problem_of([1.0, 1.0, 1.0], [(0, 1)], message_s=8e-6, stored=[0.0, 4.0, 4.0], training=True)
+    kept = replace(problem.tensors[0], kept_by=(1,), gradient=False)
+    problem = replace(problem, tensors=(kept,))
+    units = units_of(problem)
+    caps: list[float] = []
+
+    def attempt(memory: Memory):
+        caps.append(float(memory.caps[1]))
+        memory.book(units, 0, 0)
+        memory.book(units, 1, 1)
+        third = int(memory.room(units, 2)[1])
+        memory.book(units, 2, third)
+        return Placement.in_order([0, 1, third], 2), ("told",)
+
+    answer = settle("method", problem, units, 13.0, attempt)
+    assert caps == [13.0, 13.0 - (16.0 - 8.0)]
+    assert answer.placement.device == (0, 1, 0)
     assert answer.notes == (
-        "what is in flight does not add up: booked at most 7 B of 11 B on device 0, attempt 3",
+        "told",
+        "what is in flight does not add up: booked at most 5 B of 13 B on device 1, attempt 2",
     )
+
+
+def test_of_what_passes_the_largest_counts():
+    problem = problem_of([1.0] * 3, [(0, 1), (1, 2)], message_s={(0, 1): 2e-6, (1, 2): 6e-6}, stored=4.0)
+    units = units_of(problem)
+    assert units.flight_bytes.tolist() == [2, 8, 6]
+    memory = Memory.empty(np.array([16.0, 15.9]))
+    memory.book(units, 0, 0)
+    memory.book(units, 0, 1)
+    assert memory.room(units, 1).tolist() == [True, False]
+    memory.book(units, 1, 0)
+    assert (memory.used.tolist(), memory.flight.tolist()) == ([8, 4], [8, 2])
+    assert Memory.empty(np.array([4.0]), flies=False).room(units, 1).tolist() == [True]
 
 
 def test_a_method_that_cannot_get_below_the_limit_is_refused():

@@ -163,18 +163,21 @@ class PricedGraph:
         return tuple(choice for choice in found if choice != self.graph.splits.get(group.name))
 
     def data_parallel(self) -> dict[str, tuple[str, int]]:
-        """The batch of every group cut into as many pieces as there are devices, where it can be."""
+        """The batch of every group cut where it can be: into as many pieces as there are devices, or as
+        come nearest to that.
+        """
         try:
             batch = batch_strategies(self.prices.graph)
         except MicroBatchRefused:
             return {}
-        count = self.prices.cluster.device_count
-        wanted = {g.name: (batch[g.name].label, count) for g in self.prices.graph.groups}
-        return {
-            g.name: wanted[g.name]
-            for g in self.prices.graph.groups
-            if wanted[g.name] in self.prices.choices(g)
-        }
+        found: dict[str, tuple[str, int]] = {}
+        for count in range(self.prices.cluster.device_count, 1, -1):
+            for group in self.prices.graph.groups:
+                if (batch[group.name].label, count) in self.prices.choices(group):
+                    found[group.name] = batch[group.name].label, count
+            if found:
+                break
+        return found
 
     def split(self, splits: Splits) -> PricedGraph:
         """The same model with these groups split, beside those that are, or anew."""

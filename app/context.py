@@ -9,6 +9,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
+from tensoropt.plan.verified import Verified
 
 from .jobs.manager import JobManager
 from .library import Library
@@ -51,6 +52,13 @@ class Context:
         """The view's exploration, None when the view names none."""
         return self.library.load(view.exploration) if view.exploration else None
 
+    def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
+        """(what is known of the view's plans that were run, "") or (nothing, why it cannot be read)."""
+        try:
+            return self.library.verified(view.exploration), ""
+        except TensorOptError as error:
+            return (), str(error)
+
     def frontier(self, view: View) -> FrontierData | None:
         """The view's frontier as arrays, None when the view names no exploration that can be read."""
         try:
@@ -60,4 +68,6 @@ class Context:
         if found is None or not found.points:
             return None
         # The exploration is part of the value, so its id cannot be reused while it is remembered.
-        return self.frontiers.get(id(found), lambda: FrontierData.of(found))
+        return self.frontiers.get(
+            id(found), lambda: FrontierData.of(found, self.library.model_name(found.model.source))
+        )

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,10 +16,12 @@ from flask import Response, request
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.plan.verified import Verified
 
 from .context import Context
 from .page_file import standalone
 from .views.detail import NoDetailError, detail_of
+from .views.frontier import FrontierData
 
 
 def address(key: str, what: str, point: int | None) -> str:
@@ -26,30 +29,60 @@ def address(key: str, what: str, point: int | None) -> str:
     return f"/download/{quote(key, safe='')}/{what}?point={point or 0}"
 
 
-def _plan(exploration: Exploration, point: int) -> str:
-    return exploration.plan(point).to_json()
+@dataclass(frozen=True)
+class Asked:
+    """What a file is made from; ``model``: what people call it."""
+
+    exploration: Exploration
+    model: str
+    point: int
+    verified: tuple[Verified, ...]
 
 
-def _written(write: Callable[[Exploration, Path], None], exploration: Exploration) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file.csv"
-        write(exploration, path)
-        with open(path, encoding="utf-8", newline="") as file:
-            return file.read()
+def _plan(asked: Asked) -> str:
+    return asked.exploration.plan(asked.point).to_json()
 
 
-def _trace(exploration: Exploration, point: int) -> str:
-    return json.dumps(detail_of(exploration, point).trace())
+def _written(write: Callable[[Exploration, Path], None]) -> Callable[[Asked], str]:
+    def make(asked: Asked) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "file.csv"
+            write(asked.exploration, path)
+            with open(path, encoding="utf-8", newline="") as file:
+                return file.read()
+
+    return make
 
 
-MAKERS: dict[str, tuple[str, Callable[[Exploration, int], str]]] = {
+def _page(asked: Asked) -> str:
+    return standalone(FrontierData.of(asked.exploration, asked.model), asked.point, asked.verified)
+
+
+def _trace(asked: Asked) -> str:
+    return json.dumps(detail_of(asked.exploration, asked.point).trace())
+
+
+def _cluster(asked: Asked) -> str:
+    return json.dumps(dict(asked.exploration.cluster), indent=1) + "\n"
+
+
+def _constraints(asked: Asked) -> str:
+    found = asked.exploration.settings.get("constraints")
+    if not found:
+        raise NoDetailError("this exploration was made without constraints")
+    return json.dumps(found, indent=1) + "\n"
+
+
+MAKERS: dict[str, tuple[str, Callable[[Asked], str]]] = {
     "plan.json": ("application/json", _plan),
-    "frontier.csv": ("text/csv", lambda found, _: _written(write_frontier_csv, found)),
-    "strategies.csv": ("text/csv", lambda found, _: _written(write_strategies_csv, found)),
-    "frontier.html": ("text/html", standalone),
+    "frontier.csv": ("text/csv", _written(write_frontier_csv)),
+    "strategies.csv": ("text/csv", _written(write_strategies_csv)),
+    "frontier.html": ("text/html", _page),
     "trace.json": ("application/json", _trace),
+    "cluster.json": ("application/json", _cluster),
+    "constraints.json": ("application/json", _constraints),
 }
-"""Per name: the media type, and what makes the text from an exploration and a point."""
+"""Per name: the media type, and what makes the text."""
 
 
 def register(app: Dash, context: Context) -> None:
@@ -69,7 +102,8 @@ def register(app: Dash, context: Context) -> None:
             return _words(404, f"there is no point {int(point)}; this exploration has {count}")
         media, make = MAKERS[what]
         try:
-            text = make(found, int(point))
+            model = context.library.model_name(found.model.source)
+            text = make(Asked(found, model, int(point), context.library.verified(key)))
         except (NoDetailError, TensorOptError) as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{what}"'}

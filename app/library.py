@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, load_exploration
+from tensoropt.plan.family import FILE, folders_in
+from tensoropt.plan.verified import Verified, load_verified
 
 READY_MADE = Path(__file__).parent / "data"
-FILE = "exploration.json"
 CACHED = 8
 """Explorations kept in memory: a frontier of 20,000 points is about 100 MiB of Python objects."""
 
@@ -47,6 +48,7 @@ class Library:
         opened: a folder given to ``explore --out``, or one that holds several such folders.
         jobs: gives (job id, folder) of the jobs that left a result.
         ready_made: where the package's own explorations lie.
+        names: gives model source -> what people call it, where that is not in the source (uploads).
 
     Raises:
         TensorOptError: ``opened`` holds no exploration.
@@ -57,13 +59,15 @@ class Library:
         opened: Path | None = None,
         jobs: Callable[[], list[tuple[str, Path]]] = list,
         ready_made: Path = READY_MADE,
+        names: Callable[[], Mapping[str, str]] = dict,
     ):
-        self._fixed = [Entry(f.name, f, "ready-made") for f in _holding(ready_made)]
+        self._names = names
+        self._fixed = [Entry(f.name, f, "ready-made") for f in folders_in(ready_made)]
         self._jobs = jobs
         self._opened = opened
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[Path, int], Exploration] = OrderedDict()
-        if opened is not None and not any(_holding(opened)):
+        if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
                 f"{opened} holds no exploration (no {FILE} in it or in a folder of it); "
                 "run `tensoropt explore MODEL --cluster CLUSTER --out DIR` and open that DIR"
@@ -71,7 +75,7 @@ class Library:
 
     def entries(self) -> tuple[Entry, ...]:
         """Opened ones first, then jobs, newest first, then the ready-made ones."""
-        opened = [Entry(f"opened-{f.name}", f, "opened") for f in _holding(self._opened)]
+        opened = [Entry(f"opened-{f.name}", f, "opened") for f in folders_in(self._opened)]
         jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
         unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
         order = (*opened, *jobs, *self._fixed)
@@ -85,6 +89,18 @@ class Library:
         raise UnknownExplorationError(
             f"there is no exploration called '{key[:80]}' here any more; pick one from the list above"
         )
+
+    def model_name(self, source: str) -> str:
+        """What people call a model: its upload's or the zoo's name, or the last part of its file's."""
+        return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
+
+    def verified(self, key: str) -> tuple[Verified, ...]:
+        """What is known of plans of exploration ``key`` that were run.
+
+        Raises:
+            UnknownExplorationError, TensorOptError: no such key; the file is damaged.
+        """
+        return load_verified(self.entry(key).folder)
 
     def load(self, key: str) -> Exploration:
         """The exploration called ``key``.
@@ -109,15 +125,3 @@ class Library:
             while len(self._cache) > CACHED:
                 self._cache.popitem(last=False)
         return found
-
-
-def _holding(folder: Path | None) -> Iterator[Path]:
-    """The folder itself if it is an exploration, else those of its children that are, by name."""
-    if folder is None or not folder.is_dir():
-        return
-    if (folder / FILE).is_file():
-        yield folder
-        return
-    for child in sorted(folder.iterdir()):
-        if (child / FILE).is_file():
-            yield child

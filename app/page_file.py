@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 
 from plotly.offline import get_plotlyjs
 
-from tensoropt.plan import Exploration
+from tensoropt.plan.verified import Verified
 
 from .figures.frontier import frontier_figure
 from .figures.palette import FONT, GRAPH_CONFIG
 from .state import View
 from .views.assumptions import assumptions
 from .views.frontier import FrontierData, table_rows
-from .views.library import model_title
 
 SHOWN_ROWS = 500
 """Rows of the table; the plot has every point."""
@@ -27,11 +27,10 @@ td, th {{ text-align: right; padding: 3px 10px; border-bottom: 1px solid #d9e0e6
 """
 
 
-def standalone(exploration: Exploration, point: int) -> str:
+def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()) -> str:
     """The whole file as text, the given point marked."""
-    data = FrontierData.of(exploration)
     view = View(exploration="file", point=point, lines=True)
-    title = f"{model_title(exploration.model.source)} on {exploration.cluster['name']}"
+    title = f"{data.model} on {data.exploration.cluster['name']}"
     figure = json.dumps(frontier_figure(data, view, "light")).replace("</", "<\\/")
     config = json.dumps(GRAPH_CONFIG)
     rows = table_rows(data, view)
@@ -46,7 +45,7 @@ def standalone(exploration: Exploration, point: int) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(row[name]))}" for name in columns) for row in rows[::step]
     )
-    said = "".join(f"<li>{escape(f.label)}: {escape(f.value)}" for f in assumptions(data, view))
+    said = "".join(f"<li>{escape(f.label)}: {escape(f.value)}" for f in assumptions(data, view, verified))
     thinned = f"<p>Every {step}th of {len(rows):,} points is listed." if step > 1 else ""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"

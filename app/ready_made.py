@@ -8,20 +8,26 @@ from tensoropt import cli
 
 from .library import READY_MADE
 
+MODEL = "zoo:gpt2"
 OPTIONS = "--batch 64 --micro-batches 1,4 --epsilon 0.01 --max-points 24"
 """Thinned, so that the files stay small."""
-EXPLORATIONS = {"gpt2-dgx-h100": ("zoo:gpt2", "dgx-h100", *OPTIONS.split())}
-"""Folder -> model, cluster and options. Data sheets only: measured ones would be of one person's machine."""
+PLANNERS = "--planners data_parallel,zero,megatron"
+EXPLORATIONS = {
+    "gpt2-dgx-h100": ("compare", "dgx-h100", *PLANNERS.split()),
+    "gpt2-dgx-h100-half": ("explore", "dgx-h100[4]"),
+}
+"""Folder -> verb, cluster, more options. Data sheets only: measured ones would be of one person's machine."""
 
 
 def main() -> int:
     """Explore each; the first exit code that isn't 0."""
-    for name, (model, cluster, *options) in EXPLORATIONS.items():
+    for name, (verb, cluster, *more) in EXPLORATIONS.items():
         out = READY_MADE / name
-        code = cli.main(["explore", model, "--cluster", cluster, *options, "--out", str(out)])
+        code = cli.main([verb, MODEL, "--cluster", cluster, *OPTIONS.split(), *more, "--out", str(out)])
         if code:
             return code
-        (out / "frontier.csv").unlink()  # the dashboard makes it when asked
+        for made in ("frontier.csv", "comparison.csv"):  # the dashboard makes them when asked
+            (out / made).unlink(missing_ok=True)
     return 0
 
 

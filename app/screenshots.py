@@ -38,7 +38,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
         jobs = JobManager(Path(home))
-        server = listen(create_app(Library(), jobs), "127.0.0.1", 0)
+        server = listen(create_app(Library(jobs=jobs.results), jobs), "127.0.0.1", 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)

@@ -93,7 +93,7 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PO
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     beyond = not is_loopback(host)
     jobs = JobManager()
-    library = Library(folder, jobs.results)
+    library = Library(folder, jobs.results, names=jobs.uploads.names)
     try:
         server = listen(create_app(library, jobs, any_host=beyond), host, port)
     except TensorOptError:

@@ -47,7 +47,7 @@ window.dash_clientside = window.dash_clientside || {};
         else link.removeAttribute("aria-current");
       });
       window.setTimeout(() => window.dispatchEvent(new Event("resize")), 50);
-      return page;
+      return [page, window.innerWidth < 700];
     },
 
     split: function (state, frame, pick) {
@@ -69,10 +69,33 @@ window.dash_clientside = window.dash_clientside || {};
     },
   };
 
-  // Arrow keys walk along the frontier wherever nothing else wants them.
+  // Arrow keys walk along the frontier wherever nothing else wants them. A step is relative to where the last one
+  // led, so that one is sent at a time; what is pressed meanwhile is added up and follows.
   const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -10, PageUp: 10 };
   const ENDS = { Home: "leanest", End: "fastest", k: "knee", c: "compare" };
+  const PATIENCE_MS = 5000; // after which an answer is no longer waited for
+  let queue = [];
   let pressed = 0;
+  let waiting = 0; // the number of the press that is on its way, 0 for none
+  let since = 0;
+
+  function send() {
+    if (!queue.length || (waiting && Date.now() - since < PATIENCE_MS)) return;
+    const next = queue.shift();
+    while (next.step && queue.length && queue[0].step) next.step += queue.shift().step;
+    if (!next.step && !next.word) return send(); // as many steps back as forth
+    pressed += 1;
+    waiting = pressed;
+    since = Date.now();
+    window.dash_clientside.set_props("key", { data: { step: next.step, word: next.word, n: pressed } });
+  }
+
+  window.dash_clientside.tensoropt.answered = function (number) {
+    if (number >= waiting) waiting = 0;
+    send();
+    return SAME();
+  };
+
   document.addEventListener("keydown", (event) => {
     if (document.documentElement.dataset.page !== "frontier") return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -83,7 +106,7 @@ window.dash_clientside = window.dash_clientside || {};
     const word = ENDS[event.key];
     if (step === undefined && word === undefined) return;
     event.preventDefault();
-    pressed += 1;
-    window.dash_clientside.set_props("key", { data: { step: step || 0, word: word || "", n: pressed } });
+    queue.push({ step: step || 0, word: word || "" });
+    send();
   });
 })();

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..state import View
-from ..views.frontier import FrontierData, planner_title, unit_for
+from ..views.frontier import FRONTIER, FrontierData, planner_title, unit_for
 from ..views.units import digits
 from .palette import Palette, layout, palette
 
@@ -120,7 +120,7 @@ def _dotted(
 
 def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Json:
     rows = np.flatnonzero(kept & ~data.on_frontier)
-    names = list(dict.fromkeys(name for name in data.planner if name != "frontier"))
+    names = list(dict.fromkeys(name for name in data.planner if name != FRONTIER))
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -130,14 +130,45 @@ def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Js
             "size": 11,
             "line": {"color": colours.ink, "width": 2},
         },
-        "text": [planner_title(data.planner[i]) for i in rows],
-        "textposition": "top right",
+        "text": _mark_labels(data, rows),
+        "textposition": _beside_marks(data, rows),
         "textfont": {"color": colours.ink, "size": 12},
-        "customdata": [[int(i), data.mesh[i], int(data.micro[i])] for i in rows],
-        "hovertemplate": "<b>%{text}</b><br>" + _hover(data),
+        "customdata": [
+            [int(i), data.mesh[i], int(data.micro[i]), planner_title(data.planner[i])] for i in rows
+        ],
+        "hovertemplate": "<b>%{customdata[3]}</b><br>" + _hover(data),
         "showlegend": False,
         **_xy(data, rows, data.time),
     }
+
+
+NEAR = 0.02
+"""Marks closer than this share of the plot's sides share a label."""
+
+
+def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
+    """Each planner's fastest mark is named, once for all that lie there; the symbol tells the others."""
+    found = [""] * len(rows)
+    if not len(rows):
+        return found
+    x = data.memory[rows] / (np.ptp(data.memory) or 1.0)
+    y = data.time[rows] / (np.ptp(data.time) or 1.0)
+    names = np.array([data.planner[i] for i in rows])
+    named: dict[int, list[str]] = {}
+    for name in dict.fromkeys(names):
+        mine = np.flatnonzero(names == name)
+        best = int(mine[np.argmin(data.time[rows[mine]])])
+        near = [at for at in named if abs(x[at] - x[best]) < NEAR and abs(y[at] - y[best]) < NEAR]
+        named.setdefault(near[0] if near else best, []).append(planner_title(str(name)))
+    for at, titles in named.items():
+        found[at] = ", ".join(titles)
+    return found
+
+
+def _beside_marks(data: FrontierData, rows: np.ndarray) -> list[str]:
+    """Names of marks in the right half stand to the left, where there is room."""
+    middle = (data.memory.min() + data.memory.max()) / 2
+    return ["top left" if data.memory[i] > middle else "top right" for i in rows]
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:
@@ -165,13 +196,12 @@ def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int
     }
 
 
-def _range(low: float, high: float, log: bool) -> list[float]:
+def _range(low: float, high: float, log: bool, above: float = 0.05) -> list[float]:
+    """An axis with room below, and a share ``above`` for what is written over the topmost points."""
     if log:
-        bottom, top = math.log10(low), math.log10(high)
-        pad = 0.05 * (top - bottom) or 0.1
-        return [bottom - pad, top + pad]
-    pad = 0.05 * (high - low) or 0.1 * high
-    return [low - pad, high + pad]
+        low, high = math.log10(low), math.log10(high)
+    room = (high - low) or (2.0 if log else 2 * high)
+    return [low - 0.05 * room, high + above * room]
 
 
 def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palette) -> Json:
@@ -187,28 +217,24 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         parts = np.concatenate([data.compute[on_line], data.network[on_line]]) / data.units.time.factor
         positive = parts[parts > 0]
         low_y = min(low_y, positive.min() if view.log_y and len(positive) else parts.min())
-    x_title = f"memory per device, {data.units.memory.name}"
-    if not in_view:
-        whole = unit_for(data.capacity_bytes)
-        x_title += f"   (a {data.device} has {whole.text(data.capacity_bytes)}, far to the right)"
     return layout(
         colours,
         xaxis={
-            **_axis(x_title, colours),
+            **_axis(f"memory per device, {data.units.memory.name}", colours),
             "type": _scale(view.log_x),
             "range": _range(xs.min(), right, view.log_x),
         },
         yaxis={
             **_axis(f"time per step, {data.units.time.name}", colours),
             "type": _scale(view.log_y),
-            "range": _range(low_y, ys.max(), view.log_y),
+            "range": _range(low_y, ys.max(), view.log_y, above=0.1 if view.marks else 0.05),
         },
         dragmode="zoom",
         hovermode="closest",
         clickmode="event",
         uirevision=f"{view.exploration}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
         shapes=shapes(data, view, colours),
-        annotations=_annotations(data, view, capacity, colours) if in_view else [],
+        annotations=[_capacity_text(data, view, capacity if in_view else None, colours)],
         legend={"x": 1, "xanchor": "right", "y": 1, "bgcolor": "rgba(0,0,0,0)"},
         margin={"l": 64, "r": 16, "t": 28, "b": 48},
     )
@@ -255,17 +281,20 @@ def _vertical(x: float, line: Json) -> Json:
     }  # fmt: skip
 
 
-def _annotations(data: FrontierData, view: View, capacity: float, colours: Palette) -> list[Json]:
+def _capacity_text(data: FrontierData, view: View, x: float | None, colours: Palette) -> Json:
+    """What a device has, above its line; with an arrow at the right edge where that is far out of view."""
     whole = unit_for(data.capacity_bytes)
-    return [
-        {
-            "x": math.log10(capacity) if view.log_x else capacity,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "xanchor": "right",
-            "showarrow": False,
-            "text": f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}",
-            "font": {"color": colours.muted, "size": 12},
-        }
-    ]
+    text = f"{data.device}: {digits(whole.of(data.capacity_bytes))} {whole.name}"
+    place: Json = {"x": 1, "xref": "paper"}
+    if x is not None:
+        place = {"x": math.log10(x) if view.log_x else x}
+    return {
+        **place,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "xanchor": "right",
+        "showarrow": False,
+        "text": text if x is not None else f"{text} →",
+        "font": {"color": colours.muted, "size": 12},
+    }

@@ -17,10 +17,11 @@ from typing import Any
 import psutil
 
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.family import folders_in
 
 from ..safety import LOG as LOGGER
 from .record import LOG, Job, is_alive, read_job, tail, this_server
-from .request import Request
+from .request import Wanted
 from .uploads import Uploads
 from .worker import home_folder, run
 
@@ -82,14 +83,19 @@ class JobManager:
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
 
     def results(self) -> list[tuple[str, Path]]:
-        """(key, folder) of the jobs that left an exploration, newest first."""
-        return [(f"job-{j.id}", self.folder / j.id) for j in self.jobs() if j.state == "done"]
+        """(key, folder) of what jobs left, newest first; several where a job explored parts of a cluster."""
+        found = []
+        for job in self.jobs():
+            for folder in folders_in(self.folder / job.id) if job.state == "done" else ():
+                part = "" if folder.name == job.id else f"-{folder.name}"
+                found.append((f"job-{job.id}{part}", folder))
+        return found
 
     def log(self, id: str) -> str:
         """The end of a job's log; "" for a job that is not known."""
         return tail(self.folder / id) if id in self._jobs else ""
 
-    def submit(self, request: Request) -> Job:
+    def submit(self, request: Wanted) -> Job:
         """Queue a request. Raises :class:`TensorOptError` if it cannot even be written down."""
         id = secrets.token_hex(6)
         folder = self.folder / id

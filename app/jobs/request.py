@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tensoropt.cluster import list_clusters, list_devices, list_links, load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.errors import TensorOptError
+from tensoropt.planners import ENTRIES
 from tensoropt.zoo import list_models
 
 CLUSTER_FILE = "cluster.json"
@@ -105,6 +106,20 @@ class Hardware:
         return described
 
 
+class Wanted(Protocol):
+    """Something a job can run: what people call it, whether it times this machine, its command line."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def measures(self) -> bool: ...
+
+    def arguments(self, folder: Path) -> list[str]:
+        """The words after ``tensoropt``; the result lands in ``folder``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Request:
     """One exploration to run.
@@ -113,28 +128,78 @@ class Request:
         model: ``zoo:NAME``, or the path of an uploaded file.
         label: what people call the model.
         options: further arguments of ``tensoropt explore``.
+        planners: published ones to run beside it.
+        devices: numbers of devices to explore on, as ``--devices`` takes them; "" for all at once.
     """
 
     model: str
     label: str
     hardware: Hardware
     options: tuple[str, ...] = ()
+    planners: tuple[str, ...] = ()
+    devices: str = ""
 
     @property
     def title(self) -> str:
         where = f"local:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
         nodes = f" × {self.hardware.nodes}" if self.hardware.nodes > 1 else ""
-        return f"{self.label} on {where}{nodes}"
+        sizes = f", {self.devices} devices" if self.devices else ""
+        return f"{self.label} on {where}{nodes}{sizes}"
 
     @property
     def measures(self) -> bool:
-        """Whether this machine's own ranks are timed, so that nothing else should run beside it."""
+        """This machine's own ranks are timed, so nothing else should run beside it."""
         return self.hardware.is_local
 
     def arguments(self, folder: Path) -> list[str]:
-        """The words after ``tensoropt``; the result lands in ``folder``."""
         cluster = self.hardware.argument(folder)
-        return ["explore", self.model, "--cluster", cluster, "--out", str(folder), *self.options]
+        verb = "compare" if self.planners else "explore"
+        words = [verb, self.model, "--cluster", cluster, "--out", str(folder), *self.options]
+        if self.planners:
+            words += ["--planners", ",".join(self.planners)]
+        if self.devices:
+            words += ["--devices", self.devices]
+        return words
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Published planners beside a saved exploration: its operators are enough, no model is opened.
+
+    Attributes:
+        folder: of the exploration.
+        label: what people call it.
+        local: whether its cluster is this machine's ranks.
+    """
+
+    folder: Path
+    label: str
+    planners: tuple[str, ...]
+    local: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.label}: {', '.join(self.planners)} beside it"
+
+    @property
+    def measures(self) -> bool:
+        return self.local
+
+    def arguments(self, folder: Path) -> list[str]:
+        return ["recost", str(self.folder), "--planners", ",".join(self.planners), "--out", str(folder)]
+
+
+def planners_from(value: Any) -> tuple[str, ...]:
+    """Names of planners.
+
+    Raises:
+        RequestError: one is not on the list.
+    """
+    names = list(value or ()) if isinstance(value, (list, tuple, type(None))) else [value]
+    unknown = [str(name)[:40] for name in names if not isinstance(name, str) or name not in ENTRIES]
+    if unknown:
+        raise RequestError(f"there is no planner called {', '.join(unknown)}; choose from the list")
+    return tuple(dict.fromkeys(names))
 
 
 def hardware_from(form: Mapping[str, Any]) -> Hardware:
@@ -176,28 +241,67 @@ def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]
         RequestError: a field is missing or impossible; says which.
     """
     hardware = hardware_from(form)
-    options: list[str] = []
+    training = form.get("mode") != "inference"
     model = form.get("model")
     if isinstance(model, str) and model in uploads:
         path, label = uploads[model]
-        source = str(path)
-        for dim in _words(form.get("dims")):
-            if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
-                raise RequestError(f"'{dim}' is not a size of an input's dim; write for example batch=8")
-            options += ["--dim", dim]
+        source, options = str(path), _onnx_options(form, training)
     else:
-        source = label = str(model)
-        if source.removeprefix("zoo:") not in {m.name for m in list_models()}:
-            raise RequestError("choose a model from the list, or upload an ONNX file")
+        source = str(model)
         label = source.removeprefix("zoo:")
+        if label not in {m.name for m in list_models()}:
+            raise RequestError("choose a model from the list, or upload an ONNX file")
+        options = []
         if form.get("batch") not in (None, ""):
-            options += ["--batch", str(_count(form["batch"], "the batch", 10**6))]
-    if form.get("mode") == "inference":
-        options += ["--mode", "inference"]
-    if form.get("optimizer") in ("sgd", "momentum"):
-        options += ["--optimizer", str(form["optimizer"])]
+            options = ["--batch", str(_count(form["batch"], "the batch", 10**6))]
+    planners, devices = planners_from(form.get("planners")), _devices(form.get("devices"))
+    if planners and devices:
+        raise RequestError(
+            "planners run beside one number of devices; leave either them or the numbers of devices empty"
+        )
+    options += _search_options(form)
+    return Request(source, label, hardware, tuple(options), planners, devices)
+
+
+CHOICES = {
+    "mode": ("train", "inference"),
+    "optimizer": ("adam", "momentum", "sgd"),
+    "dtype": ("float32", "bfloat16"),
+    "recompute": ("auto", "never"),
+    "measure": ("all", "never"),
+}
+"""Options with a fixed set of values, the command line's default first."""
+LOSSES = ("auto", "cross_entropy", "mean", "mse")
+
+
+def _onnx_options(form: Mapping[str, Any], training: bool) -> list[str]:
+    """``--dim``, ``--output`` and ``--loss`` of an uploaded file."""
+    options = []
+    for dim in _words(form.get("dims")):
+        if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
+            raise RequestError(f"'{dim[:80]}' is not a size of an input's dim; write for example batch=8")
+        options += ["--dim", dim]
+    for tensor in _words(form.get("outputs")):
+        if not re.fullmatch(r"[\w./:]{1,120}", tensor) or tensor.startswith("-"):
+            raise RequestError(f"'{tensor[:80]}' is not the name of a tensor of the file")
+        options += ["--output", tensor]
+    loss = form.get("loss") or "auto"
+    if loss not in LOSSES:
+        raise RequestError(f"the loss is one of {', '.join(LOSSES)}")
+    return options + (["--loss", loss] if training and loss != "auto" else [])
+
+
+def _search_options(form: Mapping[str, Any]) -> list[str]:
+    """What is searched, with what is left at its default left out."""
+    options = []
+    for name, values in CHOICES.items():
+        value = form.get(name) or values[0]
+        if value not in values:
+            raise RequestError(f"{name}: one of {', '.join(values)}")
+        if value != values[0]:
+            options += [f"--{name}", value]
     micro = str(form.get("micro") or "auto").replace(" ", "")
-    if not re.fullmatch(r"auto|[1-9]\d{0,4}(,[1-9]\d{0,4}){0,15}", micro):
+    if not re.fullmatch(rf"auto|{NUMBERS}", micro):
         raise RequestError(f"micro-batches '{micro[:40]}' are neither auto nor a list such as 1,2,4")
     if micro != "auto":
         options += ["--micro-batches", micro]
@@ -211,7 +315,17 @@ def request_from(form: Mapping[str, Any], uploads: Mapping[str, tuple[Path, str]
         if points < 2:
             raise RequestError("points kept: at least 2")
         options += ["--max-points", str(points)]
-    return Request(source, label, hardware, tuple(options))
+    return options
+
+
+NUMBERS = r"[1-9]\d{0,4}(,[1-9]\d{0,4}){0,15}"
+
+
+def _devices(value: Any) -> str:
+    text = str(value or "").replace(" ", "")
+    if text and not re.fullmatch(rf"auto|{NUMBERS}", text):
+        raise RequestError(f"numbers of devices '{text[:40]}' are neither auto nor a list such as 1,2,4")
+    return text
 
 
 def _count(value: Any, what: str, most: int) -> int:

@@ -42,6 +42,10 @@ class Uploads:
                     continue
         return found
 
+    def names(self) -> dict[str, str]:
+        """file -> what its owner called it."""
+        return {str(path): label for path, label in self.known().values()}
+
     def keep(self, contents: object, name: object) -> str:
         """Store what a page uploaded (a ``data:`` URL); gives its token.
 

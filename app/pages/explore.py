@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import dash_mantine_components as dmc
 from dash import Dash, dcc, html
@@ -11,12 +11,12 @@ from tensoropt.cluster import list_clusters, list_devices, list_links
 
 from ..context import Context
 from ..jobs.manager import JobManager
+from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import models
 from . import explore_callbacks
-from .parts import panel
+from .parts import CLEAR, aria, panel, planner_choice
 
-CLEAR: Any = {"aria-label": "clear"}
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
 
@@ -43,17 +43,37 @@ def _model(jobs: JobManager) -> Any:
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny",
             searchable=True, allowDeselect=False, nothingFoundMessage="no model by that name",
         ),
+        html.P(id="model-said", className="hint"),
         dcc.Upload(
             html.Div(["Drop an ONNX file here, or ", html.Span("choose one", className="linklike")]),
             id="upload", className="upload", max_size=MAX_UPLOAD_BYTES, multiple=False, accept=".onnx",
         ),
-        html.Div(id="upload-said", **cast(Any, {"aria-live": "polite"})),
+        html.Div(id="upload-said", **aria(live="polite")),
+        html.Div(
+            dmc.NumberInput(id="batch", label="Batch", min=1, placeholder="the model's own", w=180),
+            id="zoo-fields",
+            className="fields",
+        ),
         html.Div(
             [
-                dmc.NumberInput(id="batch", label="Batch", min=1, placeholder="the model's own", w=150),
-                dmc.TextInput(id="dims", label="Open dims of an ONNX file", placeholder="batch=8", w=200),
+                html.Div(
+                    [
+                        dmc.TextInput(id="dims", label="Open dims", placeholder="batch=8, length=128", w=200),
+                        dmc.Select(id="loss", label="Loss", data=list(LOSSES), value="auto",
+                                   allowDeselect=False, w=150),
+                        dmc.TextInput(id="outputs", label="Only up to these tensors", w=210,
+                                      placeholder="all outputs"),
+                    ],
+                    className="row fields",
+                ),
+                html.P(
+                    "A file may leave sizes open (name=size) or fix them (input[0]=size replaces one). "
+                    "It has no loss: auto takes cross entropy where an output is called logits, else the "
+                    "squared error.",
+                    className="hint",
+                ),
             ],
-            className="row fields",
+            id="onnx-fields",
         ),
         html.P(
             ["A Python model is named on the command line, never here: ", html.Code(COMMAND_LINE)],
@@ -103,33 +123,44 @@ def _cluster() -> Any:
     )  # fmt: skip
 
 
+def _choice(name: str, label: str, width: int) -> Any:
+    values = CHOICES[name]
+    return dmc.Select(id=name, label=label, value=values[0], data=list(values), w=width, allowDeselect=False)
+
+
 def _options() -> Any:
     return panel(
         html.Div(
             [
-                dmc.Select(
-                    id="mode", label="Mode", value="train", data=["train", "inference"], w=120,
-                    allowDeselect=False,
-                ),
-                dmc.Select(
-                    id="optimizer", label="Optimizer", value="adam", data=["adam", "momentum", "sgd"], w=130,
-                    allowDeselect=False,
-                ),
-                dmc.TextInput(id="micro", label="Micro-batches", value="auto", w=130),
-                dmc.NumberInput(id="epsilon", label="Allowed gap, %", value=0.1, min=0, step=0.1, w=130),
-                dmc.NumberInput(id="max-points", label="Points kept", min=2, placeholder="all", w=120),
+                _choice("mode", "Mode", 120),
+                _choice("optimizer", "Optimizer", 130),
+                _choice("dtype", "Computes in", 130),
+                _choice("recompute", "Recompute", 120),
+                _choice("measure", "Time on this machine", 170),
             ],
             className="row fields",
         ),
+        html.Div(
+            [
+                dmc.TextInput(id="micro", label="Micro-batches", value="auto", w=130),
+                dmc.NumberInput(id="epsilon", label="Allowed gap, %", value=0.1, min=0, step=0.1, w=130),
+                dmc.NumberInput(id="max-points", label="Points kept", min=2, placeholder="all", w=120),
+                dmc.TextInput(
+                    id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170
+                ),
+            ],
+            className="row fields",
+        ),
+        html.Div(planner_choice("planners", "Published planners beside it"), className="fields"),
         title="Options",
-    )  # fmt: skip
+    )
 
 
 def _start() -> Any:
     return html.Div(
         [
             dmc.Button("Explore", id="start", size="md"),
-            html.Div(id="start-said", className="grow", **cast(Any, {"aria-live": "polite"})),
+            html.Div(id="start-said", className="grow", **aria(live="polite")),
         ],
         className="row",
     )

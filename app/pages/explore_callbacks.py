@@ -15,14 +15,17 @@ from tensoropt.errors import TensorOptError
 from ..context import Context
 from ..jobs.manager import JobManager
 from ..jobs.request import Hardware, hardware_from, request_from
-from ..views.jobs import JobCard, job_card, models
-from .parts import copyable, empty, note
+from ..views.jobs import JobCard, job_card, model_words, models
+from . import parts
+from .parts import aria, copyable, empty, note
 
 FORM = {
     "model": "model", "batch": "batch", "dims": "dims", "cluster": "cluster", "kind": "kind",
     "per_node": "per-node", "nodes": "nodes", "inside": "inside", "between": "between",
-    "price": "device-price", "mode": "mode", "optimizer": "optimizer", "micro": "micro",
-    "epsilon": "epsilon", "max_points": "max-points",
+    "price": "device-price", "mode": "mode", "optimizer": "optimizer", "dtype": "dtype",
+    "recompute": "recompute", "measure": "measure", "micro": "micro", "epsilon": "epsilon",
+    "max_points": "max-points", "devices": "devices", "planners": "planners", "loss": "loss",
+    "outputs": "outputs",
 }  # fmt: skip
 """Field of the form -> id of its control."""
 SHOWN_JOBS = 30
@@ -67,6 +70,17 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
             return f"{found.per_node * found.nodes} × {found.kind}, priced from data sheets."
         except TensorOptError as error:
             return note(str(error), "warn")
+
+    @app.callback(
+        Output("model-said", "children"),
+        Output("zoo-fields", "style"),
+        Output("onnx-fields", "style"),
+        Input("model", "value"),
+    )
+    def describe(name: Any) -> Any:
+        """What the chosen model is, and the fields that are for its kind."""
+        words = model_words(str(name))
+        return words, parts.visible(bool(words)), parts.visible(not words)
 
     @app.callback(
         Output("model", "data"),
@@ -131,17 +145,20 @@ def _register_jobs(app: Dash, context: Context) -> None:
         if not jobs:
             return empty("No jobs yet", "Choose a model and a cluster, then press Explore."), news
         now = time.time()
-        return [_card(job_card(j, now), _log(context, j.id)) for j in jobs[:SHOWN_JOBS]], news
-
-
-def _log(context: Context, id: str) -> str:
-    return context.jobs.log(id) if context.jobs is not None else ""
+        assert context.jobs is not None
+        manager, left = context.jobs, context.jobs.results()
+        cards = []
+        for job in jobs[:SHOWN_JOBS]:
+            keys = tuple(key for key, _ in left if key.startswith(f"job-{job.id}"))
+            cards.append(_card(job_card(job, now, keys), manager.log(job.id)))
+        return cards, news
 
 
 def _card(job: JobCard, log: str) -> Any:
     buttons: list[Any] = []
-    if job.result:
-        buttons.append(dcc.Link("open the frontier", href=f"/frontier?x={job.result}", className="open"))
+    if job.results:
+        words = "open the frontier" if len(job.results) == 1 else f"open {len(job.results)} frontiers"
+        buttons.append(dcc.Link(words, href=f"/frontier?x={job.results[-1]}", className="open"))
     if job.active:
         buttons.append(_button("cancel", job.id))
     else:
@@ -150,7 +167,9 @@ def _card(job: JobCard, log: str) -> Any:
         html.Div(
             [
                 html.Span(stage.name, className="stage-name"),
-                dmc.Progress(value=100 * stage.share, size="sm", **_label(f"{stage.name}: {stage.words}")),
+                dmc.Progress(
+                    value=100 * stage.share, size="sm", **aria(label=f"{stage.name}: {stage.words}")
+                ),
                 html.Span(stage.words, className="muted small"),
             ],
             className="stage",
@@ -181,7 +200,3 @@ def _card(job: JobCard, log: str) -> Any:
 
 def _button(what: str, job: str) -> Any:
     return dmc.Button(what, id={"job": job, "do": what}, size="compact-xs", variant="default")
-
-
-def _label(text: str) -> dict[str, Any]:
-    return {"aria-label": text}

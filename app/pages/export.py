@@ -9,10 +9,10 @@ from dash import Dash, Input, Output, html
 from ..context import Context
 from ..downloads import address
 from ..state import View
-from ..views.export import FILES, commands
+from ..views.export import commands, files
 from ..views.frontier import FrontierData
 from ..views.point import point_card
-from .held import view_of
+from .held import shown_point
 from .parts import copyable, empty, facts, panel
 
 
@@ -24,15 +24,15 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
     """The selected point's files and commands."""
     assert view.point is not None
     entry = context.library.entry(view.exploration)
-    card = point_card(data, view, view.point)
-    files = [
+    card = point_card(data, view, view.point, context.verified(view)[0])
+    links = [
         html.Li(
             [
                 html.A(file.name, href=address(entry.key, file.what, view.point), download=file.name),
                 html.Span(file.text, className="muted"),
             ]
         )
-        for file in FILES
+        for file in files(data)
     ]
     lines = []
     for number, command in enumerate(commands(data, entry, view.point)):
@@ -44,7 +44,7 @@ def body(context: Context, data: FrontierData, view: View) -> Any:
                 [
                     panel(
                         html.P(f"{card.memory} per device, {card.time} per step. {card.verdict}"),
-                        html.Ul(files, className="files"),
+                        html.Ul(links, className="files"),
                         title=card.title,
                     ),
                     panel(*lines, title="Commands"),
@@ -71,10 +71,9 @@ def register(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def show(pick: Any, page: Any) -> Any:
+        data, view = shown_point(context, pick, page, "export")
         if page != "export":
             return []
-        view = view_of(pick)
-        data = context.frontier(view)
-        if data is None or view.point is None or view.point >= len(data):
+        if data is None:
             return empty("Nothing to export yet", "Pick an exploration above and a point on its frontier.")
         return body(context, data, view)

@@ -10,10 +10,9 @@ from dash import Dash, dcc, html
 
 from ..context import Context
 from ..figures.palette import GRAPH_CONFIG
-from . import frontier_callbacks
-from .parts import aria, panel
+from . import frontier_callbacks, planners
+from .parts import CLEAR, aria, panel
 
-CLEAR: Any = {"aria-label": "clear"}
 OPTIONS = (
     ("log_x", "log memory"),
     ("log_y", "log time"),
@@ -23,14 +22,17 @@ OPTIONS = (
 )
 
 
-def layout() -> Any:
+def layout(context: Context) -> Any:
     return html.Div(
         [
             html.H1("Frontier", className="unseen"),
             html.Div(id="frontier-empty"),
             html.Div(
                 [
-                    html.Div([_plot(), _comparison(), _table(), _profile()], className="stack"),
+                    html.Div(
+                        [_plot(), _comparison(), _table(), planners.layout(context), _profile()],
+                        className="stack",
+                    ),
                     html.Div([_limits(), _card(), _assumptions()], className="stack"),
                 ],
                 id="frontier-body",
@@ -167,7 +169,7 @@ def _comparison() -> Any:
 
 
 def _assumptions() -> Any:
-    return panel(html.Div(id="assumptions"), title="Assumptions in effect", names="said-left")
+    return panel(html.Div(id="assumptions"), title="Assumptions in effect", names="said-left later")
 
 
 def _columns() -> list[dict[str, Any]]:
@@ -182,8 +184,8 @@ def _columns() -> list[dict[str, Any]]:
         number("point", "point", 78, "d"),
         number("memory", "memory", 108),
         number("time", "time", 96),
-        number("compute", "compute", 100),
-        number("network", "network", 100),
+        number("compute", "compute", 118),
+        number("network", "network", 118),
         {"field": "mesh", "headerName": "mesh", "width": 84},
         number("micro", "micro", 76, "d"),
         number("devices", "devices", 86, "d"),
@@ -207,8 +209,7 @@ def _table() -> Any:
         html.Div(
             [html.Div(controls, className="row tight"), html.Span(className="grow"),
              html.Span(id="points-count", className="muted")],
-            className="row",
-            style={"marginBottom": 10},
+            className="row above",
         ),
         dag.AgGrid(
             id="points",
@@ -227,6 +228,7 @@ def _table() -> Any:
             style={"height": 330},
         ),
         title="Points",
+        names="later",
     )  # fmt: skip
 
 
@@ -234,6 +236,7 @@ def _profile() -> Any:
     return panel(
         html.Div(id="profile", className="scroll"),
         title="Devices × memory → time",
+        names="later",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, Patch, State, ctx, html, no_update
+from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -25,10 +25,12 @@ from ..views.frontier import (
     table_rows,
 )
 from ..views.library import choices
-from ..views.point import differences, point_card
+from ..views.point import point_card
 from ..views.units import plural
+from . import planners
 from .held import stored, view_of
-from .parts import empty, facts, note, plain_table
+from .parts import empty, facts, note, plain_table, visible
+from .points import big, difference_table
 
 
 def register(app: Dash, context: Context) -> None:
@@ -36,6 +38,7 @@ def register(app: Dash, context: Context) -> None:
     _register_controls(app, context)
     _register_plot(app, context)
     _register_words(app, context)
+    planners.register(app, context)
 
 
 BUTTONS = (
@@ -63,6 +66,7 @@ def _register_events(app: Dash, context: Context) -> None:
         Output("state", "data"),
         Output("budget-text", "error"),
         Output("target-text", "error"),
+        Output("answered", "data"),
         inputs,
         State("state", "data"),
         State("budget-text", "value"),
@@ -74,16 +78,24 @@ def _register_events(app: Dash, context: Context) -> None:
         fired = {item["prop_id"].rpartition(".")[0]: item["value"] for item in ctx.triggered}
         if held is None or "url" in fired:
             opened = _from_url(context, values[0])
-            return (no_update if held is not None and opened == view_of(held) else stored(opened)), None, None
+            news = no_update if held is not None and opened == view_of(held) else stored(opened)
+            return news, None, None, no_update
         view = view_of(held)
         if fired.get("exploration"):
             view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
         typed = {"budget-text": budget_text, "target-text": target_text}
-        view, errors = _applied(
-            context.frontier(view), view, {**fired, **{n: typed[n] for n in typed if n in fired}}, mode
+        fired |= {name: text for name, text in typed.items() if name in fired}
+        view, errors = _applied(context.frontier(view), view, fired, mode)
+        return (
+            no_update if view == view_of(held) else stored(view),
+            *(errors.get(name) for name in typed),
+            _number(fired["key"]) if "key" in fired else no_update,
         )
-        same = view == view_of(held)
-        return (no_update if same else stored(view)), errors.get("budget-text"), errors.get("target-text")
+
+
+def _number(key: Any) -> Any:
+    """Which press of a key this was: the browser sends the next one when it hears that number again."""
+    return key.get("n") if isinstance(key, Mapping) else no_update
 
 
 def _applied(
@@ -133,28 +145,28 @@ def _register_controls(app: Dash, context: Context) -> None:
     names = FIELDS
     texts = ("budget-text", "target-text")
 
-    shown = ("exploration", *names, *texts)
+    controls = ("exploration", *names, *texts)
     scales = [(n, p) for n in ("budget", "target") for p in ("min", "max", "step")]
     filters = [n for n in names if n.startswith("filter-")]
 
     @app.callback(
-        *(Output(n, "value", allow_duplicate=True) for n in shown),
+        *(Output(n, "value", allow_duplicate=True) for n in controls),
         *(Output(n, p) for n, p in scales),
         *(Output(n, "data") for n in filters),
         Input("state", "data"),
-        *(State(n, "value") for n in shown),
+        *(State(n, "value") for n in controls),
         *(State(n, p) for n, p in scales),
         prevent_initial_call=True,
     )
     def follow(held: Any, *have: Any) -> Any:
         """Controls show the state, except those that show it already: they may be what is being moved."""
-        view, values, limits = view_of(held), have[: len(shown)], have[len(shown) :]
+        view, values, limits = view_of(held), have[: len(controls)], have[len(controls) :]
         data = context.frontier(view)
         if data is None:
-            return (view.exploration, *[no_update] * (len(shown) + len(scales) + len(filters) - 1))
+            return (view.exploration, *[no_update] * (len(controls) + len(scales) + len(filters) - 1))
         wanted, ranges = _wanted(view, data)
         return (
-            *(no_update if old == wanted[n] else wanted[n] for n, old in zip(shown, values, strict=True)),
+            *(no_update if old == wanted[n] else wanted[n] for n, old in zip(controls, values, strict=True)),
             *(no_update if old == ranges[n] else ranges[n] for n, old in zip(scales, limits, strict=True)),
             *(data.filters()[n.removeprefix("filter-")] for n in filters),
         )
@@ -206,8 +218,8 @@ def _register_plot(app: Dash, context: Context) -> None:
             return (no_update,) * 5
         figure = drawing.frontier_figure(data, view, str(scheme))
         rows = table_rows(data, view)
-        shown = f"{len(rows):,} of {plural(len(data), 'point')}"
-        return figure, rows, _column_units(columns, data, view), shown, key
+        count = f"{len(rows):,} of {plural(len(data), 'point')}"
+        return figure, rows, _column_units(columns, data, view), count, key
 
     @app.callback(
         Output("graph", "figure", allow_duplicate=True),
@@ -277,16 +289,18 @@ def _register_words(app: Dash, context: Context) -> None:
         view = view_of(held)
         if not view.exploration:
             text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
-            return text, {"display": "none"}, None, None
+            return text, visible(False), None, None
         try:
             exploration = context.exploration(view)
         except TensorOptError as error:
-            return empty("This exploration cannot be shown", str(error)), {"display": "none"}, None, None
+            return empty("This exploration cannot be shown", str(error)), visible(False), None, None
         data = context.frontier(view)
         if exploration is None or data is None:
             text = empty("This exploration holds no points", "Explore again with a larger budget.")
-            return text, {"display": "none"}, None, None
-        said = facts([(f.label, f.value) for f in assumptions.assumptions(data, view)])
+            return text, visible(False), None, None
+        said = facts(
+            [(f.label, f.value) for f in assumptions.assumptions(data, view, *context.verified(view))]
+        )
         return None, {}, said, _profile(context, view)
 
     @app.callback(
@@ -301,56 +315,44 @@ def _register_words(app: Dash, context: Context) -> None:
         view = view_of(pick)
         data = context.frontier(view)
         if data is None or view.point is None:
-            return None, None, None, {"display": "none"}
+            return None, None, None, visible(False)
         notes = [
             note(filter_sentence(data, view), "warn"),
             note(limit_sentence(data, view), "warn"),
             note(mark_sentence(data)) if view.marks else None,
         ]
-        shown = {} if view.other is not None else {"display": "none"}
-        return [n for n in notes if n], card(data, view), comparison(data, view), shown
+        seen = visible(view.other is not None)
+        return [n for n in notes if n], card(context, data, view), difference_table(data, view), seen
 
 
-def card(data: FrontierData, view: View) -> Any:
+def card(context: Context, data: FrontierData, view: View) -> Any:
     """The selected point."""
     assert view.point is not None
-    found = point_card(data, view, view.point)
+    found = point_card(data, view, view.point, context.verified(view)[0])
     return [
         html.H2(found.title, className="panel-title", id="card-title"),
-        html.Div(
-            [
-                html.Div([html.Span("memory per device"), html.Strong(found.memory)]),
-                html.Div([html.Span("time per step"), html.Strong(found.time)]),
-            ],
-            className="big",
-        ),
-        html.P(found.verdict, className="verdict fits" if found.fits else "verdict over"),
-        html.P(found.dominant, className="hint"),
+        big(found, found.dominant),
         facts([(f.label, f.value) for f in found.facts]),
     ]
 
 
-def comparison(data: FrontierData, view: View) -> Any:
-    """The second point beside the first, differences only."""
-    if view.other is None or view.point is None:
-        return None
-    rows = differences(data, view.other, view.point)
-    if not rows:
-        return html.P("Both points have the same figures.", className="hint")
-    body = [
-        [r.label, r.first, r.second, r.change] if r.change else [r.label, r.first, r.second, ""] for r in rows
-    ]
-    head = ["", f"point {view.other}", f"point {view.point}", "change"]
-    return html.Div(plain_table(head, body, numbers=(1, 2, 3)), className="scroll compare")
-
-
 def _profile(context: Context, view: View) -> Any:
-    table = profile.devices_by_memory(context.library, view.exploration)
+    """Devices × memory → time; every figure leads to the point that it is of."""
+    table = profile.devices_by_memory(context.library, view)
     if table is None:
         return html.P(
-            "Only one device count is known for this model. Explore it on other sizes of the cluster to see "
-            "here what more devices, or bigger ones, would buy.",
+            "Only one number of devices is known for this model. Explore it on fewer too (an option of the "
+            "Explore page, or --devices auto) to see here what more devices, or bigger ones, would buy.",
             className="hint",
         )
-    rows = [[r.label, *r.cells] for r in table.rows]
-    return plain_table(["", *table.head], rows, numbers=tuple(range(1, len(table.head) + 1)))
+    rows = []
+    for row in table.rows:
+        cells: list[Any] = [html.Strong(row.label) if row.here else row.label]
+        for found in row.cells:
+            if found is None:
+                cells.append(html.Span("—", title="no plan fits"))
+            else:
+                link = dcc.Link(found.time, href=f"/frontier?{found.view.to_query()}")
+                cells.append([link, html.Div(found.cost, className="muted small")] if found.cost else link)
+        rows.append(cells)
+    return plain_table(["within", *table.head], rows, numbers=tuple(range(1, len(table.head) + 1)))

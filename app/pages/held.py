@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ..context import Context
 from ..state import View
+from ..views.frontier import FrontierData
 
 DEFAULTS = asdict(View())
 
@@ -19,3 +21,12 @@ def stored(view: View) -> dict[str, Any]:
 def view_of(data: Any) -> View:
     """From the store ``state`` or ``pick``."""
     return View.from_data(data.get("view", data)) if isinstance(data, Mapping) else View()
+
+
+def shown_point(context: Context, pick: Any, page: Any, name: str) -> tuple[FrontierData | None, View]:
+    """The frontier and the view for page ``name``; None while another is shown, or without such a point."""
+    view = view_of(pick)
+    data = context.frontier(view) if page == name else None
+    if data is None or view.point is None or view.point >= len(data):
+        return None, view
+    return data, view

@@ -8,10 +8,27 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import html
 
+from tensoropt.planners import ENTRIES
+
+from ..views.frontier import planner_title
+
 
 def aria(**attributes: str) -> dict[str, Any]:
     """ARIA attributes, which Dash takes by names that Python does not have."""
     return {f"aria-{name}": value for name, value in attributes.items()}
+
+
+CLEAR: Any = {"aria-label": "clear"}
+"""For the button that empties a select."""
+
+
+def planner_choice(id: str, label: str, chosen: Sequence[str] = ()) -> Any:
+    """Published planners to choose from."""
+    options = [{"value": name, "label": planner_title(name)} for name in ENTRIES]
+    return dmc.MultiSelect(
+        id=id, label=label, data=options, value=list(chosen), clearable=True, clearButtonProps=CLEAR,
+        placeholder="choose", hidePickedOptions=True,
+    )  # fmt: skip
 
 
 def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> html.Section:
@@ -20,6 +37,11 @@ def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> htm
     names = f"panel {names}".strip()
     more: dict[str, Any] = {"id": id} if id else {}
     return html.Section([*head, *children], className=names, **more)
+
+
+def visible(yes: bool) -> dict[str, str]:
+    """The style of what is only sometimes there."""
+    return {} if yes else {"display": "none"}
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> html.Dl:

@@ -77,9 +77,9 @@ def _picture() -> Any:
 
 
 def _operators() -> Any:
-    def number(field: str, name: str) -> dict[str, Any]:
+    def number(field: str, name: str, width: int = 128) -> dict[str, Any]:
         return {
-            "field": field, "headerName": name, "type": "rightAligned", "width": 128,
+            "field": field, "headerName": name, "type": "rightAligned", "width": width,
             "valueFormatter": {"function": "params.value == null ? '' : d3.format(',.3r')(params.value)"},
         }  # fmt: skip
 
@@ -94,8 +94,7 @@ def _operators() -> Any:
                     dmc.Button("all modules", id="operator-all", size="compact-xs", variant="default"),
                     html.Span(id="operator-shown", className="muted small"),
                 ],
-                className="row",
-                style={"marginBottom": 10},
+                className="row above",
             ),
             dag.AgGrid(
                 id="operators",
@@ -108,7 +107,7 @@ def _operators() -> Any:
                     {"field": "options", "headerName": "options", "width": 150, "tooltipField": "options"},
                     number("memory", "memory"),
                     number("compute", "compute"),
-                    number("communication", "communication"),
+                    number("communication", "communication", 172),
                     {"field": "source", "headerName": "figures", "width": 110},
                 ],
                 rowData=[],

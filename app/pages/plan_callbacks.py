@@ -16,12 +16,21 @@ from ..figures.timeline import memory_figure, timeline_figure
 from ..state import View
 from ..views.detail import curve_of, detail_of, graph_edges
 from ..views.frontier import FrontierData
-from ..views.picture import picture
-from ..views.plan import Bar, changed_operators, memory_bar, operator_rows, step_bar
-from ..views.point import differences, point_card
+from ..views.picture import ASPECT, NARROW_ASPECT, picture
+from ..views.plan import (
+    Bar,
+    Segment,
+    changed_operators,
+    device_bars,
+    memory_bar,
+    operator_rows,
+    step_bar,
+)
+from ..views.point import point_card
 from ..views.units import plural
-from .held import view_of
+from .held import shown_point
 from .parts import aria, empty, note, plain_table
+from .points import big, difference_table
 
 MOST_CHANGED = 60
 """Rows of the difference of two plans; how many more there are is said."""
@@ -30,15 +39,6 @@ MOST_CHANGED = 60
 def register(app: Dash, context: Context) -> None:
     _register_figures(app, context)
     _register_operators(app, context)
-
-
-def _shown(context: Context, pick: Any, page: Any) -> tuple[FrontierData | None, View]:
-    """The frontier and the view, None while another page is shown or there is no such point."""
-    view = view_of(pick)
-    data = context.frontier(view) if page == "plan" else None
-    if data is None or view.point is None or view.point >= len(data):
-        return None, view
-    return data, view
 
 
 def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]:
@@ -64,7 +64,7 @@ def _register_figures(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def words(pick: Any, page: Any) -> Any:
-        data, view = _shown(context, pick, page)
+        data, view = shown_point(context, pick, page, "plan")
         if page != "plan":
             return (no_update,) * 7
         if data is None:
@@ -75,8 +75,8 @@ def _register_figures(app: Dash, context: Context) -> None:
         return (
             None,
             {},
-            headline(data, view, detail),
-            bar(memory_bar(data, view, view.point)),
+            headline(context, data, view, detail),
+            [*bar(memory_bar(data, view, view.point)), *devices(device_bars(data, view.point))],
             bar(step_bar(data, view.point)),
             note(why and f"Timelines and the costs of single operators are not shown: {why}"),
             difference(data, view),
@@ -92,7 +92,7 @@ def _register_figures(app: Dash, context: Context) -> None:
         prevent_initial_call=True,
     )
     def figures(pick: Any, page: Any, scheme: Any) -> Any:
-        data, view = _shown(context, pick, page)
+        data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return no_update, no_update, no_update
         detail, _ = _detail(context, data, view.point)
@@ -107,30 +107,15 @@ def _register_figures(app: Dash, context: Context) -> None:
         )
 
 
-def headline(data: FrontierData, view: View, detail: Any) -> Any:
+def headline(context: Context, data: FrontierData, view: View, detail: Any) -> Any:
     """Memory and time, whether it fits, and what dominates, in words."""
     assert view.point is not None
-    found = point_card(data, view, view.point)
-    words = detail.headline() if detail is not None else found.dominant
+    found = point_card(data, view, view.point, context.verified(view)[0])
+    told = {f.label: f.value for f in found.facts}
+    facts = [f"{label} {told[label]}" for label in ("mesh", "micro-batches", "verified") if label in told]
     return [
-        html.Div(
-            [
-                html.Div([html.Span("memory per device"), html.Strong(found.memory)]),
-                html.Div([html.Span("time per step"), html.Strong(found.time)]),
-                html.Div(
-                    [
-                        html.P(found.verdict, className="verdict fits" if found.fits else "verdict over"),
-                        html.P(words, className="hint"),
-                    ],
-                    className="said",
-                ),
-            ],
-            className="big wide",
-        ),
-        html.P(
-            f"{found.title} · " + " · ".join(f"{f.label} {f.value}" for f in found.facts[:2]),
-            className="hint",
-        ),
+        big(found, detail.headline() if detail is not None else found.dominant, wide=True),
+        html.P(" · ".join([found.title, *facts]), className="hint"),
     ]
 
 
@@ -154,6 +139,22 @@ def bar(found: Bar) -> Any:
     ]
 
 
+def devices(found: tuple[Segment, ...]) -> list[Any]:
+    """One thin bar per device, where they differ."""
+    rows = [
+        [
+            s.title,
+            html.Div(
+                html.Span(className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.2f}%"}),
+                className="bar thin",
+            ),
+            s.size,
+        ]
+        for s in found
+    ]
+    return [html.H3("Largest on each device"), plain_table(["", "", ""], rows, numbers=(2,))] if rows else []
+
+
 def difference(data: FrontierData, view: View) -> Any:
     """Figures and operators that differ between this plan and the compared one."""
     assert view.point is not None
@@ -162,13 +163,11 @@ def difference(data: FrontierData, view: View) -> Any:
             "Choose a second point on the Frontier page (key c, or click to compare) to see what differs.",
             className="hint",
         )
-    head = ["", f"point {view.other}", f"point {view.point}", "change"]
-    figures = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
     changed = changed_operators(data.exploration, view.point, view.other)
     rows = [list(row) for row in changed[:MOST_CHANGED]]
     more = len(changed) - len(rows)
     return [
-        html.Div(plain_table(head, figures, numbers=(1, 2, 3)), className="scroll"),
+        difference_table(data, view),
         html.H3(f"{plural(len(changed), 'operator')} split otherwise"),
         html.Div(
             plain_table(["operator", "module", f"point {view.other}", f"point {view.point}"], rows),
@@ -191,15 +190,17 @@ def _register_operators(app: Dash, context: Context) -> None:
         Input("page", "data"),
         Input("scheme", "data"),
         State("operators", "columnDefs"),
+        State("narrow", "data"),
         prevent_initial_call=True,
     )
-    def draw(pick: Any, page: Any, scheme: Any, columns: Any) -> Any:
-        data, view = _shown(context, pick, page)
+    def draw(pick: Any, page: Any, scheme: Any, columns: Any, narrow: Any) -> Any:
+        data, view = shown_point(context, pick, page, "plan")
         if data is None or view.point is None:
             return (no_update,) * 5
         detail, _ = _detail(context, data, view.point)
         rows = operator_rows(data.exploration, view.point, detail)
-        found = picture(rows, graph_edges(data.exploration, detail))
+        aspect = NARROW_ASPECT if narrow else ASPECT
+        found = picture(rows, graph_edges(data.exploration, detail), aspect)
         unit, time = data.units.memory, data.units.time
         cells = [
             {

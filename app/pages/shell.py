@@ -28,7 +28,10 @@ def layout(context: Context) -> Any:
         dcc.Store(id="frame"),
         dcc.Store(id="pick"),
         dcc.Store(id="page"),
+        dcc.Store(id="narrow"),
         dcc.Store(id="key"),
+        dcc.Store(id="answered"),
+        dcc.Store(id="queued"),
         dcc.Store(id="scheme"),
         dcc.Store(id="written"),
         dcc.Store(id="drawn"),
@@ -37,7 +40,7 @@ def layout(context: Context) -> Any:
     ]
     pages = {
         "explore": explore.layout(context),
-        "frontier": frontier.layout(),
+        "frontier": frontier.layout(context),
         "plan": plan.layout(),
         "export": export.layout(),
     }
@@ -107,7 +110,8 @@ def register(app: Dash, context: Context) -> None:
         Input("scheme-button", "n_clicks"),
         State("chosen-scheme", "data"),
     )
-    browser("page", Output("page", "data"), Input("url", "pathname"))
+    browser("page", Output("page", "data"), Output("narrow", "data"), Input("url", "pathname"))
+    browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
     browser(
         "split",
         Output("frame", "data"),

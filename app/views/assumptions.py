@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tensoropt.plan.verified import Verified
 
 from ..state import View
 from .frontier import FrontierData, price_of, unit_for
-from .library import model_title
 from .point import Fact
 from .units import digits, percent
+from .verified import verified_lines
 
 
-def assumptions(data: FrontierData, view: View) -> tuple[Fact, ...]:
-    """Label and value, in the order in which people ask."""
+def assumptions(
+    data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
+) -> tuple[Fact, ...]:
+    """Label and value, in the order in which people ask.
+
+    Args:
+        verified: what is known of plans that were run.
+        fault: why that cannot be read, "" if it can.
+    """
     exploration = data.exploration
     settings, report = exploration.settings, exploration.report
     whole = unit_for(data.capacity_bytes)
@@ -21,7 +30,7 @@ def assumptions(data: FrontierData, view: View) -> tuple[Fact, ...]:
     found = [
         Fact(
             "model",
-            f"{model_title(exploration.model.source)}, {_count(exploration.model.parameters)} parameters",
+            f"{data.model}, {_count(exploration.model.parameters)} parameters",
         ),
         Fact("batch", str(exploration.model.batch or _batch(exploration.model.call) or "the model's own")),
         Fact(
@@ -30,14 +39,21 @@ def assumptions(data: FrontierData, view: View) -> tuple[Fact, ...]:
         Fact("memory of a device", f"{whole.text(data.capacity_bytes)}, {percent(view.headroom)} kept free"),
         Fact("mode", str(settings.get("mode", "train"))),
         Fact("optimizer", str(settings.get("optimizer", "adam"))),
+        Fact("computes in", str(settings.get("dtype", "float32"))),
+        Fact("recompute", _recompute(settings.get("recompute", "auto"))),
         Fact("micro-batches", _micro(settings.get("micro_batches"))),
         Fact("allowed gap", percent(float(settings.get("epsilon") or 0.0))),
         Fact("time", "one step by the judge: compute, communication it waits for, idle"),
         Fact("memory", "peak of the largest device, by the judge; inputs and buffers left out"),
         Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
         Fact("figures", _figures(report)),
-        Fact("predicted / measured", _measured(report)),
+        *(
+            Fact("predicted / measured", line)
+            for line in ((fault,) if fault else verified_lines(data, verified))
+        ),
     ]
+    if settings.get("constraints"):
+        found.append(Fact("constraints", "as given; constraints.json on the Export page has them"))
     found += [Fact("note", str(text)) for text in report.get("notes", [])]
     return tuple(found)
 
@@ -46,6 +62,10 @@ def _micro(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return "1, 2, 4, 8 where they divide the batch" if value == "auto" else str(value)
+
+
+def _recompute(value: Any) -> str:
+    return "repeated blocks may run again in backward" if value == "auto" else str(value)
 
 
 def _count(number: int) -> str:
@@ -71,11 +91,3 @@ def _figures(report: Mapping[str, Any]) -> str:
         return f"data sheets: no {report.get('device', 'such device')} was here to measure on"
     spread = report.get("median_spread")
     return f"{measured} pieces of work measured" + (f", median spread {percent(spread)}" if spread else "")
-
-
-def _measured(report: Mapping[str, Any]) -> str:
-    """What a run of a plan showed, where one was recorded beside the exploration."""
-    found = report.get("verified")
-    if not isinstance(found, Mapping):
-        return "not run here; `tensoropt verify plan.json` shows it"
-    return ", ".join(f"{name} {value}" for name, value in found.items())

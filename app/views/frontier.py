@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from tensoropt.frontier import knee
-from tensoropt.plan import Exploration
+from tensoropt.plan import Exploration, Point
 from tensoropt.plan.table import split_words
 
 from ..state import View
-from .units import Unit, Units, digits, percent, plural
+from .units import Unit, Units, at_most, digits, percent, plural
 
+FRONTIER = "frontier"
+"""The planner of the search's own points."""
 PLANNER_TITLES = {
     "frontier": "frontier",
     "data_parallel": "data parallel",
@@ -26,6 +28,14 @@ PLANNER_TITLES = {
     "tofu": "ToFu",
     "galvatron": "Galvatron",
     "ilp": "0-1 program",
+    "m_topo": "m-TOPO",
+    "m_etf": "m-ETF",
+    "m_sct": "m-SCT",
+    "dpos": "DPOS",
+    "os_dpos": "OS-DPOS",
+    "placer": "Placer",
+    "pesto": "Pesto",
+    "netsplit": "NetSplit",
 }
 """What planners are called in a legend; others by their own name."""
 
@@ -39,6 +49,7 @@ class FrontierData:
     """One exploration's points as arrays, ascending in memory; marks are points of other planners.
 
     Attributes:
+        model: what people call it.
         index: position of each row in ``exploration.all_points``; rows of the frontier first.
         planner: of each row.
         memory, time, compute, network: bytes and seconds.
@@ -47,6 +58,7 @@ class FrontierData:
     """
 
     exploration: Exploration
+    model: str
     units: Units
     index: np.ndarray
     planner: tuple[str, ...]
@@ -60,7 +72,7 @@ class FrontierData:
     devices: np.ndarray
 
     @classmethod
-    def of(cls, exploration: Exploration) -> FrontierData:
+    def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
         points = exploration.all_points
         spaces = exploration.spaces
         sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
@@ -68,6 +80,7 @@ class FrontierData:
         time = np.array([p.time_s for p in points], dtype=float)
         return cls(
             exploration=exploration,
+            model=model or exploration.model.source,
             units=Units.of(exploration),
             index=np.arange(len(points)),
             planner=tuple(p.planner for p in points),
@@ -86,7 +99,7 @@ class FrontierData:
 
     @cached_property
     def on_frontier(self) -> np.ndarray:
-        return np.array([name == "frontier" for name in self.planner])
+        return np.array([name == FRONTIER for name in self.planner])
 
     @cached_property
     def knee(self) -> int:
@@ -265,13 +278,19 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
                 "micro": int(data.micro[row]),
                 "devices": int(data.devices[row]),
                 "split": split_words(data.exploration, index) if detailed else "",
-                "gap": "exact" if point.exact else f"≤ {percent(point.gap)}",
+                "gap": _proof(point),
                 "fits": bool(point.memory_bytes <= usable),
                 "planner": planner_title(point.planner),
                 "cost": None if price is None else _round(1000 * (step_cost(data, row, price) or 0.0)),
             }
         )
     return rows
+
+
+def _proof(point: Point) -> str:
+    if point.planner != FRONTIER:
+        return "—"
+    return "exact" if point.exact else f"≤ {at_most(point.gap)}"
 
 
 def _round(value: float) -> float:

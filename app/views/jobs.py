@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..jobs.record import Job
+from .units import digits, plural
 
 STATE_WORDS = {
     "queued": "waiting for its turn",
@@ -35,7 +36,7 @@ class JobCard:
 
     Attributes:
         command: the line that does the same without the dashboard.
-        result: key of its exploration, "" while there is none.
+        results: keys of its explorations, none while it runs.
     """
 
     id: str
@@ -45,12 +46,12 @@ class JobCard:
     stages: tuple[StageLine, ...]
     error: str
     command: str
-    result: str
+    results: tuple[str, ...]
     active: bool
 
 
-def job_card(job: Job, now: float) -> JobCard:
-    """A job at the moment ``now`` (seconds since the epoch)."""
+def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
+    """A job at the moment ``now`` (seconds since the epoch), with the keys of what it left."""
     spent = (job.ended or now) - (job.started or job.ended or now)
     when = time.strftime("%d %b %H:%M", time.localtime(job.created))
     words = STATE_WORDS[job.state]
@@ -75,7 +76,7 @@ def job_card(job: Job, now: float) -> JobCard:
         stages=tuple(lines),
         error=job.error,
         command="tensoropt " + shlex.join(job.arguments),
-        result=f"job-{job.id}" if job.state == "done" else "",
+        results=results,
         active=job.active,
     )
 
@@ -102,3 +103,19 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
         group = "Zoo, laptop size" if entry.size == "laptop" else "Zoo, the papers' size"
         found.setdefault(group, []).append({"value": f"zoo:{entry.name}", "label": entry.name})
     return [{"group": group, "items": items} for group, items in found.items() if items]
+
+
+def model_words(source: str) -> str:
+    """What a model of the zoo is, in a sentence; "" for one that is not of the zoo."""
+    from tensoropt.zoo import list_models
+    from tensoropt.zoo.figures import figures
+
+    name = source.removeprefix("zoo:")
+    entry = next((e for e in list_models() if e.name == name and source.startswith("zoo:")), None)
+    if entry is None:
+        return ""
+    words = [entry.description, f"batch {entry.batch}"]
+    known = figures().get(name)
+    if known is not None:
+        words += [f"{digits(known.parameters / 1e6)} million parameters", plural(known.operators, "operator")]
+    return " · ".join(words)

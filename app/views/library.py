@@ -6,35 +6,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..library import FILE, Entry, Library
+from tensoropt.plan.family import FILE
+
+from ..library import Entry, Library
 
 GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
 _titles: dict[tuple[Path, int], str] = {}
 
 
-def title_of(entry: Entry) -> str:
+def title_of(library: Library, entry: Entry) -> str:
     """``gpt2 on dgx-h100``; the folder's name when its file cannot be read."""
     try:
         file = entry.folder / FILE
         key = (file, file.stat().st_mtime_ns)
         if key not in _titles:
             data = json.loads(file.read_text(encoding="utf-8"))
-            model = model_title(str(data["model"]["source"]))
+            model = library.model_name(str(data["model"]["source"]))
             _titles[key] = f"{model} on {data['cluster']['name']}"
         return _titles[key]
     except (OSError, ValueError, KeyError, TypeError):
         return entry.key
 
 
-def model_title(source: str) -> str:
-    """The zoo's name, or the last part of a file's or module's."""
-    return source.removeprefix("zoo:").rpartition("/")[2] or "model"
-
-
 def choices(library: Library) -> list[dict[str, Any]]:
     """Grouped options for a select; equal titles are told apart by their key."""
     entries = library.entries()
-    titles = [title_of(e) for e in entries]
+    titles = [title_of(library, e) for e in entries]
     found: dict[str, list[dict[str, str]]] = {}
     for entry, title in zip(entries, titles, strict=True):
         label = title if titles.count(title) == 1 else f"{title} ({entry.key.removeprefix('opened-')})"

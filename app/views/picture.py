@@ -12,8 +12,8 @@ from .plan import OperatorRow
 MOST_NODES = 96
 """More boxes cannot be read on one screen (and 5,000 nodes were measured to pan at 374 ms a frame)."""
 STEP, SPREAD = 150.0, 58.0
-ASPECT = 2.7
-"""Width by height of the place where the picture is drawn."""
+ASPECT, NARROW_ASPECT = 2.7, 0.8
+"""Width by height of the place where the picture is drawn, on a wide window and on a narrow one."""
 MOST_COLOURS = 7
 
 
@@ -47,12 +47,15 @@ class Picture:
     depth: int
 
 
-def picture(rows: Sequence[OperatorRow], edges: Iterable[tuple[str, str, bool]]) -> Picture:
+def picture(
+    rows: Sequence[OperatorRow], edges: Iterable[tuple[str, str, bool]], aspect: float = ASPECT
+) -> Picture:
     """Collapse to as many module levels as stay under :data:`MOST_NODES` nodes, and place them.
 
     Args:
         rows: operators in the model's order.
         edges: (from group, to group, whether the tensor is resharded on the way).
+        aspect: wanted width by height.
     """
     depth = _depth(rows)
     home = {o.group: _key(o, depth) for o in rows}
@@ -67,7 +70,7 @@ def picture(rows: Sequence[OperatorRow], edges: Iterable[tuple[str, str, bool]])
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
     ordered = layers(list(inside), joined) if joined else [[key] for key in inside]
-    place = positions(ordered, aspect=ASPECT, step=STEP, spread=SPREAD)
+    place = positions(ordered, aspect=aspect, step=STEP, spread=SPREAD)
     nodes = []
     for key, members in inside.items():
         axes = Counter(o.axes for o in members)

@@ -11,7 +11,7 @@ from tensoropt.plan.exploration import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData
-from .point import KIND_TITLES
+from .point import KIND_TITLES, hides
 from .units import percent
 
 
@@ -44,6 +44,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     used, capacity, usable = point.memory_bytes, data.capacity_bytes, data.usable_bytes(view)
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
+    where = "on the fullest device" if point.placed is not None else "on each device"
     segments = [
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
         for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
@@ -53,12 +54,25 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
         segments.append(Segment("free", "free", free / whole, unit.text(free), ""))
         kept = capacity - max(usable, used)
         segments.append(Segment("headroom", "headroom", kept / whole, unit.text(kept), ""))
-        summary = f"{unit.text(used)} of {unit.text(capacity)} on each device ({percent(used / capacity)})."
+        summary = f"{unit.text(used)} of {unit.text(capacity)} {where} ({percent(used / capacity)})."
     elif used > capacity:
-        summary = f"{unit.text(used)} on each device, {unit.text(used - capacity)} more than it has."
+        summary = f"{unit.text(used)} {where}, {unit.text(used - capacity)} more than it has."
     else:
-        summary = f"{unit.text(used)} on each device, {percent(used / capacity)} of its memory (enlarged)."
+        summary = f"{unit.text(used)} {where}, {percent(used / capacity)} of its memory (enlarged)."
     return Bar(tuple(segments), summary)
+
+
+def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
+    """What each device of a placed plan holds at most, as a share of the fullest; none of a sharded plan."""
+    point = data.exploration.all_points[row]
+    if point.placed is None:
+        return ()
+    peaks = [float(peak) for peak in point.placed["placed"]["peak_bytes"]]
+    most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
+    return tuple(
+        Segment("parameters", f"device {number}", peak / most, unit.text(peak), percent(peak / most))
+        for number, peak in enumerate(peaks)
+    )
 
 
 STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
@@ -75,7 +89,7 @@ def step_bar(data: FrontierData, row: int) -> Bar:
         for kind, value in parts.items()
     )
     words = f"{unit.text(total)} per step"
-    words += f"; {unit.text(hidden)} of communication hide behind compute." if hidden > 0 else "."
+    words += f"; {unit.text(hidden)} of communication hide behind compute." if hides(point) else "."
     return Bar(segments, words)
 
 
@@ -95,7 +109,9 @@ class OperatorRow:
 
 
 def axes_words(configuration: Mapping[str, str]) -> str:
-    """``a → batch, b → out_features``; axes that split nothing are left out."""
+    """``a → batch, b → out_features``, without axes that split nothing; of a placed operator its device."""
+    if list(configuration) == ["device"]:
+        return f"device {configuration['device']}"
     split = [f"{axis} → {dim}" for axis, dim in configuration.items() if dim != "none"]
     return ", ".join(split) or "whole"
 
@@ -105,10 +121,14 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     if detail is not None:
         return tuple(_detailed(o) for o in detail.operators)
     plan = exploration.plan(row)
-    parameters = exploration.spaces[exploration.all_points[row].space].groups
+    groups = exploration.spaces[exploration.all_points[row].space].groups
     found = []
     for name, operator in plan.operators.items():
-        keys = [plan.parameters[p].key for p in parameters[name]["parameters"]]
+        if operator.device is not None:
+            axes = axes_words({"device": str(operator.device)})
+            found.append(OperatorRow(name, "", len(operator.members), axes, "", 0, 0, 0, "plan"))
+            continue
+        keys = [plan.parameters[p].key for p in groups[name]["parameters"]]
         found.append(
             OperatorRow(
                 name, _module_of(keys), len(operator.members), axes_words(operator.axes), "", 0, 0, 0, "plan"

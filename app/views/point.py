@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensoropt.plan import Exploration
+from tensoropt.plan import Exploration, Point
 from tensoropt.plan.exploration import MEMORY_KINDS
 from tensoropt.plan.table import source_words, split_words
+from tensoropt.plan.verified import Verified
 
 from ..state import View
-from .frontier import FrontierData, money, planner_title, price_of, step_cost, unit_for
-from .units import percent, plural, signed
+from .frontier import FRONTIER, FrontierData, money, planner_title, price_of, step_cost, unit_for
+from .units import at_most, percent, plural, signed
+from .verified import of_point, verified_words
 
 KIND_TITLES = {
     "parameters": "parameters",
@@ -50,8 +53,8 @@ class PointCard:
     facts: tuple[Fact, ...]
 
 
-def point_card(data: FrontierData, view: View, row: int) -> PointCard:
-    """The card of one point."""
+def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Verified] = ()) -> PointCard:
+    """The card of one point, with what running its plan showed if it was."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
     capacity = data.capacity_bytes
@@ -67,7 +70,7 @@ def point_card(data: FrontierData, view: View, row: int) -> PointCard:
         )
     cost = step_cost(data, row, price_of(data, view))
     marks = [word for word, at in _special(data) if at == row]
-    hidden = f", {time.text(point.hidden_s)} hidden" if point.hidden_s > 0 else ""
+    hidden = f", {time.text(point.hidden_s)} hidden" if hides(point) else ""
     facts = [
         Fact("mesh", f"{data.mesh[row]} ({plural(int(data.devices[row]), 'device')})"),
         Fact("micro-batches", str(int(data.micro[row]))),
@@ -75,11 +78,14 @@ def point_card(data: FrontierData, view: View, row: int) -> PointCard:
         Fact("communication", time.text(point.communication_s) + hidden),
         Fact("split by", split_words(data.exploration, row)),
         Fact("figures", source_words(dict(point.sources)) or "—"),
-        Fact("proof", "exact" if point.exact else f"at most {percent(point.gap)} above the optimum"),
+        Fact("proof", proof_words(point)),
     ]
     if cost is not None:
         facts.append(Fact("price", money(cost)))
-    if point.planner != "frontier":
+    ran = of_point(data, row, verified)
+    if ran is not None:
+        facts.append(Fact("verified", verified_words(ran, data)))
+    if point.planner != FRONTIER:
         facts.insert(0, Fact("planner", planner_title(point.planner)))
     return PointCard(
         title=f"Point {row} of {len(data)}" + (f" · {', '.join(marks)}" if marks else ""),
@@ -90,6 +96,18 @@ def point_card(data: FrontierData, view: View, row: int) -> PointCard:
         dominant=dominant_words(data.exploration, row),
         facts=tuple(facts),
     )
+
+
+def hides(point: Point) -> bool:
+    """Whether communication runs beside something else; rounding leaves a trace where none does."""
+    return point.hidden_s > 1e-6 * point.time_s
+
+
+def proof_words(point: Point) -> str:
+    """What is proven of a point; planners beside the search prove nothing."""
+    if point.planner != FRONTIER:
+        return "none claimed"
+    return "exact" if point.exact else f"within {at_most(point.gap)} of the optimum"
 
 
 def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:

@@ -1,86 +1,98 @@
-"""The paper's profiling mode: devices × memory → time, over every exploration of one model."""
+"""The paper's profiling mode: devices × memory → time, over every exploration of one model's step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
+from tensoropt.plan.family import Cell, Profile, profile, same_step
 
 from ..library import Library
-from .frontier import FrontierData, unit_for
+from ..state import View
+from .frontier import FrontierData, money, price_of, step_cost, unit_for
 from .units import Units
 
-COLUMNS = 6
+
+@dataclass(frozen=True)
+class ProfileCell:
+    """The fastest time within a budget, its price where one is known, and the view that shows that point."""
+
+    time: str
+    cost: str
+    view: View
 
 
 @dataclass(frozen=True)
 class ProfileRow:
+    """One number of devices; ``here``: the exploration that is shown now is of it."""
+
     label: str
-    cells: tuple[str, ...]
+    cells: tuple[ProfileCell | None, ...]
+    here: bool
 
 
 @dataclass(frozen=True)
 class ProfileTable:
-    """Fastest time per device count (rows) within a memory budget per device (columns); — where none fits."""
+    """Fastest time per device count (rows) within a memory budget per device (columns)."""
 
     head: tuple[str, ...]
     rows: tuple[ProfileRow, ...]
 
 
-def devices_by_memory(library: Library, key: str) -> ProfileTable | None:
-    """The table for the model of exploration ``key``; None while only one device count is known."""
+def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
+    """The table for the view's model; None while only one number and kind of devices is known."""
+    known = _alike(library, view.exploration)
+    found = profile([exploration for _, exploration in known])
+    if len(found.rows) < 2:
+        return None
+    return _worded(found, known, view)
+
+
+def _alike(library: Library, key: str) -> list[tuple[str, Exploration]]:
+    """The explorations of the same step, the one called ``key`` first."""
     try:
         chosen = library.load(key)
     except TensorOptError:
-        return None
-    same = [found for found in _loaded(library) if _alike(found, chosen)]
-    curves: dict[tuple[int, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    for found in same:
-        data = FrontierData.of(found)
-        for count in np.unique(data.devices):
-            rows = data.devices == count
-            curves.setdefault((int(count), data.device), []).append((data.memory[rows], data.time[rows]))
-    if len(curves) < 2:
-        return None
-    return table_of({k: _joined(v) for k, v in curves.items()}, Units.of(chosen))
-
-
-def _loaded(library: Library) -> list[Exploration]:
-    found = []
+        return []
+    found = [(key, chosen)]
     for entry in library.entries():
-        try:
-            found.append(library.load(entry.key))
-        except TensorOptError:
+        if entry.key == key:
             continue
+        try:
+            other = library.load(entry.key)
+        except TensorOptError:  # its own page says what is wrong with it
+            continue
+        if same_step(other) == same_step(chosen):
+            found.append((entry.key, other))
     return found
 
 
-def _alike(a: Exploration, b: Exploration) -> bool:
-    """The same step: model, batch, mode and optimizer."""
+def _worded(found: Profile, known: list[tuple[str, Exploration]], view: View) -> ProfileTable:
+    units, chosen = Units.of(known[0][1]), FrontierData.of(known[0][1])
+    data = [FrontierData.of(exploration) for _, exploration in known]
 
-    def step(e: Exploration) -> tuple[Any, ...]:
-        return e.model.fingerprint, e.settings.get("mode"), e.settings.get("optimizer")
+    def cell(of: Cell | None, budget: float) -> ProfileCell | None:
+        if of is None:
+            return None
+        cost = step_cost(data[of.exploration], of.point, price_of(data[of.exploration], view))
+        shown = View(
+            exploration=known[of.exploration][0],
+            point=of.point,
+            budget_bytes=float(round(budget)),
+            headroom=view.headroom,
+            price=view.price,
+        )
+        return ProfileCell(units.time.text(of.time_s), "" if cost is None else money(cost), shown)
 
-    return step(a) == step(b)
-
-
-def _joined(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([m for m, _ in curves]), np.concatenate([t for _, t in curves])
-
-
-def table_of(curves: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]], units: Units) -> ProfileTable:
-    """Budgets spread evenly over the logarithm of memory, from the leanest plan to the fattest."""
-    memory = np.concatenate([m for m, _ in curves.values()])
-    budgets = np.geomspace(memory.min(), memory.max(), COLUMNS)
-    rows = []
-    for (count, device), (sizes, times) in sorted(curves.items()):
-        cells = []
-        for budget in budgets:
-            fitting = times[sizes <= budget * (1 + 1e-9)]
-            cells.append(units.time.text(float(fitting.min())) if len(fitting) else "—")
-        rows.append(ProfileRow(f"{count} × {device}", tuple(cells)))
-    return ProfileTable(tuple(unit_for(b).text(float(b)) for b in budgets), tuple(rows))
+    return ProfileTable(
+        tuple(unit_for(b).text(b) for b in found.budgets_bytes),
+        tuple(
+            ProfileRow(
+                f"{row.devices} × {row.kind}",
+                tuple(cell(c, b) for c, b in zip(row.cells, found.budgets_bytes, strict=True)),
+                (row.devices, row.kind) == (chosen.exploration.devices, chosen.device),
+            )
+            for row in found.rows
+        ),
+    )

@@ -135,7 +135,7 @@ class Detail:
         if step.idle_s > 1e-3 * step.total_s:
             parts.append(f"{share * step.idle_s:.0f} % idle")
         text = f"A step of {format_seconds(step.total_s)} is " + ", ".join(parts)
-        if step.hidden_s:
+        if step.hidden_s > 1e-6 * step.total_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"
         return text + "."
 

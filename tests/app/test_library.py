@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples_app import exploration
 from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
-from tensoropt_app.views.library import choices
+from tensoropt_app.state import View
+from tensoropt_app.views.detail import detail_of
+from tensoropt_app.views.library import choices, title_of
+from tensoropt_app.views.profile import devices_by_memory
 
 from tensoropt.errors import TensorOptError
 
@@ -18,7 +22,18 @@ def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
     for entry in library.entries():
         found = library.load(entry.key)
         assert found.plan(0).operators
-    assert sum(f.stat().st_size for f in READY_MADE.rglob("*") if f.is_file()) < 2 * 2**20
+    assert sum(f.stat().st_size for f in READY_MADE.rglob("*") if f.is_file()) < 3 * 2**20
+
+
+def test_the_first_screen_shows_everything() -> None:
+    """Files made by an older version open, but their plans could not be explained: `make ready-made`."""
+    library = Library()
+    first, *others = (library.load(entry.key) for entry in library.entries())
+    assert {"data_parallel", "zero", "megatron"} <= {point.planner for point in first.others}
+    for found in (first, *others):
+        for point in range(0, len(found.all_points), 10):
+            assert detail_of(found, point).timeline
+    assert devices_by_memory(library, View(exploration=library.entries()[0].key)) is not None
 
 
 def test_a_folder_of_several_explorations_is_opened(tmp_path: Path) -> None:
@@ -56,3 +71,12 @@ def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
     labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
     assert "gpt2-tiny on dgx-h100 (a)" in labels
     assert len(set(labels)) == len(labels)
+
+
+def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
+    found = exploration()
+    source = str(tmp_path / "uploads" / "upload-1.onnx")
+    replace(found, model=found.model.model_copy(update={"source": source})).save(tmp_path / "a")
+    library = Library(tmp_path, names=lambda: {source: "mine.onnx"})
+    assert title_of(library, library.entry("opened-a")) == "mine.onnx on dgx-h100"
+    assert Library(tmp_path).model_name(source) == "upload-1.onnx"

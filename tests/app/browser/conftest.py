@@ -15,9 +15,9 @@ from samples_app import exploration, long_exploration
 from site_app import Site, running
 from tensoropt_app.jobs.worker import run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
 REQUIRED = "TENSOROPT_BROWSER_REQUIRED"
+"""Set where a browser must be there: then its absence fails these tests instead of skipping them."""
+NAMED = "TENSOROPT_CHROMIUM"
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -26,20 +26,28 @@ LONG = 20_000
 
 
 def chromium() -> str | None:
-    """Chromium as Debian installs it, or what TENSOROPT_CHROMIUM names."""
-    named = os.environ.get("TENSOROPT_CHROMIUM")
-    return named or shutil.which("chromium") or shutil.which("chromium-browser")
+    """Chromium as Debian installs it, or what the environment names."""
+    named = os.environ.get(NAMED)
+    if named:
+        return named if Path(named).is_file() else None
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def missing(why: str) -> None:
+    """Skip, or fail where a browser is required."""
+    (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(why)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     path = chromium()
     if path is None:
-        why = "no Chromium: apt-get install chromium, or name one in TENSOROPT_CHROMIUM"
-        if os.environ.get(REQUIRED):
-            pytest.fail(why)
-        pytest.skip(why)
-    with playwright.sync_playwright() as started:
+        missing(f"no Chromium: apt-get install chromium, or name one in {NAMED}")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        missing("playwright is not installed: pip install playwright")
+    with sync_playwright() as started:
         found = started.chromium.launch(executable_path=path, args=FLAGS)
         yield found
         found.close()

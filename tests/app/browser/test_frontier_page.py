@@ -62,6 +62,14 @@ def test_arrow_keys_walk_and_c_keeps_for_comparison(site: Any, opened: Callable[
     page.wait_for_selector("#comparison td:text-is('+50.0 GiB (+167 %)')")
 
 
+def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-long&point=500")), "Point 500 of")
+    page.focus("#plot")
+    for key in ("ArrowRight",) * 23 + ("PageUp",) * 3 + ("ArrowLeft",) * 6:
+        page.keyboard.press(key)
+    page.wait_for_selector(f"#card-title:text-matches('Point {500 + 23 + 30 - 6} of')")
+
+
 def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-small")))
     page.fill("#budget-text", "35 GiB")
@@ -109,6 +117,37 @@ def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., An
     page.wait_for_selector("text=This exploration cannot be shown")
 
 
+PALE = """() => {
+  const rgba = (text) => (c => [...c.slice(0, 3), c[3] ?? 1])(text.match(/[\\d.]+/g).map(Number));
+  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+  const ground = (e) => {
+    const layers = [];
+    for (; e; e = e.parentElement) {
+      const style = getComputedStyle(e), colour = rgba(style.backgroundColor);
+      if (style.backgroundImage !== 'none') return null;
+      if (colour[3]) layers.push(colour);
+      if (colour[3] === 1) break;
+    }
+    return layers.reduceRight((below, top) => over(top, below), [255, 255, 255, 1]);
+  };
+  const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => {
+    const v = c[i] / 255; return sum + w * (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); }, 0);
+  const faults = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const said = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!said || !e.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    if (e.closest('svg, canvas, .unseen, .skip, [disabled], [data-disabled], script, style')) continue;
+    const below = ground(e);
+    if (!below) continue;
+    const style = getComputedStyle(e), ink = over(rgba(style.color), below);
+    const [a, b] = [light(ink), light(below)].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) faults.push(`${ratio.toFixed(2)} ${e.className} ${e.textContent.trim().slice(0, 30)}`);
+  }
+  return faults;
+}"""
+"""Text whose contrast with what it stands on is below WCAG AA's 4.5:1, as the browser draws it."""
+
+
 @pytest.mark.parametrize("name", ["frontier", "plan", "export", "explore"])
 def test_pages_fit_their_window_in_both_schemes(site: Any, opened: Callable[..., Any], name: str) -> None:
     shown = {
@@ -121,6 +160,7 @@ def test_pages_fit_their_window_in_both_schemes(site: Any, opened: Callable[...,
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (name, width)
         assert page.evaluate("document.documentElement.dataset.scheme") == scheme
+        assert page.evaluate(PALE) == []
 
 
 UNNAMED = """() => [...document.querySelectorAll('button, input, [role=slider], a, [role=combobox]')]

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import psutil
 import pytest
 import workers_app
+from onnx import TensorProto, helper, numpy_helper
 from site_app import running
 
 from tensoropt.plan import load_plan
@@ -88,6 +91,62 @@ def test_a_file_that_is_no_model_says_so(site: Any, opened: Callable[..., Any], 
     page.wait_for_selector("text=garbage.onnx is not an ONNX model", timeout=120_000)
     page.click("#nav-frontier")  # the server stands
     page.wait_for_selector("#card-title")
+
+
+def small_onnx(path: Path) -> None:
+    """Two layers over an open batch."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in (("a", (16, 32)), ("b", (32, 8)))
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 8])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+    small_onnx(tmp_path / "small.onnx")
+    page = opened(site.url("explore"))
+    page.wait_for_function("document.querySelector('#kind').value === 'H100-80GB'")
+    assert not page.is_visible("#dims")
+    page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
+    page.wait_for_selector("text=small.onnx is here")
+    page.wait_for_selector("#dims", state="visible")
+    assert not page.is_visible("#batch")
+    for control, value in (("dims", "batch=8"), ("per-node", "2"), ("micro", "1")):
+        page.fill(f"#{control}", value)
+    page.click("#start")
+    page.click(".job:has-text('small.onnx') >> text=open the frontier", timeout=240_000)
+    wanted = "small.onnx on 2 x H100-80GB"
+    page.wait_for_function("title => document.querySelector('#exploration').value === title", arg=wanted)
+    page.click("#nav-export")
+    page.wait_for_selector("#command-0:has-text('--dim batch=8')")
+    page.wait_for_selector(".files a:text-is('cluster.json')")
+
+
+def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]) -> None:
+    page = opened(site.url("explore"))
+    form(page, micro="1", max_points="20", devices="1,2")
+    page.click("#start")
+    page.click("text=open 2 frontiers", timeout=240_000)
+    page.wait_for_selector("#profile td:has-text('1 × H100-80GB')")
+    page.click("#profile tr:has-text('2 × H100-80GB') a >> nth=-1")
+    page.wait_for_function("location.search.includes('2-devices')")
+    page.click("#beside-start")
+    page.click("text=open the frontier with its marks", timeout=240_000)
+    page.wait_for_selector("#planner-table td:has-text('Megatron')")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot').data[6].x.length > 0")
 
 
 @pytest.fixture

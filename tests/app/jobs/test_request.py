@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensoropt_app.jobs.request import Hardware, RequestError, hardware_from, request_from
+from tensoropt_app.jobs.request import (
+    CHOICES,
+    Beside,
+    Hardware,
+    RequestError,
+    hardware_from,
+    planners_from,
+    request_from,
+)
 
 from tensoropt import cli
 from tensoropt.cluster import load_cluster
@@ -17,7 +25,8 @@ FORM: dict[str, Any] = {
     "model": "zoo:gpt2-tiny", "batch": "", "dims": "", "cluster": "dgx-h100", "kind": "H100-80GB",
     "per_node": 8, "nodes": 1,
     "inside": "NVLink4", "between": None, "price": "", "mode": "train", "optimizer": "adam",
-    "micro": "auto", "epsilon": 0.1, "max_points": "",
+    "micro": "auto", "epsilon": 0.1, "max_points": "", "dtype": "float32", "recompute": "auto",
+    "measure": "all", "devices": "", "planners": [], "loss": "auto", "outputs": "",
 }  # fmt: skip
 
 
@@ -50,6 +59,45 @@ def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
     assert (options.epsilon, options.max_points, options.batch) == (0.0, 50, 8)
 
 
+def test_every_choice_is_one_of_the_command_lines() -> None:
+    """The form's words are those that the command line takes, and their first is its default."""
+    plain = cli.parser().parse_args(["explore", "zoo:mlp", "--cluster", "local", "--out", "x"])
+    for name, values in CHOICES.items():
+        assert getattr(plain, name) == values[0]
+        for value in values:
+            cli.parser().parse_args(
+                ["explore", "zoo:mlp", "--cluster", "local", "--out", "x", f"--{name}", value]
+            )
+
+
+def test_planners_make_it_a_comparison(tmp_path: Path) -> None:
+    found = words(tmp_path, planners=["zero", "megatron"])
+    options = cli.parser().parse_args(found)
+    assert (options.verb, options.planners) == ("compare", "zero,megatron")
+
+
+def test_numbers_of_devices_make_it_a_profile(tmp_path: Path) -> None:
+    options = cli.parser().parse_args(words(tmp_path, devices="2, 4"))
+    assert (options.verb, options.devices) == ("explore", "2,4")
+
+
+def test_planners_beside_a_saved_frontier_need_no_model(tmp_path: Path) -> None:
+    wanted = Beside(tmp_path / "a", "mine.onnx on local:2", planners_from(["zero"]), local=True)
+    options = cli.parser().parse_args(wanted.arguments(tmp_path / "b"))
+    assert (options.verb, options.dir, options.planners) == ("recost", str(tmp_path / "a"), "zero")
+    assert wanted.measures
+    assert "zero" in wanted.title
+
+
+def test_a_file_may_be_trained_and_cut(tmp_path: Path) -> None:
+    uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
+    form = {**FORM, "model": "upload-1", "loss": "mse", "outputs": "/net/Relu_output_0"}
+    options = cli.parser().parse_args(request_from(form, uploads).arguments(tmp_path))
+    assert (options.loss, options.output, options.batch) == ("mse", ["/net/Relu_output_0"], None)
+    form["mode"] = "inference"
+    assert cli.parser().parse_args(request_from(form, uploads).arguments(tmp_path)).loss is None
+
+
 def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
     uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
     request = request_from({**FORM, "model": "upload-1", "dims": "batch=8, x[0]=4"}, uploads)
@@ -76,6 +124,12 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
         ({"epsilon": 300}, "between 0 and 100 %"),
         ({"max_points": 1}, "at least 2"),
         ({"batch": -1}, "the batch: between 1 and"),
+        ({"dtype": "int3"}, "dtype: one of float32, bfloat16"),
+        ({"optimizer": ["adam"]}, "optimizer: one of"),
+        ({"planners": ["best"]}, "no planner called best"),
+        ({"planners": {"a": 1}}, "no planner called"),
+        ({"devices": "all of them"}, "neither auto nor a list"),
+        ({"devices": "auto", "planners": ["zero"]}, "leave either"),
     ],
 )
 def test_what_cannot_be_started_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -88,6 +142,16 @@ def test_dims_hold_sizes_only(tmp_path: Path, dim: str) -> None:
     uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
     with pytest.raises(RequestError, match="is not a size"):
         request_from({**FORM, "model": "upload-1", "dims": dim}, uploads)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"loss": "--out"}, "the loss is one of"), ({"outputs": "--out=/etc"}, "is not the name of a tensor")],
+)
+def test_what_a_file_cannot_mean_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
+    with pytest.raises(RequestError, match=said):
+        request_from({**FORM, "model": "upload-1", **changes}, uploads)
 
 
 def test_a_cluster_that_lacks_a_link_is_refused_with_the_remedy() -> None:

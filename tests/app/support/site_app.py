@@ -28,7 +28,7 @@ class Site:
 @contextmanager
 def running(home: Path, folder: Path, target: Any) -> Iterator[Site]:
     jobs = JobManager(home, target)
-    server = listen(create_app(Library(folder, jobs.results), jobs), "127.0.0.1", 0)
+    server = listen(create_app(Library(folder, jobs.results, names=jobs.uploads.names), jobs), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

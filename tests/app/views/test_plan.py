@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
-from samples_app import GIB, exploration, point
+from samples_app import GIB, exploration, point, space
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.picture import picture
-from tensoropt_app.views.plan import changed_operators, memory_bar, operator_rows, step_bar
+from tensoropt_app.views.plan import changed_operators, device_bars, memory_bar, operator_rows, step_bar
+from tensoropt_app.views.point import point_card
 
 DATA = FrontierData.of(exploration())
 
@@ -58,3 +60,30 @@ def test_the_picture_collapses_operators_to_their_modules() -> None:
     assert ("model.attention", "model.mlp", True) in found.edges
     assert dict(found.legend)["a → d0, b → d0"] == 0
     assert picture(rows, []).edges == ()
+
+
+PLACED = {
+    "operators": {
+        name: {"axes": {}, "micro": "", "device": i % 2, "order": i, "backward_order": 3 - i}
+        for i, name in enumerate(("embedding", "attention", "mlp", "head"))
+    },
+    "parameters": {},
+    "placed": {"splits": {}, "transfers": [], "peak_bytes": [20 * GIB, 10 * GIB]},
+    "notes": [],
+}
+
+
+def test_a_placed_plan_names_devices_instead_of_axes() -> None:
+    where = space((2,))
+    mesh = where.mesh.model_copy(update={"placed": True, "names": ("device",)})
+    bare = replace(where, mesh=mesh, groups={}, keys={})
+    mark = point(20 * GIB, 0.9, planner="m_etf", space=1, choice=(), options=(), placed=PLACED, exact=False)
+    data = FrontierData.of(replace(exploration(spaces=[space(), bare]), others=(mark,)))
+    assert [o.axes for o in operator_rows(data.exploration, 8)] == ["device 0", "device 1"] * 2
+    assert memory_bar(data, View(), 8).summary == "20.0 GiB of 80.0 GiB on the fullest device (25 %)."
+    assert [(s.title, s.size, s.share) for s in device_bars(data, 8)] == [
+        ("device 0", "20.0 GiB", 1.0), ("device 1", "10.0 GiB", 0.5)
+    ]  # fmt: skip
+    assert device_bars(data, 0) == ()
+    assert len(changed_operators(data.exploration, 8, 0)) == 4
+    assert point_card(data, View(), 8).facts[0].value == "m-ETF"

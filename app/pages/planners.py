@@ -1,0 +1,120 @@
+"""Part of the frontier page: published planners, in a table and as marks, run on demand as a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.detail import recorded_of
+
+from ..context import Context
+from ..jobs.manager import JobManager
+from ..jobs.record import Job
+from ..jobs.request import Beside, RequestError, planners_from
+from ..state import View
+from ..views.library import title_of
+from ..views.planners import planner_rows
+from .held import view_of
+from .parts import aria, note, panel, plain_table, planner_choice
+
+USUAL = ("data_parallel", "zero", "megatron")
+"""Run unless others are chosen: what people do by hand, and quick to find."""
+HEAD = ("planner", "limit", "memory", "time", "over the frontier", "points", "search", "")
+
+
+def layout(context: Context) -> Any:
+    if context.jobs is None:
+        start: Any = html.P(
+            ["Run them on the command line: ", html.Code("tensoropt recost DIR --planners all --out DIR2")],
+            className="hint",
+        )
+    else:
+        start = html.Div(
+            [
+                html.Div(planner_choice("beside", "Run beside this frontier", USUAL), className="grow"),
+                dmc.Button("Run planners", id="beside-start", variant="default"),
+            ],
+            className="row fields",
+        )
+    return panel(
+        html.Div(id="planner-table", className="scroll"),
+        start,
+        html.Div(id="beside-said", className="said-below", **aria(live="polite")),
+        dcc.Store(id="beside-job"),
+        title="Published planners",
+        names="later",
+    )
+
+
+def register(app: Dash, context: Context) -> None:
+    @app.callback(Output("planner-table", "children"), Input("frame", "data"), State("state", "data"))
+    def table(_: Any, held: Any) -> Any:
+        data = context.frontier(view_of(held))
+        rows = planner_rows(data) if data is not None else ()
+        if not rows:
+            return html.P(
+                "None was run beside this frontier. Their plans become marks in the plot, scored by the same "
+                "judge.",
+                className="hint",
+            )
+        cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
+        return plain_table(HEAD, cells, numbers=range(1, 7))
+
+    if context.jobs is not None:
+        _register_start(app, context, context.jobs)
+
+
+def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
+    @app.callback(
+        Output("beside-said", "children"),
+        Output("beside-job", "data"),
+        Input("beside-start", "n_clicks"),
+        Input("tick", "n_intervals"),
+        State("beside", "value"),
+        State("beside-job", "data"),
+        State("state", "data"),
+        State("page", "data"),
+        prevent_initial_call=True,
+    )
+    def run(clicks: Any, _: Any, names: Any, id: Any, held: Any, page: Any) -> Any:
+        """Start the job, then say every second how it is going."""
+        if ctx.triggered_id == "beside-start" and clicks:
+            try:
+                id = jobs.submit(_wanted(context, view_of(held), names)).id
+            except TensorOptError as error:
+                return note(str(error), "error"), None
+        elif page != "frontier":
+            return no_update, no_update
+        job = next((j for j in jobs.jobs() if j.id == id), None)
+        return (no_update, no_update) if job is None else (_words(job), job.id if job.active else None)
+
+
+def _wanted(context: Context, view: View, names: Any) -> Beside:
+    """What the button asks for.
+
+    Raises:
+        TensorOptError: there is no planner or no exploration to run, or it was saved without its operators.
+    """
+    planners = planners_from(names)
+    if not planners:
+        raise RequestError("choose at least one planner")
+    exploration = context.library.load(view.exploration)
+    recorded_of(exploration)
+    entry = context.library.entry(view.exploration)
+    local = any(kind["type"] == "cpu" for kind in exploration.cluster["kinds"])
+    return Beside(entry.folder, title_of(context.library, entry), planners, local)
+
+
+def _words(job: Job) -> Any:
+    if job.state == "done":
+        link = dcc.Link("open the frontier with its marks", href=f"/frontier?x=job-{job.id}")
+        return html.Div(["Done: ", link], className="note note-info", role="status")
+    if job.state == "queued":
+        return note("Waits for its turn; the Explore page shows what runs.")
+    if job.active:
+        stage = job.stages[-1] if job.stages else None
+        return note(f"Running: {stage.name}, {stage.done} of {stage.total}." if stage else "Running.")
+    return note(f"The planners' job was {job.state}{': ' + job.error if job.error else ''}.", "warn")

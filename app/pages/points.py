@@ -1,0 +1,38 @@
+"""What several pages show of a point, and of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import html
+
+from ..state import View
+from ..views.frontier import FrontierData
+from ..views.point import PointCard, differences
+from .parts import plain_table
+
+
+def big(card: PointCard, words: str, *, wide: bool = False) -> Any:
+    """Memory and time large, then whether it fits and what dominates: beside them, or below."""
+    figures = [
+        html.Div([html.Span("memory per device"), html.Strong(card.memory)]),
+        html.Div([html.Span("time per step"), html.Strong(card.time)]),
+    ]
+    said = [
+        html.P(card.verdict, className="verdict fits" if card.fits else "verdict over"),
+        html.P(words, className="hint"),
+    ]
+    if wide:
+        return html.Div([*figures, html.Div(said, className="said")], className="big wide")
+    return html.Div([html.Div(figures, className="big"), *said])
+
+
+def difference_table(data: FrontierData, view: View) -> Any:
+    """The compared point beside the selected one, differences only; None without two points."""
+    if view.other is None or view.point is None:
+        return None
+    rows = [[d.label, d.first, d.second, d.change] for d in differences(data, view.other, view.point)]
+    if not rows:
+        return html.P("Both points have the same figures.", className="hint")
+    head = ["", f"point {view.other}", f"point {view.point}", "change"]
+    return html.Div(plain_table(head, rows, numbers=(1, 2, 3)), className="scroll compare")

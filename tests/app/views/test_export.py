@@ -1,0 +1,89 @@
+"""The commands of the export page are the command line's, and say all that was chosen."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples_app import exploration, point
+from tensoropt_app.library import Entry
+from tensoropt_app.views.export import commands, explore_line, files
+from tensoropt_app.views.frontier import FrontierData
+
+from tensoropt import cli
+from tensoropt.cluster import load_cluster
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.plan import OnnxInfo
+
+
+def parsed(line: str) -> Any:
+    """The options of a line as the command line reads them."""
+    program, *words = shlex.split(line)
+    assert program == "tensoropt"
+    return cli.parser().parse_args(words)
+
+
+def with_settings(**settings: Any) -> Exploration:
+    found = exploration()
+    return replace(found, settings={**found.settings, **settings})
+
+
+def test_every_setting_is_in_the_line() -> None:
+    found = with_settings(
+        mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
+        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33, constraints={"pin": []},
+    )  # fmt: skip
+    found = replace(found, model=found.model.model_copy(update={"batch": 8, "seed": 3}))
+    options = parsed(explore_line(found, "out/x"))
+    assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
+    assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
+    assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, 8, 3)
+    assert (options.memory, options.constraints) == ("8589934592", "constraints.json")
+
+
+def test_defaults_are_left_out() -> None:
+    assert explore_line(exploration(), "out/x") == (
+        "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --out out/x"
+    )
+
+
+def test_how_a_file_was_opened_is_in_the_line() -> None:
+    onnx = OnnxInfo(dims={"batch": 8, "x[0]": 4}, outputs=("y",), loss="mean")
+    found = exploration()
+    found = replace(found, model=found.model.model_copy(update={"source": "my model.onnx", "onnx": onnx}))
+    options = parsed(explore_line(found, "out/x"))
+    assert options.model == "my model.onnx"
+    assert (options.dim, options.output, options.loss) == (["batch=8", "x[0]=4"], ["y"], "mean")
+
+
+def test_a_cluster_without_a_name_is_a_file_that_is_offered() -> None:
+    edited = load_cluster("dgx-h100").to_dict() | {"name": "mine"}
+    data = FrontierData.of(replace(exploration(), cluster=edited))
+    assert parsed(explore_line(data.exploration, "out/x")).cluster == "cluster.json"
+    assert "cluster.json" in [f.name for f in files(data)]
+    assert "cluster.json" not in [f.name for f in files(FrontierData.of(exploration()))]
+    part = replace(exploration(), cluster=load_cluster("dgx-h100[2]").to_dict())
+    assert parsed(explore_line(part, "out/x")).cluster == "dgx-h100[2]"
+
+
+@pytest.mark.parametrize(
+    ("origin", "again", "from_"),
+    [("opened", "/data/a", "/data/a"), ("job", "out/a", "/data/a"), ("ready-made", "out/a", "out/a")],
+)
+def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> None:
+    data = FrontierData.of(exploration())
+    lines = [c.line for c in commands(data, Entry("a", Path("/data/a"), origin), 3)]
+    assert parsed(lines[0]).out == again
+    assert (parsed(lines[1]).dir, parsed(lines[1]).memory) == (from_, str(40 * 2**30 + 1))
+    assert lines[2].startswith("torchrun --nproc-per-node 8")
+    assert parsed(lines[3]).save == from_
+
+
+def test_a_mark_is_not_chosen_by_a_budget() -> None:
+    """It is no point of the frontier; its plan is downloaded."""
+    found = replace(exploration(), others=(point(2.0**34, 0.9, planner="zero"),))
+    lines = [c.line for c in commands(FrontierData.of(found), Entry("a", Path("/data/a"), "opened"), 8)]
+    assert not any(" choose " in line for line in lines)

@@ -1,0 +1,48 @@
+"""Published planners: their table, their marks' names, what is claimed of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from samples_app import GIB, exploration, point
+from tensoropt_app.figures import frontier as drawing
+from tensoropt_app.state import View
+from tensoropt_app.views.frontier import FrontierData, table_rows
+from tensoropt_app.views.planners import planner_rows
+from tensoropt_app.views.point import point_card
+
+ROW = {
+    "planner": "zero", "limit_bytes": None, "memory_bytes": 12 * GIB, "time_s": 0.9, "points": 2,
+    "search_s": 0.08, "gap": 0.25, "notes": [],
+}  # fmt: skip
+
+
+def test_what_each_found_or_why_it_refused() -> None:
+    refused = {**ROW, "planner": "m_etf", "memory_bytes": None, "time_s": None, "points": 0, "gap": None,
+               "limit_bytes": 4 * GIB, "notes": ["needs one device", "or two"]}  # fmt: skip
+    first, second = planner_rows(FrontierData.of(replace(exploration(), comparison=(ROW, refused))))
+    assert (first.title, first.memory, first.time, first.gap) == ("ZeRO", "12.0 GiB", "900 ms", "+25 %")
+    assert (second.title, second.limit, second.memory, second.gap) == ("m-ETF", "4.00 GiB", "—", "—")
+    assert second.remark == "needs one device; or two"
+
+
+def test_nothing_is_claimed_of_a_mark() -> None:
+    data = FrontierData.of(replace(exploration(), others=(point(12 * GIB, 0.9, planner="zero"),)))
+    facts = {f.label: f.value for f in point_card(data, View(), 8).facts}
+    assert (facts["planner"], facts["proof"]) == ("ZeRO", "none claimed")
+    assert table_rows(data, View())[8]["gap"] == "—"
+
+
+def test_marks_at_one_place_share_a_name_and_each_planner_is_named_once() -> None:
+    marks = (
+        point(12 * GIB, 0.9, planner="zero"),
+        point(20 * GIB, 0.85, planner="megatron"),
+        point(60 * GIB, 0.31, planner="megatron"),
+        point(60.1 * GIB, 0.311, planner="data_parallel"),
+    )
+    data = FrontierData.of(replace(exploration(), others=marks))
+    trace = drawing.frontier_figure(data, View(), "light")["data"][drawing.MARKS]
+    assert trace["text"] == ["ZeRO", "", "Megatron, data parallel", ""]
+    assert trace["textposition"][0] == "top right"
+    assert trace["textposition"][2] == "top left"
+    assert [custom[3] for custom in trace["customdata"]] == ["ZeRO", "Megatron", "Megatron", "data parallel"]

@@ -1,0 +1,57 @@
+"""Predicted beside measured: nothing known, run for real, on fake ranks, failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samples_app import GIB, exploration
+from tensoropt_app.state import View
+from tensoropt_app.views.assumptions import assumptions
+from tensoropt_app.views.frontier import FrontierData
+from tensoropt_app.views.point import point_card
+from tensoropt_app.views.verified import NOT_YET, verified_lines, verified_words
+
+from tensoropt.plan.verified import Verified
+
+DATA = FrontierData.of(exploration())
+
+
+def found(**changes: Any) -> Verified:
+    """Of point 2: 30 GiB and 600 ms predicted."""
+    fields: dict[str, Any] = {
+        "mesh": "2x4", "micro_batches": 1, "memory_predicted_bytes": 30 * GIB,
+        "time_predicted_s": DATA.time[2], "memory_tracked_bytes": 33 * GIB, "time_measured_s": 0.54,
+        "loss_difference": 1e-7, "gradient_difference": 1e-6, "ok": True, "checked_on": "8 ranks",
+    }  # fmt: skip
+    return Verified(**{**fields, **changes})
+
+
+def test_both_figures_are_shown_with_their_difference() -> None:
+    assert verified_words(found(), DATA) == (
+        "33.0 GiB tracked (30.0 GiB predicted, +10 %); 540 ms measured (600 ms predicted, −10 %); "
+        "numbers as unsplit"
+    )
+
+
+def test_fake_ranks_have_no_time() -> None:
+    fake = found(time_measured_s=None, loss_difference=None)
+    assert verified_words(fake, DATA).endswith("+10 %); collectives as predicted")
+
+
+def test_a_failure_is_not_hidden() -> None:
+    assert "FAILED" in verified_words(found(ok=False), DATA)
+    assert verified_words(found(error="a rank died"), DATA) == "did not run: a rank died"
+
+
+def test_the_assumptions_name_the_points_that_ran() -> None:
+    assert verified_lines(DATA, ()) == (NOT_YET,)
+    said = [f.value for f in assumptions(DATA, View(), (found(),)) if f.label == "predicted / measured"]
+    assert len(said) == 1
+    assert said[0].startswith("point 2: 33.0 GiB tracked")
+    damaged = assumptions(DATA, View(), (), "verified.json is damaged")
+    assert "verified.json is damaged" in [f.value for f in damaged]
+
+
+def test_the_card_of_that_point_has_it_and_no_other() -> None:
+    labels = [{f.label for f in point_card(DATA, View(), row, (found(),)).facts} for row in (2, 3)]
+    assert ["verified" in one for one in labels] == [True, False]

@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit test-oldest dist lint clean bench-fidelity bench-search
+.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit test-oldest dist lint clean bench-fidelity bench-dashboard bench-search
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,6 +42,9 @@ bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--
 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 	$(BIN)/python -m tensoropt_app.screenshots
+
+bench-dashboard: $(STAMP) ## how quickly the page answers on 20,000 points (needs Chromium)
+	$(BIN)/python -m tests.benchmarks.dashboard.bench_dashboard $(ARGS)
 
 bench-search: $(STAMP) ## the search against published methods, about 10 minutes (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.search.bench_search $(ARGS)

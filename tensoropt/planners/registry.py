@@ -83,6 +83,9 @@ ENTRIES = {
         Entry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program", "placed"),
         Entry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots", "placed"),
         Entry("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path", "placed"),
+        Entry("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)", "placed"),
+        Entry("netsplit", "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)", "placed"),
+        Entry("netsplit_published", "NetSplit as published, where operators may share a device", "placed"),
     )
 }
 

@@ -7,8 +7,10 @@ import pytest
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan import load_plan
 from tensoropt.plan.placed.plans import placed_strategy
-from tensoropt.planners import ENTRIES, UnsuitableError, planner
+from tensoropt.planners import ENTRIES, UnsuitableError, exact, netsplit, netsplit_published, pesto, planner
 from tensoropt.planners import flexflow as flexflow_module
+from tensoropt.planners.netsplit import NetSplit
+from tensoropt.planners.pesto import Pesto
 from tests.planners.problems import frontier, small
 
 CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]
@@ -19,6 +21,10 @@ SHARDED = [name for name, entry in ENTRIES.items() if entry.kind == "sharded"]
 @pytest.fixture(autouse=True)
 def short_walks(monkeypatch):
     monkeypatch.setattr(flexflow_module, "PROPOSALS", 12)
+    monkeypatch.setattr(exact, "EFFORT_PER_SECOND", 2e-3)  # not seconds, which depend on the machine
+    monkeypatch.setattr(netsplit, "EXACT", NetSplit(most_blocks=12))
+    monkeypatch.setattr(netsplit_published, "PUBLISHED", NetSplit(as_published=True, most_blocks=12))
+    monkeypatch.setattr(pesto, "DEFAULT", Pesto(most_blocks=12))
 
 
 def plans(name: str, question, limit=None, seed: int = 0):
@@ -43,7 +49,7 @@ def check_executable(plan, graph) -> None:
 def test_plans_are_feasible_and_load_again(name, case, tmp_path):
     question = small(*case)
     found = plans(name, question)
-    assert found or name == "megatron"
+    assert found or name in ("megatron", "pesto")
     memory = [p.predicted.memory_bytes for p in found]
     assert memory == sorted(memory)
     for number, plan in enumerate(found[:3]):

@@ -1,0 +1,91 @@
+"""Where exact planners start: the heuristics under the judge, and the best of all that was played."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.placed import PlacedPlay, Placement, PlacementProblem, play_placement
+
+WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
+SCHEDULERS = ("m_etf", "dpos")
+"""Heuristics that order operators well once their devices are fixed."""
+
+
+def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    """What the heuristics make of a problem, and every device alone; those that refuse are left out."""
+    count = problem.devices.count
+    for device in range(count):
+        placement = Placement.in_order([device] * problem.size, count)
+        if _possible(problem, placement):
+            yield f"device {device} alone", placement
+    for name in WARM_STARTS:
+        yield from _method(name, problem, seed)
+
+
+def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
+    """Orders of execution for operators whose devices are fixed."""
+    fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
+    for name in SCHEDULERS:
+        yield from _method(name, fixed, seed)
+
+
+def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    try:
+        answer = importlib.import_module(f"tensoropt.planners.{name}").place(problem, None, seed)
+    except TensorOptError:
+        return
+    yield name, answer.placement
+
+
+def _possible(problem: PlacementProblem, placement: Placement) -> bool:
+    seconds = problem.forward_s + problem.backward_s + problem.update_s
+    everywhere = np.isfinite([seconds[o, d] for o, d in enumerate(placement.device)]).all()
+    return bool(everywhere) and all(placement.device[o] in allowed for o, allowed in problem.pinned)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A placement, played; ``source`` says who found it."""
+
+    source: str
+    play: PlacedPlay
+
+    @property
+    def excess_bytes(self) -> float:
+        """By how much the device that overflows most does."""
+        over = np.array(self.play.peak_bytes) - self.play.problem.devices.capacity_bytes
+        return float(over.max())
+
+
+@dataclass
+class Candidates:
+    """All that was played of one problem.
+
+    Attributes:
+        best: the fastest that fits.
+        nearest: of those that do not fit the one that exceeds a device least.
+    """
+
+    problem: PlacementProblem
+    best: Candidate | None = None
+    nearest: Candidate | None = None
+
+    def consider(self, placement: Placement, source: str) -> PlacedPlay:
+        """Let the judge play a placement, and remember it where it is the best."""
+        candidate = Candidate(source, play_placement(self.problem, placement))
+        play = candidate.play
+        if play.fits():
+            if play.time_s < self.best_s:
+                self.best = candidate
+        elif self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
+            self.nearest = candidate
+        return play
+
+    @property
+    def best_s(self) -> float:
+        return self.best.play.time_s if self.best is not None else float("inf")

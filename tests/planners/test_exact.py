@@ -1,0 +1,215 @@
+"""The exact planners against exhaustive search, the judge as oracle."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.plan.placed import DeviceSet, Placement, PlacementProblem, play_placement
+from tensoropt.planners import UnsuitableError, netsplit, pesto
+from tensoropt.planners import exact as exact_module
+from tensoropt.planners import solver as solver_module
+from tensoropt.planners.exact import contracted
+from tensoropt.planners.netsplit import NetSplit
+from tensoropt.planners.pesto import Pesto
+from tensoropt.planners.program import Grid, Program, Rules, balanced, lower_bound_s
+from tensoropt.planners.solver import solve
+from tensoropt.planners.warm import heuristics
+from tests.planners.exhaustive import best_play
+from tests.planners.placements import random_problem
+
+ROUNDED = 1 + 2e-3
+
+
+def small(seed: int, share: float | None = None) -> PlacementProblem:
+    """Four operators on three devices or five on two; with a share, devices of so much of all memory."""
+    operators, devices = (5, 2) if seed % 3 else (4, 3)
+    problem = random_problem(
+        seed,
+        operators,
+        devices,
+        training=seed % 4 != 0,
+        mixed=seed % 2 == 1,
+        transfer=(0.1, 0.5, 1.5)[seed % 3],
+    )
+    if share is None:
+        return problem
+    total = sum(problem.step_bytes(o) for o in range(operators))
+    return with_capacity(problem, share * total)
+
+
+def with_capacity(problem: PlacementProblem, capacity: float) -> PlacementProblem:
+    devices: DeviceSet = problem.devices
+    full = np.full(devices.count, capacity)
+    return replace(problem, devices=replace(devices, capacity_bytes=full))
+
+
+def outcome_of(problem: PlacementProblem, rules: Rules, *, effort: float = 1.0, hint=None):
+    most = 10 * play_placement(problem, alone(problem)).time_s
+    grid = Grid.of(problem, lower_bound_s(problem))
+    program = Program(problem, rules, grid, most, problem.devices.capacity_bytes.tolist())
+    return solve(program, seed=0, effort=effort, seconds=200, hint=hint)
+
+
+def alone(problem: PlacementProblem) -> Placement:
+    return Placement.in_order([0] * problem.size, problem.devices.count)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_optimum_is_that_of_exhaustive_search(seed):
+    problem = small(seed)
+    answer = netsplit.place(problem, None, 0, NetSplit(seconds=200))
+    best = best_play(problem)
+    assert play_placement(problem, answer.placement).time_s <= best.time_s * ROUNDED
+    assert lower_bound_s(problem) <= best.time_s * (1 + 1e-9)
+    assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6, 12))
+def test_the_published_program_promises_at_most_what_is_possible(seed):
+    problem = small(seed)
+    published, real = (outcome_of(problem, Rules(exclusive=e)) for e in (False, True))
+    assert published.proven
+    assert published.time_s <= real.time_s * ROUNDED
+    assert published.time_s <= best_play(problem).time_s * ROUNDED
+
+
+@pytest.mark.parametrize("seed", [1, 3, 8])
+@pytest.mark.parametrize("rules", [Rules(), Rules(lifetimes=True)], ids=["lasting", "lifetimes"])
+def test_bounds_hold_where_memory_is_tight(seed, rules):
+    problem = small(seed, 0.8)
+    best = best_play(problem)
+    assert outcome_of(problem, rules, effort=0.1).bound_s <= best.time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [1, 8])
+def test_capacity_is_kept_under_the_judge(seed):
+    problem = small(seed, 0.8)
+    play = play_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)
+    assert play.fits()
+    limit = play.memory_bytes * 0.999
+    try:
+        within = netsplit.place(problem, limit, 0, NetSplit(seconds=1)).placement
+    except InfeasibleError:
+        return
+    assert play_placement(problem, within).memory_bytes <= limit
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("published", [False, True])
+def test_never_slower_than_any_heuristic(seed, published):
+    problem = random_problem(seed, 18, 3, mixed=bool(seed % 2))
+    settings = NetSplit(seconds=1, most_blocks=10, as_published=published)
+    mine = play_placement(problem, netsplit.place(problem, None, 0, settings).placement).time_s
+    assert mine <= min(play_placement(problem, p).time_s for _, p in heuristics(problem, 0))
+
+
+def test_a_hint_is_a_solution_of_the_program():
+    problem = random_problem(2, 9, 3, mixed=True)
+    for name, placement in heuristics(problem, 0):
+        if name not in ("m_topo", "dpos"):
+            continue
+        play = play_placement(problem, placement)
+        for lifetimes in (False, True):
+            whole = with_capacity(problem, play.memory_bytes)
+            found = outcome_of(whole, Rules(lifetimes=lifetimes), effort=0.02, hint=play)
+            assert found.time_s <= play.time_s * (1 + 1e-9)
+
+
+def test_out_of_time_the_warm_start_stands_with_its_gap():
+    problem = random_problem(1, 30, 3)
+    answer = netsplit.place(problem, None, 0, NetSplit(seconds=1e-3))
+    best = min(play_placement(problem, p).time_s for _, p in heuristics(problem, 0))
+    assert play_placement(problem, answer.placement).time_s <= best
+    assert any("warm start" in note for note in answer.notes)
+    assert any(note.startswith("gap ") for note in answer.notes)
+
+
+def test_one_seed_gives_one_answer(monkeypatch):
+    monkeypatch.setattr(exact_module, "EFFORT_PER_SECOND", 1e-3)
+    first, second = (netsplit.place(small(3), None, 7, NetSplit(seconds=200)) for _ in range(2))
+    assert first == second
+    problem = random_problem(5, 12, 3, mixed=True)
+    first, second = (outcome_of(problem, Rules(), effort=0.05) for _ in range(2))  # cut short
+    assert first == second
+
+
+def test_nothing_runs_after_a_cancel(monkeypatch):
+    """An interrupt in the middle of a search ends it at once, and its thread with it."""
+    problem = random_problem(1, 16, 3)
+    join, waits = threading.Thread.join, []
+
+    def interrupted(thread, timeout=None):
+        join(thread, timeout)
+        if thread.name == "solver" and not waits:
+            waits.append(thread)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(solver_module.threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        netsplit.place(problem, None, 0, NetSplit(seconds=120))
+    assert waits
+    assert not waits[0].is_alive()
+    assert "solver" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_missing_solver_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    with pytest.raises(UnsuitableError, match=r"pip install 'tensoropt\[solvers\]'"):
+        netsplit.place(small(0), None, 0)
+
+
+def test_what_belongs_together_or_is_pinned_stays_so():
+    problem = replace(random_problem(0, 6, 3), together=((0, 5), (5, 2)), pinned=((1, (2,)),))
+    device = netsplit.place(problem, None, 0, NetSplit(seconds=5)).placement.device
+    assert device[0] == device[2] == device[5]
+    assert device[1] == 2
+
+
+def test_alpha_replaces_the_optimizers_state_in_the_memory_rule():
+    problem = small(4)
+    heavy = with_capacity(problem, float(problem.stored_bytes.max() + problem.parameter_bytes.max()))
+    lean = replace(heavy, optimizer_bytes=0.0 * heavy.parameter_bytes)
+    assert outcome_of(lean, Rules()).proven
+    answer = netsplit.place(small(1), None, 0, NetSplit(seconds=5, alpha=0.0))
+    assert play_placement(small(1), answer.placement).fits()
+
+
+def test_large_graphs_are_contracted_and_it_is_said():
+    problem = random_problem(2, 80, 3)
+    assert len(contracted(problem, 12).groups) <= 12
+    notes = netsplit.place(problem, None, 0, NetSplit(seconds=0.5, most_blocks=12)).notes
+    assert any("80 operators contracted to" in note for note in notes)
+
+
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_pesto_meets_exhaustive_search_without_its_balance(seed):
+    problem = random_problem(seed, 5, 2)
+    answer = pesto.place(problem, None, 0, Pesto(seconds=200, balance=1.0))
+    assert play_placement(problem, answer.placement).time_s <= best_play(problem).time_s * ROUNDED
+
+
+def test_pestos_program_balances_memory():
+    problem = random_problem(1, 6, 2)
+    free, even = (outcome_of(problem, Rules(balance=share)) for share in (None, 0.6))
+    assert even.placement is not None
+    assert balanced(problem, even.placement.device, 0.6)
+    assert free.time_s <= even.time_s * ROUNDED
+
+
+def test_pesto_refuses_what_it_cannot_treat():
+    with pytest.raises(UnsuitableError, match="places on 2 devices; this cluster has 3"):
+        pesto.place(random_problem(0, 6, 3), None, 0)
+    unconnected = replace(random_problem(0, 250, 2), tensors=())
+    with pytest.raises(UnsuitableError, match="can only be contracted to 250 blocks; the program takes 200"):
+        pesto.place(unconnected, None, 0)
+
+
+def test_an_impossible_limit_is_refused():
+    with pytest.raises(InfeasibleError, match=r"netsplit finds no plan within 1 B .* none exists"):
+        netsplit.place(random_problem(0, 5, 2), 1.0, 0, NetSplit(seconds=5))

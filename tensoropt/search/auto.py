@@ -92,11 +92,11 @@ def hopeful(
     """Per operator, the classes through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
-    of_leaf = {}
+    roof, of_leaf = corners.roof, {}
     for leaf in set(program.problem.node_leaf):
         first = int(program.base[leaf])
         span = slice(first, first + int(program.sizes[leaf]))
-        of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height)
+        of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height, roof)
     return {v: of_leaf[leaf] for v, leaf in enumerate(program.problem.node_leaf)}
 
 

@@ -62,7 +62,7 @@ class Messages:
 
     @staticmethod
     def of(inside: FloatArray, outside: FloatArray, corners: Corners) -> Messages:
-        alive = reachable_entries(inside, outside, corners.height)
+        alive = reachable_entries(inside, outside, corners.height, corners.roof)
         return Messages(inside, outside, corners, alive)
 
     def pairs(self, program: Program) -> int:

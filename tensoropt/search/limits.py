@@ -23,6 +23,7 @@ from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.hull import SLACK, Hull
 
 BREAKPOINTS = 64
+NEIGHBOURS = 32
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,6 +39,11 @@ class Corners:
     height: FloatArray
     weight_m: FloatArray
     weight_t: FloatArray
+
+    @property
+    def roof(self) -> FloatArray:
+        """(W, ceil(C / NEIGHBOURS)) the largest height among neighbouring corners."""
+        return np.maximum.reduceat(self.height, np.arange(0, len(self.memory), NEIGHBOURS), axis=1)
 
 
 def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> Corners:
@@ -69,26 +75,42 @@ def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> C
 
 
 @njit(cache=True, nogil=True)
-def reachable(inside, outside, height):
-    """Whether any strategy through an entry can still reach the frontier (all lines, some corner)."""
-    lines = height.shape[0]
+def reachable(inside, outside, height, roof):
+    """Whether any strategy through an entry can still reach the frontier (all lines, some corner).
+
+    A line above the ``roof`` of neighbouring corners rules all of them out at once.
+    """
+    lines, count = height.shape
     if inside[0] == np.inf or outside[0] == np.inf:
         return False
-    hint = 0
+    hint = 0  # the line that ruled one corner out rules out most others
     least = inside[0] + outside[0]
-    for c in range(height.shape[1]):
-        if least > height[hint, c]:
+    for block in range(roof.shape[1]):
+        if least > roof[hint, block]:
             continue
-        alive = True
+        below = True
         for w in range(lines):
             value = inside[w] + outside[w]
-            if value > height[w, c]:
-                hint = w  # the line that ruled this corner out rules out most others
+            if value > roof[w, block]:
+                hint = w
                 least = value
-                alive = False
+                below = False
                 break
-        if alive:
-            return True
+        if not below:
+            continue
+        for c in range(block * NEIGHBOURS, min((block + 1) * NEIGHBOURS, count)):
+            if least > height[hint, c]:
+                continue
+            alive = True
+            for w in range(lines):
+                value = inside[w] + outside[w]
+                if value > height[w, c]:
+                    hint = w
+                    least = value
+                    alive = False
+                    break
+            if alive:
+                return True
     return False
 
 
@@ -223,9 +245,9 @@ def fill_limits(
 
 
 @njit(cache=True, nogil=True)
-def reachable_entries(inside, outside, height):
+def reachable_entries(inside, outside, height, roof):
     """(entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
     found = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
-        found[e] = reachable(inside[e], outside[e], height)
+        found[e] = reachable(inside[e], outside[e], height, roof)
     return found

@@ -8,7 +8,7 @@ import pytest
 from tensoropt.frontier import merge
 from tensoropt.search.auto import build_program, seeds
 from tensoropt.search.hull import Hull, HullSearch
-from tensoropt.search.limits import corners_of, envelope, least_time, reachable
+from tensoropt.search.limits import Corners, corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.problem import build_problem
 from tensoropt.search.scalar import flatten
@@ -71,7 +71,21 @@ def test_no_strategy_lies_below_a_bound_and_none_on_the_frontier_is_unreachable(
         corners = corners_of(hull, known.memory, known.time, 4)
         inside, outside = search.messages()
         root = int(program.base[program.logical[program.root].table])
-        assert reachable(inside[root], outside[root], corners.height)
+        assert reachable(inside[root], outside[root], corners.height, corners.roof)
+
+
+def test_roofs_of_neighbouring_corners_change_no_answer():
+    rng = np.random.default_rng(0)
+    answers = set()
+    for _ in range(300):
+        lines, count = int(rng.integers(1, 5)), int(rng.integers(1, 90))
+        height = np.cumsum(rng.random((lines, count)) - 0.5, axis=1) + 2.0
+        corners = Corners(np.arange(count), -np.arange(count), height, np.ones(lines), np.ones(lines))
+        inside, outside = rng.random((2, lines)) * 2.0
+        expected = bool((inside[:, None] + outside[:, None] <= height).all(axis=0).any())
+        assert reachable(inside, outside, height, corners.roof) == expected
+        answers.add(expected)
+    assert answers == {True, False}
 
 
 def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
@@ -84,7 +98,7 @@ def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
         (m, t), (other_m, other_t) = rng.random((2, 2)) * [1e8, 1.0]
         corners = corners_of(line, np.array([0.0, m + other_m]), np.array([t + other_t, 0.0]), 4)
         inside, outside = weight_m * m + weight_t * t, weight_m * other_m + weight_t * other_t
-        assert reachable(inside, outside, corners.height)
+        assert reachable(inside, outside, corners.height, corners.roof)
 
 
 def test_the_envelope_is_the_highest_line():

@@ -10,7 +10,8 @@ means "shard atom j".
 A factorisation of ``n`` is kept as its set of *boundaries*, the products of its inner factors; a set
 is consistent when it is a chain under divisibility, and the common refinement of two factorisations
 is the union of their boundaries. Where the union is no chain (a dim seen as 4x6 here and 6x4 there)
-the operator that would join them keeps that dim whole.
+the operator that would join them keeps that dim whole: a view rather than what computes, so that a
+grouped convolution on both sides of a channel shuffle keeps its groups and the shuffle reshards.
 """
 
 from __future__ import annotations
@@ -104,12 +105,17 @@ class _Refinement:
         return changed
 
     def run(self) -> AtomGraph:
-        pending = dict.fromkeys(self.spaces)
-        while pending:
-            name = next(iter(pending))
-            del pending[name]
+        computing: dict[str, None] = {}
+        viewing: dict[str, None] = {}
+        queue_of = {n: viewing if _factors_dims(space) else computing for n, space in self.spaces.items()}
+        for name, queue in queue_of.items():
+            queue[name] = None
+        while computing or viewing:
+            queue = computing or viewing
+            name = next(iter(queue))
+            del queue[name]
             for other in sorted(self._visit(name)):
-                pending.setdefault(other)
+                queue_of[other].setdefault(other)
         atoms: dict[str, Atoms] = {}
         for tensor in self.graph.tensors.values():
             atoms[tensor.name] = tuple(
@@ -162,6 +168,11 @@ class _Refinement:
     def _opaque(dims: list[LoopDim], size: int) -> int:
         dims.append(LoopDim(f"whole{len(dims)}", size, splittable=False))
         return len(dims) - 1
+
+
+def _factors_dims(space: IndexSpace) -> bool:
+    """Whether it only moves elements and takes a dim apart or puts dims together."""
+    return space.cheap and any(len(loops) > 1 for o in (*space.reads, *space.writes) for loops in o.dims)
 
 
 def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:

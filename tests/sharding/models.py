@@ -103,6 +103,29 @@ def grouped_convolutions() -> Made:
     return with_targets(nn.Sequential(*layers), torch.randn(4, 4, 8, 8))
 
 
+class Shuffle(nn.Module):
+    """Channels ``group * n + i`` become ``i * groups + group``; 4 x 6 and 6 x 4 are no common chain."""
+
+    def forward(self, x):
+        return x.unflatten(1, (4, 6)).transpose(1, 2).flatten(1, 2)
+
+
+@model
+def channel_shuffle() -> Made:
+    layers = [
+        nn.Conv2d(4, 24, 1),
+        nn.Conv2d(24, 24, 1, groups=4),
+        Shuffle(),
+        nn.Conv2d(24, 24, 3, padding=1, groups=24),
+        nn.Conv2d(24, 48, 1, groups=4),
+        nn.ReLU(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(48, 8),
+    ]
+    return with_targets(nn.Sequential(*layers), torch.randn(4, 4, 4, 4))
+
+
 @model
 def convolutions_in_one_dim() -> Made:
     layers = [

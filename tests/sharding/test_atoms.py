@@ -122,6 +122,14 @@ def test_conflicting_views_keep_the_dim_whole_where_they_meet():
             assert sizes == graph.atom_sizes(operand.tensor), name
 
 
+def test_a_channel_shuffle_leaves_grouped_convolutions_their_groups():
+    """A depthwise convolution between a shuffle and a grouped one: a view gives way, not what computes."""
+    graph = refine_graph(graph_of("channel-shuffle"))
+    spaces = [graph.spaces[op.name] for op in graph.graph.operators if "conv2d" in op.target]
+    split = [{d.name.partition(".")[0] for d in space.dims if d.splittable} for space in spaces]
+    assert split == [{"batch", "out_channels", "in_channels"}] + [{"batch", "groups"}] * 3
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert-mask", "vgg", "t5", "swin"])
 def test_loops_and_atoms_agree_everywhere(name):
     graph = refine_graph(graph_of(name))

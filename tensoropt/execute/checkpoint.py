@@ -32,7 +32,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     found = {}
     for key, parameter in parallel.parameter_keys().items():
         for field, value in optimizer.state.get(parameter, {}).items():
-            like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            like = parallel.is_state_of(parameter, field, value)
             found[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
     return found
 

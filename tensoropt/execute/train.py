@@ -25,9 +25,13 @@ from tensoropt.costs.measure import make_optimizer
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import ModelSpec, forget_models, load_model
+from tensoropt.execute.parallel import strategy_of
+from tensoropt.execute.placed.engine import PlacedEngine
 from tensoropt.execute.runtime import leave_job
+from tensoropt.execute.steps import AnyEngine
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
+from tensoropt.plan.placed.plans import PlacedStrategy
 
 GRACE_S = 2.0
 """Seconds a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
@@ -164,12 +168,17 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
         what the plan predicted.
     """
     loaded = load_model(ModelSpec.of(plan))
-    engine = Engine(plan.strategy(loaded.graph), loaded.values, seed=plan.seed)
+    strategy = strategy_of(plan, loaded.graph)
+    engine: AnyEngine
+    if isinstance(strategy, PlacedStrategy):
+        engine = PlacedEngine(strategy, loaded.values, seed=plan.seed)
+    else:
+        engine = Engine(strategy, loaded.values, seed=plan.seed)
     inputs = loaded.inputs
     forget_models()  # the shards are copies; the whole parameters need not stay
     del loaded
     leaves = [leaf for leaf in engine.shards.leaves.values() if leaf.requires_grad]
-    optimizer = make_optimizer(plan.optimizer, leaves, lr)
+    optimizer = make_optimizer(plan.optimizer, leaves, lr) if leaves else None  # a placed rank may have none
     losses, times = [], []
     for step in range(steps):
         if engine.runtime.distributed:
@@ -178,7 +187,8 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
         engine.shards.clear()
         loss = engine(*inputs)[0]
         loss.backward()
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
         seconds = _slowest(time.perf_counter() - start, engine)
         losses.append(float(loss.detach()))
         times.append(seconds)
@@ -202,7 +212,7 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
     return result
 
 
-def _slowest(seconds: float, engine: Engine) -> float:
+def _slowest(seconds: float, engine: AnyEngine) -> float:
     if not engine.runtime.distributed:
         return seconds
     value = torch.tensor(seconds, dtype=torch.float64)

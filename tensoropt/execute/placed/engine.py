@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ class PlacedEngine:
         buffers: every process has all; those that a step changes are up to date where they are used, and
             everywhere after :meth:`settle`.
         part: what runs here.
+        home: the first device that this process plays.
+        after_backward: called when gradients are complete.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class PlacedEngine:
         self.part = self._lower(evaluating=False)
         self.shards = HomeParameters(strategy, self.placing, self.runtime, values)
         self.buffers = {n: values[n].detach().clone() for n in self.part.buffers}
-        self._anchor = torch.zeros((), requires_grad=True, device=self._home)
+        self._anchor = torch.zeros((), requires_grad=True, device=self.home)
         self._counts = TargetCounts(strategy.graph.groups) if self.part.counts else None
         self._evaluator: Part | None = None
+        self.after_backward: Callable[[], None] = lambda: None
         self._makers = {v: o for o, op in enumerate(strategy.graph.operators) for v in op.writes}
 
     def _play(
@@ -107,13 +110,13 @@ class PlacedEngine:
             self.runtime = Runtime((1, count), seed=seed, device=base)
             self.placing = Placing((self.runtime.rank,), (base,) * count)
             self.transport = Job() if self.runtime.distributed else Alone()
-        self._home = self.placing.devices[self.placing.here[0]]
+        self.home = self.placing.devices[self.placing.here[0]]
 
     def _lower(self, *, evaluating: bool) -> Part:
         part = lower_part(
             self.strategy, self.schedule, self.placing, self.runtime, self.running, evaluating=evaluating
         )
-        part.module.to(self._home)
+        part.module.to(self.home)
         return part
 
     @property
@@ -184,9 +187,9 @@ class PlacedEngine:
             return self._given(name, inputs)
         value = Value(name)
         if value in made:
-            own = made[value].to(self._home)
+            own = made[value].to(self.home)
         else:
-            own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self._home)
+            own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.home)
         if not self._alone:
             own = self.transport.broadcast(own.contiguous(), self._device_of(value))
         return own
@@ -237,6 +240,7 @@ class PlacedEngine:
                 tape.backward(instruction)
         self.transport.finish()
         self.shards.book.finish()
+        self.after_backward()
 
     def _return(
         self, tape: Tape, transfer: Transfer, arriving: dict[Value, list[tuple[Place, Arriving]]]
@@ -271,15 +275,3 @@ class PlacedEngine:
             value = Value(new)
             if value in self._makers:
                 self.transport.broadcast(self.buffers[name], self._device_of(value))
-
-    @torch.no_grad()
-    def gather(self, name: str, local: torch.Tensor | None) -> torch.Tensor:
-        """What the process that holds a parameter has in ``local`` (its value, its gradient, a state of its
-        optimizer), in every process; all of them call it."""
-        tensor = self.source.tensors[name]
-        if name in self.shards.leaves:
-            assert local is not None
-            whole = local.detach().clone(memory_format=torch.contiguous_format)
-        else:
-            whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.stored_dtype), device=self._home)
-        return whole if self._alone else self.transport.broadcast(whole, self.shards.home[name])

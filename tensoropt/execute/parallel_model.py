@@ -123,8 +123,9 @@ class ParallelModel:
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
             value = state.get(prefix + key)
-            whole = isinstance(value, torch.Tensor) and tuple(value.shape) == self.shapes[key]
-            if whole and not self.lies_right(key, value):
+            if not isinstance(value, torch.Tensor) or tuple(value.shape) != self.shapes[key]:
+                continue
+            if not self.lies_right(key, value):
                 state[prefix + key] = self.stored(key, value)
 
 

@@ -143,6 +143,7 @@ class Contraction:
             kept_bytes=summed(whole.kept_bytes) + np.array([kept for kept, _, _ in inside]),
             forward_peak_bytes=np.array([forward for _, forward, _ in inside]),
             backward_peak_bytes=np.array([backward for _, _, backward in inside]),
+            update_peak_bytes=None if whole.update_peak_bytes is None else summed(whole.update_peak_bytes),
             tensors=tuple(self._between()),
             together=tuple(self._together()),
             pinned=tuple(self._pinned()),
@@ -192,6 +193,8 @@ class Contraction:
                 if any(self.block[r] != number for r in tensor.readers):
                     continue
                 gradient = max(gradient, float(tensor.bytes) if tensor.gradient else 0.0)
+                if tensor.stored:
+                    continue
                 if tensor.kept_by:
                     kept += tensor.bytes
                 else:

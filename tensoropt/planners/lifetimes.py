@@ -91,7 +91,8 @@ class Lifetimes:
             for other in program.devices
             if (number, device, other) in program.sent
         ]
-        self._hold(device, tensor.bytes, begins, self._until(made, home, [*users, *sends]), home)
+        if not tensor.stored:
+            self._hold(device, tensor.bytes, begins, self._until(made, home, [*users, *sends]), home)
         copied = program.copied(number, device)
         if copied is not None:
             arrives, arrived = program.message[number, device, False]

@@ -107,7 +107,8 @@ def balanced(problem: PlacementProblem, device: Sequence[int], share: float) -> 
     for tensor in problem.tensors:
         if problem.training and tensor.kept_by:
             once += tensor.bytes
-            held[list({device[o] for o in tensor.kept_by})] += tensor.bytes
+            counted = {device[tensor.producer]} if tensor.stored else set()
+            held[list({device[o] for o in tensor.kept_by} - counted)] += tensor.bytes
     return bool(held.max() <= share * once)
 
 
@@ -291,8 +292,19 @@ class Program:
             terms = [int(size // UNIT_BYTES) * self.on[o][d] for o, size in enumerate(own)]
             for tensor in tensors:
                 here = self._any([self.on[o][d] for o in tensor.kept_by])
+                if tensor.stored:
+                    here = self._both(here, self.on[tensor.producer][d].negated())
                 terms.append(int(tensor.bytes // UNIT_BYTES) * here)
             self.model.add(sum(terms) <= math.ceil(capacity[d] / UNIT_BYTES))
+        if problem.training and problem.update_peak_bytes is not None:
+            self._step(problem.stored_bytes + problem.update_peak_bytes)
+
+    def _step(self, sizes: NDArray[np.float64]) -> None:
+        """What is stored fits a device beside what the optimizer's step takes, all its operators at once."""
+        for d in self.devices:
+            if self.capacity_bytes[d] < float(sizes.sum()):
+                terms = [int(size // UNIT_BYTES) * self.on[o][d] for o, size in enumerate(sizes)]
+                self.model.add(sum(terms) <= math.ceil(self.capacity_bytes[d] / UNIT_BYTES))
 
     def _end(self) -> None:
         """The step ends with the last task, or with the optimizer of the device that is last; minimized."""

@@ -130,6 +130,11 @@ def _schedule_of(program: Program, play: PlacedPlay) -> list[tuple[Any, int]]:
     def put(variable: Any, value: int) -> None:
         known[variable.index] = (variable, int(value))
 
+    def lookup(variable: Any) -> int:
+        """Of a literal's negation, whose index is negative, too."""
+        index = variable.index
+        return known[index][1] if index >= 0 else 1 - known[-index - 1][1]
+
     for literals, device in zip(program.on, play.placement.device, strict=True):
         for d, literal in enumerate(literals):
             put(literal, d == device)
@@ -140,7 +145,7 @@ def _schedule_of(program: Program, play: PlacedPlay) -> list[tuple[Any, int]]:
     put(program.horizon, program.most)
     for variable, recipe in program.recipes:
         if variable.index not in known:
-            put(variable, recipe(lambda other: known[other.index][1]))
+            put(variable, recipe(lookup))
     return list(known.values())
 
 

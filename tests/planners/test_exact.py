@@ -87,6 +87,22 @@ def test_bounds_hold_where_memory_is_tight(seed, rules):
     assert outcome_of(problem, rules, effort=0.1).bound_s <= best.time_s * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", [1, 3, 8])
+def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
+    problem = small(seed, 0.8)
+    tied = tuple(
+        replace(t, stored=n % 2 == 0, kept_by=(t.producer, *t.readers)) for n, t in enumerate(problem.tensors)
+    )
+    problem = replace(problem, tensors=tied, update_peak_bytes=problem.parameter_bytes)
+    problem = with_capacity(problem, 0.9 * play_placement(problem, alone(problem)).memory_bytes)
+    best = best_play(problem)
+    assert best is not None
+    for lifetimes in (False, True):
+        rules = Rules(lifetimes=lifetimes)
+        assert outcome_of(problem, rules, effort=0.05).bound_s <= best.time_s * (1 + 1e-9)
+        assert outcome_of(problem, rules, effort=0.02, hint=best).time_s <= best.time_s * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("seed", [1, 8])
 def test_capacity_is_kept_under_the_judge(seed):
     problem = small(seed, 0.8)

@@ -103,7 +103,8 @@ def flight_bytes(problem: PlacementProblem, operator: int) -> float:
     In forward the tensors at its ends that nobody keeps, in backward the gradients at its ends.
     """
     ends = [problem.tensors[t] for t in (*problem.read[operator], *problem.made[operator])]
-    forward = problem.forward_peak_bytes[operator] + sum(t.bytes for t in ends if not t.kept_by)
+    passing = (t for t in ends if not t.kept_by and not (t.stored and t.producer == operator))
+    forward = problem.forward_peak_bytes[operator] + sum(t.bytes for t in passing)
     backward = problem.backward_peak_bytes[operator] + sum(t.bytes for t in ends if t.gradient)
     return float(max(forward, backward if problem.training else 0.0))
 
@@ -115,7 +116,10 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
         mask = np.zeros(problem.devices.count, bool)
         mask[list(devices)] = True
         pins[operator] &= mask
-    allowed = np.array([(possible[list(m)] & pins[list(m)]).all(axis=0) for m in members])
+    both = possible & pins
+    if both.all():
+        return np.ones((len(members), problem.devices.count), bool)
+    allowed = np.array([both[list(m)].all(axis=0) for m in members])
     for unit, operators in enumerate(members):
         if not allowed[unit].any():
             sides = "; ".join(

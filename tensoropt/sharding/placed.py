@@ -155,6 +155,8 @@ class _Build:
         self.graph, self.splits = graph, splits
         self.configurations: dict[str, Configuration] = {}
         self.operators: list[PlacedOperator] = []
+        self.codes: dict[tuple[str, str], int] = {}
+        """(group, tensor) -> the atom along which a split group cuts it, or what stands for none."""
         self.made: set[Value] = set()
         self.cut: dict[str, Value] = {}
         self.home: dict[str, str] = {}
@@ -215,8 +217,13 @@ class _Build:
     def _value(self, group: Group, name: str, index: int) -> Value:
         """What piece ``index`` of a group holds of a tensor."""
         count = self._count(group)
-        code = self.configuration(group).layout(name)[1]
-        if count == 1 or (code < 0 and code != PARTIAL):
+        if count == 1:
+            return Value(name)
+        key = group.name, name
+        if key not in self.codes:
+            self.codes[key] = self.configuration(group).layout(name)[1]
+        code = self.codes[key]
+        if code < 0 and code != PARTIAL:
             return Value(name)
         return Value(name, code, count, index)
 

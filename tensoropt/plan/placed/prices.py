@@ -6,7 +6,7 @@ every kind of device from its data sheet elsewhere. Cutting and joining are copi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -203,7 +203,8 @@ def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
 
 
 def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]) -> PlacementProblem:
-    rows = [_row(prices, graph, op, works.get(op.name)) for op in graph.operators]
+    rates = prices.compute() if prices.training else ()
+    rows = [_row(prices, graph, op, works.get(op.name), rates) for op in graph.operators]
     kinds = list(prices.kinds)
 
     def column(name: str) -> np.ndarray:
@@ -227,14 +228,20 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
     )
 
 
-def _row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, found: _Work | None) -> dict[str, Any]:
+def _row(
+    prices: PlacedPrices,
+    graph: PlacedGraph,
+    op: PlacedOperator,
+    found: _Work | None,
+    rates: Sequence[ComputeCosts],
+) -> dict[str, Any]:
     if found is not None:
         row = _work_row(prices, graph, op, found)
     else:
         forward, backward = _copy_seconds(prices, graph, op)
         row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
         row |= {"forward_peak_bytes": 0, "backward_peak_bytes": 0}
-    return row | _stored_row(prices, op)
+    return row | _stored_row(prices, op, rates)
 
 
 def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, found: _Work) -> dict[str, Any]:
@@ -273,11 +280,10 @@ def _copy_seconds(
     return np.array(forward), np.array(backward)
 
 
-def _stored_row(prices: PlacedPrices, op: PlacedOperator) -> dict[str, Any]:
+def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:
     """What lives with an operator from start to end, and the seconds of its optimizer step."""
     sizes = [0, 0, 0]
     seconds = np.zeros(len(prices.upkeep))
-    rates = prices.compute() if op.parameters and prices.training else ()
     for name in op.parameters:
         tensor: Tensor = prices.tensors[name]
         size = tensor.elements * tensor.stored_element_bytes

@@ -49,6 +49,9 @@ bench-dashboard: $(STAMP) ## how quickly the page answers on 20,000 points (need
 bench-search: $(STAMP) ## the search against published methods, about 10 minutes (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.search.bench_search $(ARGS)
 
+bench-planners: $(STAMP) ## seconds of the placing planners on large graphs (ARGS=--quick for a taste)
+	$(BIN)/python -m tests.benchmarks.planners.bench_planners $(ARGS)
+
 test: $(STAMP) ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
 

@@ -1,0 +1,141 @@
+"""What placing planners take: large random graphs, and OS-DPOS on the Transformer.
+
+    python -m tests.benchmarks.planners.bench_planners [--quick] [--out FOLDER]
+
+Seconds are of the process, so that they hold on a busy machine. A row with a limit books memory and includes
+every attempt that the judge sent back, and the judge itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tensoropt.capture import capture
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.store import ProfileStore
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import load_model
+from tensoropt.plan.placed import play_placement
+from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
+from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.planners.os_dpos import place_split
+from tests.planners.placements import random_problem
+
+FOLDER = Path("tests/benchmarks/results/planners")
+METHODS = ("m_topo", "m_etf", "m_sct", "dpos")
+SHAPES = ({"width": 10, "transfer": 2.0}, {"width": 200}, {"width": 200, "mixed": True}, {"width": 2000})
+
+
+def spent(run: Callable[[], Any]) -> tuple[Any, float]:
+    """(what it gives or how it refuses, seconds of the process)."""
+    start = time.process_time()
+    try:
+        found = run()
+    except TensorOptError as refusal:
+        found = refusal
+    return found, round(time.process_time() - start, 2)
+
+
+def large(quick: bool) -> list[dict[str, Any]]:
+    """5,000 operators on 64 devices, without a limit and within 1.1 times what the method then needed."""
+    operators, devices = (500, 8) if quick else (5000, 64)
+    rows = []
+    for shape in SHAPES:
+        problem = random_problem(0, operators, devices, **shape)
+        for name in METHODS:
+            place = importlib.import_module(f"tensoropt.planners.{name}").place
+            answer, seconds = spent(lambda p=problem, place=place: place(p, None, 0))
+            play, judge_s = spent(lambda p=problem, a=answer: play_placement(p, a.placement))
+            limit = 1.1 * play.memory_bytes
+            within, limited_s = spent(lambda p=problem, place=place, m=limit: place(p, m, 0))
+            rows.append(
+                {
+                    "method": name,
+                    "operators": operators,
+                    "devices": devices,
+                    "width": shape["width"],
+                    "mixed": shape.get("mixed", False),
+                    "seconds": seconds,
+                    "seconds_with_memory": limited_s,
+                    "fits": not isinstance(within, TensorOptError),
+                    "judge_s": judge_s,
+                    "step_s": round(play.time_s, 4),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def priced(model: str, cluster: str) -> PricedGraph:
+    loaded = load_model(model, device="meta", seed=0)
+    found = capture(loaded.model, loaded.args, loaded.kwargs, loss=None, mode="train")
+    where = load_cluster(cluster)
+    costs = CostSource(where, ProfileStore(":memory:"), Settings(), None)
+    return PlacedPrices(prepare_graph(found.graph).graph, where, costs).price()
+
+
+def transformer(quick: bool) -> list[dict[str, Any]]:
+    """OS-DPOS with 8 devices (FastT, table 4: more than an hour), from both of its starts."""
+    rows = []
+    graph = priced("zoo:transformer-tiny" if quick else "zoo:transformer-base", "dgx-v100")
+    alone = play_placement(
+        graph.problem,
+        importlib.import_module("tensoropt.planners.dpos").place(graph.problem, None, 0).placement,
+    )
+    for limit in (None, 0.55 * alone.memory_bytes):
+        found, seconds = spent(lambda m=limit: place_split(graph, m, 0))
+        row: dict[str, Any] = {"limit_gib": limit and round(limit / 2**30, 3), "seconds": seconds}
+        if isinstance(found, TensorOptError):
+            row["refused"] = str(found)
+        else:
+            split, answer = found
+            step = play_placement(split.problem, answer.placement).time_s
+            row |= {
+                "operators": split.problem.size,
+                "step_s": round(step, 4),
+                "dpos_step_s": round(alone.time_s, 4),
+            }
+            row["notes"] = "; ".join(answer.notes)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+SECTIONS = {"large graphs": large, "OS-DPOS on the Transformer": transformer}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--out", type=Path, help="where the results go")
+    options = parser.parse_args()
+    folder = options.out or (Path("out/planners") if options.quick else FOLDER)
+    folder.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {
+        "date": str(datetime.date.today()),
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_at_start": round(os.getloadavg()[0], 2),
+        },
+    }
+    for name, section in SECTIONS.items():
+        results[name] = section(options.quick)
+        results["machine"]["load_at_end"] = round(os.getloadavg()[0], 2)
+        (folder / "planners.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {folder}/planners.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -441,3 +441,22 @@ def test_distributions_do_not_validate_while_they_are_exported():
     before = torch.distributions.Distribution._validate_args
     capture(Lambda(forward, w=8), (X,))
     assert torch.distributions.Distribution._validate_args is before
+
+
+def test_masks_are_folded_at_the_size_in_which_they_differ() -> None:
+    """A billion equal entries, which nobody could write out here."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            place = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+            mask = (place[:, :, None] >= place[:, None, :]) & (place[:, None, :] >= 0)
+            return (x * self.scale * mask[:, 0, :]).sum()
+
+    with torch.device("meta"):
+        found = capture(Masked(), (torch.empty(65536, 4096),))
+    [mask] = [v for v in found.graph.constants.values() if v.dtype == torch.bool]
+    assert mask.numel() <= 4096

@@ -120,6 +120,8 @@ def test_operator_computes_what_the_standard_says(operator: str) -> None:
     known = cases().get(operator, [])
     if not known:
         pytest.skip(f"the onnx package has no case for {operator} alone")
+    if operator == "QLinearMatMul" and np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("the package computes this case with casts to int8, which wrapped before numpy 2")
     step = max(len(known) // CASES_PER_OPERATOR, 1)
     for case in known[::step][:CASES_PER_OPERATOR]:
         check(case)

@@ -15,7 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit test-oldest dist lint clean bench-fidelity bench-dashboard bench-search
+.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit test-oldest dist lint clean \
+	bench notebooks figures bench-fidelity bench-dashboard bench-search
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -36,6 +37,15 @@ dashboard: $(STAMP) ## the web page: frontiers, plans, exports (DIR=... opens yo
 
 ready-made: $(STAMP) ## make the explorations that ship with the dashboard again
 	$(BIN)/python -m tensoropt_app.ready_made
+
+bench: $(STAMP) ## all benchmarks into tests/benchmarks/results, on an idle machine (ARGS=--quick for a taste)
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+notebooks: $(STAMP) ## run the notebooks and keep what they print
+	$(BIN)/python -m tests.notebooks.execute $(ARGS)
+
+figures: $(STAMP) ## write the figures of README.md anew, from the newest results
+	$(BIN)/python -m tests.docs.figures
 
 bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.fidelity.bench_fidelity $(ARGS)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from tensoropt import __version__
-from tensoropt.cli import main, parser
+from tensoropt.cli import main
 
 MODEL = """
 import torch
@@ -458,16 +456,6 @@ def test_a_fault_of_ours_is_one_sentence_too(
     assert code == 2
     last = err.splitlines()[-1]
     assert last == "tensoropt: error: unexpected RuntimeError: a b; run again with --debug for the traceback"
-
-
-def test_the_commands_of_the_readme_parse() -> None:
-    text = (Path(__file__).resolve().parent.parent / "README.md").read_text()
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    tensoropt ")]
-    lines += [part for part in re.findall(r"`tensoropt ([^`]+)`", text) if "DIR" in part and "[" not in part]
-    assert len(lines) >= 5
-    for line in lines:
-        words = shlex.split(line.removeprefix("tensoropt "), comments=True)
-        assert parser().parse_args(words).verb in words
 
 
 def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,48 @@
+"""Every benchmark, one after the other, each in a process of its own: what ``make bench`` runs.
+
+    python -m tests.benchmarks [--quick] [NAME ...]
+
+What one leaves behind when it fails is said at the end; the others run all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+PROGRAMS = {
+    "demo": "tests.benchmarks.demo.bench_demo",
+    "search": "tests.benchmarks.search.bench_search",
+    "fidelity": "tests.benchmarks.fidelity.bench_fidelity",
+    "step": "tests.benchmarks.execute.bench_step",
+    "figure6": "tests.benchmarks.papers.figure6",
+    "scale": "tests.benchmarks.papers.scale",
+    "placing": "tests.benchmarks.papers.placing",
+}
+"""In this order; each takes --quick. What each shows: tests/benchmarks/README.md."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PROGRAMS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that they work")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in PROGRAMS]:
+        parser.error(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(PROGRAMS)}")
+    failed = []
+    for name in options.names or PROGRAMS:
+        print(f"== {name}", flush=True)
+        begun = time.perf_counter()
+        command = [sys.executable, "-m", PROGRAMS[name], *(["--quick"] if options.quick else [])]
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+        print(f"== {name}: {time.perf_counter() - begun:.0f} s", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Charts with logarithmic axes as SVG, drawn without a plotting library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f", "#b8860b")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, KEY = 300, 240, 62, 40, 44, 150
+Places = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        lines: polylines by name; drawn as stairs with ``stairs``.
+        marks: single points by name.
+        limits: vertical lines by name: a capacity.
+    """
+
+    title: str
+    across: str
+    up: str
+    lines: dict[str, Places] = field(default_factory=dict)
+    marks: dict[str, Places] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    stairs: bool = False
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, with 2 and 5 between them on short axes."""
+    steps = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    found = [s * 10.0**e for e in range(first, last + 1) for s in steps]
+    return [t for t in found if low <= t * 1.0001 and t <= high * 1.0001]
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low / 1.15, high * 1.15) if high > low else (low / 2, high * 2)
+
+
+def figure(charts: Sequence[Chart], columns: int = 2) -> str:
+    """Charts in rows of ``columns``, each with its key at its right."""
+    step_x, step_y = LEFT + WIDTH + KEY, TOP + HEIGHT + BOTTOM
+    rows = -(-len(charts) // columns)
+    body = "".join(
+        f'<g transform="translate({i % columns * step_x},{i // columns * step_y})">{_drawn(c)}</g>'
+        for i, c in enumerate(charts)
+    )
+    size = f'viewBox="0 0 {columns * step_x} {rows * step_y}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11" '
+        f'fill="#1f2933"><rect width="100%" height="100%" fill="white"/>{body}</svg>\n'
+    )
+
+
+def _drawn(chart: Chart) -> str:
+    head = f'<text x="{LEFT}" y="22" font-size="13">{escape(chart.title)}</text>'
+    spots = [p for places in (*chart.lines.values(), *chart.marks.values()) for p in places]
+    spots = [p for p in spots if min(p) > 0]
+    if not spots:
+        return head + f'<text x="{LEFT}" y="60">not in this run</text>'
+    spans = _span([p[0] for p in spots] + list(chart.limits.values())), _span([p[1] for p in spots])
+
+    def x_of(value: float) -> float:
+        low, high = spans[0]
+        return LEFT + math.log(value / low) / math.log(high / low) * WIDTH
+
+    def y_of(value: float) -> float:
+        low, high = spans[1]
+        return TOP + (1 - math.log(value / low) / math.log(high / low)) * HEIGHT
+
+    floor = TOP + HEIGHT
+    parts = [head]
+    for tick in ticks(*spans[0]):
+        x = x_of(tick)
+        parts.append(f'<path d="M{x:.1f} {TOP}V{floor}" stroke="#e4e7eb"/>')
+        parts.append(f'<text x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{tick:g}</text>')
+    for tick in ticks(*spans[1]):
+        y = y_of(tick)
+        parts.append(f'<path d="M{LEFT} {y:.1f}h{WIDTH}" stroke="#e4e7eb"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    middle = LEFT + WIDTH / 2
+    parts.append(f'<text x="{middle}" y="{floor + 32}" text-anchor="middle">{escape(chart.across)}</text>')
+    turned = f'transform="translate(14 {TOP + HEIGHT / 2}) rotate(-90)"'
+    parts.append(f'<text {turned} text-anchor="middle">{escape(chart.up)}</text>')
+    for name, value in chart.limits.items():
+        parts.append(f'<path d="M{x_of(value):.1f} {TOP}V{floor}" stroke="#9aa5b1" stroke-dasharray="4 3"/>')
+        parts.append(
+            f'<text x="{x_of(value) - 4:.1f}" y="{TOP + 12}" text-anchor="end">{escape(name)}</text>'
+        )
+    key = 0
+    for name, places in chart.lines.items():
+        colour = COLOURS[key % len(COLOURS)]
+        placed = [(x_of(x), y_of(y)) for x, y in sorted(places) if min(x, y) > 0]
+        parts.append(
+            f'<path d="{_path(placed, chart.stairs)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        if not chart.stairs:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in placed]
+        parts.append(_key(key, name, f'<path d="M0 0h16" stroke="{colour}" stroke-width="2"/>'))
+        key += 1
+    for name, places in chart.marks.items():
+        colour = COLOURS[key % len(COLOURS)]
+        parts += [f'<circle cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="4" fill="{colour}"/>' for x, y in places]
+        parts.append(_key(key, name, f'<circle cx="8" cy="0" r="4" fill="{colour}"/>'))
+        key += 1
+    return "".join(parts)
+
+
+def _key(number: int, name: str, sign: str) -> str:
+    place = f'transform="translate({LEFT + WIDTH + 8},{TOP + 10 + 16 * number})"'
+    return f'<g {place}>{sign}<text x="20" y="4">{escape(name)}</text></g>'
+
+
+def _path(placed: Places, stairs: bool) -> str:
+    if not placed:
+        return ""
+    path = f"M{placed[0][0]:.1f} {placed[0][1]:.1f}"
+    for x, y in placed[1:]:
+        path += f"H{x:.1f}V{y:.1f}" if stairs else f"L{x:.1f} {y:.1f}"
+    return path

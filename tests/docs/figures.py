@@ -1,0 +1,71 @@
+"""Figures in README.md that come from result files, written and checked.
+
+    python -m tests.docs.figures           # write them anew, from the newest results
+
+``<!--= search/search.json large.0.seconds .2f -->0.25<!--/-->`` is the value at a place of a JSON file in
+tests/benchmarks/results, formatted. A ``*`` in the file's name takes the newest date; a step of the place is
+a key, a number, or ``key=value``, which picks the element of a list. Formats are Python's, or end in
+``GiB``, ``MiB`` or ``ms``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.docs.pages import ROOT
+
+RESULTS = ROOT / "tests" / "benchmarks" / "results"
+MARK = re.compile(r"<!--= (\S+) (\S+) (\S+) -->(.*?)<!--/-->", re.DOTALL)
+UNITS = {"GiB": 2**30, "MiB": 2**20, "ms": 1e-3}
+README = ROOT / "README.md"
+
+
+def newest(name: str) -> Path:
+    """The result file called ``name``; of several, the last by name, which starts with the date.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = sorted(p for p in RESULTS.glob(name) if "quick" not in p.name)
+    if not found:
+        raise FileNotFoundError(f"no result file is called {name}")
+    return found[-1]
+
+
+def lookup(data: Any, place: str) -> Any:
+    """The value at ``a.0.name=x.b``."""
+    for step in place.split("."):
+        if "=" in step:
+            key, value = step.split("=")
+            data = next(element for element in data if str(element[key]) == value)
+        else:
+            data = data[int(step)] if isinstance(data, list) else data[step]
+    return data
+
+
+def shown(value: Any, form: str) -> str:
+    """A value as README shows it; ``.1MiB`` is ``74.7 MiB``, ``.2ms`` likewise."""
+    for unit, size in UNITS.items():
+        if form.endswith(unit):
+            digits = form.removesuffix(unit)
+            return f"{value / size:{digits or '.0'}f} {unit}"
+    text = format(value, form)
+    return text.replace("%", " %")
+
+
+def current(text: str) -> str:
+    """The text with every marked figure as the result files have it."""
+
+    def fresh(match: re.Match[str]) -> str:
+        name, place, form, _ = match.groups()
+        value = lookup(json.loads(newest(name).read_text(encoding="utf-8")), place)
+        return f"<!--= {name} {place} {form} -->{shown(value, form)}<!--/-->"
+
+    return MARK.sub(fresh, text)
+
+
+if __name__ == "__main__":
+    README.write_text(current(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -64,7 +64,7 @@ class TargetCounts:
             if node.name in lowered.parameters:
                 raise PlanError(
                     "the targets of the loss depend on parameters, so they cannot be counted before the "
-                    "micro-batches run; use a plan with 1 micro-batch"
+                    "micro-batches run; use a plan with 1 micro-batch that does not cut the loss"
                 )
             if node not in copies:
                 for needed in node.all_input_nodes:

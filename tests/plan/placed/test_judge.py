@@ -71,6 +71,22 @@ def test_memory_by_hand() -> None:
     assert sum(end.values()) == stored
 
 
+def test_a_stored_parameter_takes_nothing_more_at_home() -> None:
+    tensors = diamond().tensors
+    tied = diamond(tensors=(replace(tensors[0], stored=True), *tensors[1:]))
+    home = Placement.in_order([0, 0, 0, 0], 2)
+    assert play_placement(diamond(), home).memory_bytes - play_placement(tied, home).memory_bytes == 10
+    elsewhere = Placement.in_order([0, 1, 1, 1], 2)
+    assert play_placement(tied, elsewhere).peak_bytes[1] == play_placement(diamond(), elsewhere).peak_bytes[1]
+
+
+def test_the_optimizers_temporaries_are_there_at_its_step() -> None:
+    place = Placement.in_order([0, 0, 0, 0], 2)
+    for size in (70.0, 90.0):  # beside 75 bytes in backward
+        play = play_placement(diamond(update_peak_bytes=np.array([size, 0, 0, 0])), place)
+        assert play.memory_bytes == 400 + max(size, 75)
+
+
 def test_a_tensor_is_sent_once_per_device_and_its_gradients_are_added_there() -> None:
     play = play_placement(diamond(), Placement.in_order([0, 1, 1, 1], 2))
     assert [t for t in play.transfers if t[0] == 0] == [(0, 0, 1, False), (0, 1, 0, True)]

@@ -41,13 +41,8 @@ class Blocks:
         return len(self.members)
 
     def join(self, first: int, second: int) -> bool:
-        """Make one block of two that are joined by an edge; False, and nothing changed, for a cycle.
-
-        Args:
-            first, second: blocks, in either direction of the edge.
-        """
+        """Make one block of two; False, and nothing changed, where that closes a cycle."""
         u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
-        assert v in self.after[u]
         reached = self._reached(u, v)
         if v in reached:
             return False
@@ -86,6 +81,10 @@ class Blocks:
         self.line[start : end + 1] = [*stretch, *[None] * (end + 1 - start - len(stretch))]
         for position, w in enumerate(stretch, start):
             self.rank[w] = position
+
+    def lone(self) -> list[int]:
+        """Blocks without any edge."""
+        return [w for w in self.members if not self.after[w] and not self.before[w]]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The blocks in a topological order, each with its operators ascending."""

@@ -68,7 +68,21 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
             else:
                 left.append(edge)
         edges = left
+    _gather(blocks, may_join, limits.most_groups)
     return contract(problem, blocks.groups())
+
+
+def _gather(blocks: Blocks, may_join: _Room, most_groups: int) -> None:
+    """Join what no edge leads to, which the algorithm never meets: counters of a normalization, for one."""
+    first: int | None = None
+    for block in blocks.lone():
+        if blocks.count <= most_groups:
+            return
+        if first is not None and may_join(first, block) and blocks.join(first, block):
+            may_join.merged(first, block)
+            first = blocks.block[first]
+        else:
+            first = block
 
 
 class _Room:

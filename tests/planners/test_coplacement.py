@@ -71,6 +71,12 @@ def test_an_edge_beside_a_longer_path_waits_until_the_path_is_joined():
     assert len(co_place(diamond(), GroupLimits(most_operators=4, most_groups=1)).groups) == 1
 
 
+def test_operators_without_edges_are_gathered_last():
+    lone = replace(random_problem(0, 30, 2), tensors=())
+    assert len(co_place(lone, GroupLimits(most_operators=30, most_groups=7)).groups) == 7
+    assert len(co_place(lone, GroupLimits(most_operators=5, most_groups=1)).groups) == 6
+
+
 def test_operators_pinned_apart_are_never_joined():
     problem = replace(random_problem(0, 20, 2), pinned=tuple((o, (o % 2,)) for o in range(20)))
     found = co_place(problem, GroupLimits(most_operators=20, most_groups=1))

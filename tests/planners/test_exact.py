@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.placed import DeviceSet, Placement, PlacementProblem, play_placement
+from tensoropt.plan.placed import DeviceSet, PlacedTensor, Placement, PlacementProblem, play_placement
 from tensoropt.planners import UnsuitableError, netsplit, pesto
 from tensoropt.planners import exact as exact_module
 from tensoropt.planners import solver as solver_module
@@ -221,9 +221,11 @@ def test_pestos_program_balances_memory():
 def test_pesto_refuses_what_it_cannot_treat():
     with pytest.raises(UnsuitableError, match="places on 2 devices; this cluster has 3"):
         pesto.place(random_problem(0, 6, 3), None, 0)
-    unconnected = replace(random_problem(0, 250, 2), tensors=())
+    tensors = tuple(PlacedTensor(name=f"t{o}", bytes=1, producer=o, readers=(o + 1,)) for o in range(249))
+    apart = tuple((o, (o % 2,)) for o in range(250))
+    zigzag = replace(random_problem(0, 250, 2), tensors=tensors, pinned=apart)
     with pytest.raises(UnsuitableError, match="can only be contracted to 250 blocks; the program takes 200"):
-        pesto.place(unconnected, None, 0)
+        pesto.place(zigzag, None, 0)
 
 
 def test_an_impossible_limit_is_refused():

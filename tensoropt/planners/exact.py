@@ -331,7 +331,9 @@ class _Notes:
         if inside:
             return text
         outcome = self.proof.last
-        if outcome is None or not math.isfinite(outcome.time_s):
+        if outcome is None:
+            return f"{text}; no schedule of the blocks in one go each is faster, so no program was solved"
+        if not math.isfinite(outcome.time_s):
             return text
         own = max(0.0, 1 - self.proof.bound_s / outcome.time_s)
         return f"{text}; the program's own gap, over its blocks and rules, is {own:.2%}"

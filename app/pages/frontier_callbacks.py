@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
@@ -120,7 +121,7 @@ def _from_url(context: Context, search: Any) -> View:
     view = View.from_query(str(search or ""))
     if not view.exploration:
         first = next(iter(context.library.entries()), None)
-        view = state.open_exploration(view, first.key) if first else view
+        view = replace(view, exploration=first.key) if first else view
     return _opened(context, view)
 
 

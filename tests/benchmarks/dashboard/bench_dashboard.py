@@ -42,7 +42,7 @@ WATCH = """() => {
     const since = performance.now(), before = [ring(), title()];
     const look = () => {
       if (ring() !== before[0] && title() !== before[1]) window.answers.push(performance.now() - since);
-      else if (performance.now() - since < 20000) requestAnimationFrame(look);
+      else if (performance.now() - since < 100000) requestAnimationFrame(look);
     };
     requestAnimationFrame(look);
   }, true);
@@ -63,7 +63,7 @@ def measure(points: int, moves: int) -> dict[str, Any]:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             begun = time.perf_counter()
-            page.goto(f"http://127.0.0.1:{server.server_port}/frontier?budget=60GiB")
+            page.goto(f"http://127.0.0.1:{server.server_port}/frontier?x=opened-long&budget=60GiB")
             page.wait_for_selector("#points .ag-row-selected", timeout=120_000)
             page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data?.length === 10")
             opened_s = time.perf_counter() - begun
@@ -82,7 +82,7 @@ def answers(page: Any, place: str, moves: int) -> list[float]:
     page.evaluate("window.answers = []")
     for number in range(moves + WARM_UP):
         page.keyboard.press("ArrowLeft")
-        page.wait_for_function("n => window.answers.length === n", arg=number + 1, timeout=30_000)
+        page.wait_for_function("n => window.answers.length === n", arg=number + 1, timeout=60_000)
     return [ms / 1e3 for ms in page.evaluate("window.answers")[WARM_UP:]]
 
 

@@ -140,16 +140,19 @@ def dim_sum(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
+_ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable": 2}
+"""Position of the dim among the arguments."""
+
+
 @rule(
     "aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
     "aten.argmin.default", "aten.any.dim", "aten.all.dim", "aten.logsumexp.default", "aten.prod.dim_int",
-    "aten.topk.default", "aten.sort.default",
+    "aten.topk.default", "aten.sort.default", "aten.sort.stable",
 )  # fmt: skip
 def dim_reduction(b: Builder) -> None:
-    if b.op.target in ("aten.topk.default", "aten.sort.default"):
-        index = 2 if "topk" in b.op.target else 1
+    if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
-        dim = b.arg(index, "dim", -1) % len(shape)
+        dim = b.arg(_ORDERING[b.op.target], "dim", -1) % len(shape)
         labels: list[Label] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
         b.read(b.arg(0), labels)
         for i in range(len(b.op.outputs)):

@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dashboard ready-made screenshots test test-all test-nojit test-oldest dist lint clean \
+.PHONY: help install demo dashboard ready-made zoo-figures screenshots test test-all test-nojit test-oldest dist lint clean \
 	bench notebooks figures bench-fidelity bench-dashboard bench-search
 
 help: ## show the targets
@@ -49,6 +49,9 @@ figures: $(STAMP) ## write the figures of README.md anew, from the newest result
 
 bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks.fidelity.bench_fidelity $(ARGS)
+
+zoo-figures: $(STAMP) ## count what `tensoropt list models` shows again (NAMES="gpt2 vgg16" for some)
+	$(BIN)/python -m tensoropt.plan.census $(NAMES)
 
 screenshots: $(STAMP) ## pictures of every page for the README (needs Chromium)
 	$(BIN)/python -m tensoropt_app.screenshots

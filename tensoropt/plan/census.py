@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 from networkx.algorithms.approximation import treewidth_min_fill_in
@@ -30,9 +31,13 @@ from tensoropt.sharding.local import resolve_function
 from tensoropt.zoo.figures import FILE, Figures
 
 
-def count(name: str) -> Figures:
-    """The figures of a model of the zoo at its own batch; nothing of its size is allocated."""
-    built = zoo.build(name, device="meta")
+def count(name: str, **settings: Any) -> Figures:
+    """The figures of a model of the zoo at its own batch; nothing of its size is allocated.
+
+    Args:
+        settings: of the model's builder, such as ``image=128``.
+    """
+    built = zoo.build(name, device="meta", **settings)
     problem = prepare(capture(built.model, built.args, built.kwargs))
     known: dict[str, Facts] = {}
 

@@ -24,6 +24,7 @@ UNSPLIT = {
     "aten.div.Tensor",
     "aten.sort.default",  # one dim, sorted
     "aten.cumsum.default",
+    "aten.index_put.default",  # Mixtral turns a permutation around: any element may go anywhere
 }
 
 

@@ -15,6 +15,7 @@ from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import workload
 from tensoropt.plan.judge import Judged, judge, judge_strategy
 from tensoropt.plan.overlap import BLOCKING, Overlap, link_levels, overlap_of
+from tensoropt.plan.schedule import DEVICE, schedule_of
 from tensoropt.plan.simulate import simulate
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
@@ -157,6 +158,8 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
         assert beside.compute_s[0] <= beside.total_s[0] <= judged.played.total_s[0] * (1 + 1e-12)
         assert judged.played.sources.sum() == pytest.approx(judged.played.total_s[0])
         assert simulate(strategy, facts, "sgd").peak.total == judged.played.memory.sum()
+        timeline, _ = schedule_of(judged.play)
+        assert sum(timeline.peak(DEVICE)[1].values()) == pytest.approx(judged.played.memory.sum())
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -1,0 +1,111 @@
+"""Verbs on this machine: ``profiles``, ``measure-links``, ``dashboard``, ``demo``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tensoropt.console import Progress
+from tensoropt.errors import TensorOptError
+from tensoropt.verbs.answer import Answer
+from tensoropt.verbs.question import writable_folder
+
+
+def profiles(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.costs.roofline import fit_errors
+    from tensoropt.costs.store import KINDS, ProfileStore
+    from tensoropt.plan.table import fit_lines
+
+    with ProfileStore() as store:
+        lines, data = [], {"path": str(store.path)}
+        if options.export:
+            lines.append(f"{store.export_file(options.export)} records written to {options.export}")
+        if options.import_:
+            lines.append(f"{store.import_file(options.import_)} records added from {options.import_}")
+        counts = {kind: store.count(kind) for kind in KINDS}
+        fits = fit_errors(store.items("compute"))
+    lines.append(f"{store.path}: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    for (device, mode), errors in fits.items():
+        lines += [f"{device}, {mode}:", *fit_lines(errors)]
+    fit = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in fits.items()]
+    return data | {"records": counts, "fit": fit}, "\n".join(lines), 0
+
+
+def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.cluster import load_cluster
+
+    cluster = load_cluster(options.cluster)
+    from tensoropt import api
+    from tensoropt.costs.links import measure_links as measure
+    from tensoropt.costs.pool import RankPool
+    from tensoropt.costs.source import is_local
+    from tensoropt.costs.store import ProfileStore
+
+    if not is_local(cluster):
+        raise TensorOptError(
+            f"{cluster.name} is not this machine's CPU ranks, so its links cannot be timed here; use local:N"
+        )
+    meshes = cluster.meshes(api.MAX_AXES)
+    if cluster.device_count < 2:
+        raise TensorOptError("a single device has no links; give at least local:2")
+    data, texts = [], []
+    with ProfileStore() as store, RankPool(cluster.device_count) as pool:
+        for mesh in meshes:
+            fits = measure(
+                cluster,
+                mesh,
+                pool,
+                store,
+                functional=False,
+                refresh=options.refresh,
+                progress=partial(progress, f"links {mesh.label}"),
+            )
+            data.append(links_data(mesh.label, fits))
+            texts.append(f"mesh {mesh.label}\n{fits.table()}")
+    return {"cluster": cluster.name, "meshes": data}, "\n\n".join(texts), 0
+
+
+def links_data(mesh: str, fits: Any) -> dict[str, Any]:
+    """The fits of one mesh as plain data."""
+    return {
+        "mesh": mesh,
+        "collectives": [
+            {"kind": kind, "axes": list(axes), "groups": [fit.to_dict() for fit in group]}
+            for (kind, axes), group in fits.collectives.items()
+        ],
+        "pairs": [{"between": list(pair), **fit.to_dict()} for pair, fit in fits.pairs.items()],
+        "failed": dict(fits.failed),
+    }
+
+
+def dashboard(options: argparse.Namespace, progress: Progress) -> Answer:
+    """Serve until interrupted. The dashboard lies above this package, so it is found by its name."""
+    try:
+        app = importlib.import_module("tensoropt_app")
+        serve = app.serve
+    except ModuleNotFoundError as error:
+        raise TensorOptError(
+            f"the dashboard needs '{error.name}', which is not installed; pip install 'tensoropt[app]'"
+        ) from error
+    address = serve(
+        Path(options.dir) if options.dir else None, host=options.host, port=options.port, say=progress.note
+    )
+    return {"address": address}, "", 0
+
+
+def demo(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.demo import run_demo
+
+    if options.steps < 1:
+        raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
+    folder = writable_folder(options.out)
+
+    def say(text: str) -> None:
+        progress.close()
+        if not options.json:
+            print(text, flush=True)
+
+    return run_demo(options.model, options.cluster, folder, steps=options.steps, progress=progress, say=say)

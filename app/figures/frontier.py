@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,7 @@ def _dotted(
 def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Json:
     rows = np.flatnonzero(kept & ~data.on_frontier)
     names = list(dict.fromkeys(name for name in data.planner if name != FRONTIER))
+    labels = _mark_labels(data, rows)
     return {
         "type": "scatter",
         "mode": "markers+text",
@@ -130,8 +132,8 @@ def _planner_marks(data: FrontierData, kept: np.ndarray, colours: Palette) -> Js
             "size": 11,
             "line": {"color": colours.ink, "width": 2},
         },
-        "text": _mark_labels(data, rows),
-        "textposition": _beside_marks(data, rows),
+        "text": labels,
+        "textposition": _beside_marks(data, rows, labels),
         "textfont": {"color": colours.ink, "size": 12},
         "customdata": [
             [int(i), data.mesh[i], int(data.micro[i]), planner_title(data.planner[i])] for i in rows
@@ -165,10 +167,16 @@ def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
     return found
 
 
-def _beside_marks(data: FrontierData, rows: np.ndarray) -> list[str]:
-    """Names of marks in the right half stand to the left, where there is room."""
+def _beside_marks(data: FrontierData, rows: np.ndarray, labels: Sequence[str]) -> list[str]:
+    """Where names of marks stand: to the left in the right half, where there is room; of two neighbours the
+    second below its mark."""
     middle = (data.memory.min() + data.memory.max()) / 2
-    return ["top left" if data.memory[i] > middle else "top right" for i in rows]
+    named = [at for at in np.argsort(data.memory[rows], kind="stable") if labels[at]]
+    below = set(named[1::2])
+    return [
+        f"{'bottom' if at in below else 'top'} {'left' if data.memory[i] > middle else 'right'}"
+        for at, i in enumerate(rows)
+    ]
 
 
 def selection_traces(data: FrontierData, view: View, colours: Palette) -> list[Json]:

@@ -5,7 +5,7 @@ EuroSys 2019, section 5: the devices are divided step by step (by two where thei
 each step splits every operator and every tensor once, by the dynamic program that needs the least
 communication for it (section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do
 not grow). Here a step is a mesh axis, outermost first. An operator or parameter that cannot be split on an
-axis stays whole there and is named in the plan's notes.
+axis stays whole there; the plan's notes say so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
 from tensoropt.planners.registry import UnsuitableError
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
+MOST_NAMED = 6
+"""Of the operators left whole."""
 
 
 class _Recursion:
@@ -43,7 +45,9 @@ class _Recursion:
             chosen = {name: labels[choice[name]][: axis + 1] for name, labels in self.labels.items()}
         options = {v.name: self._leanest(v, choice[v.name]) for v in self.tables.variables}
         left = sorted(name for name, labels in chosen.items() if set(labels) & WHOLE)
-        notes = (f"not split on every axis: {', '.join(left)}",) if left else ()
+        more = f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else ""
+        shown = ", ".join(left[:MOST_NAMED]) + more
+        notes = (f"not split on every axis: {shown}",) if left else ()
         return choice, options, notes
 
     def _allowed(self, variable: Variable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:

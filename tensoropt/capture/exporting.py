@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -56,11 +57,16 @@ def _export(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """No warnings, and nothing of the graph so far, which PyTorch prints when it refuses a model."""
-    shown = io.StringIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with contextlib.redirect_stderr(shown):
-            yield
+    shown, logger = io.StringIO(), logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stderr(shown):
+                yield
+    finally:
+        logger.setLevel(level)
     sys.stderr.write(shown.getvalue())
 
 

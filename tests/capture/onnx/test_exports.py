@@ -134,7 +134,8 @@ class Detector(nn.Module):
         centre = (centre.sigmoid() * 2 - 0.5 + torch.stack([x, y], -1).float()) * 4
         size = (size.sigmoid() * 2) ** 2 * self.anchors
         boxes = torch.cat([centre, size], 4).reshape(count, -1, 4)
-        best, index = scores.sigmoid().amax(4).reshape(count, -1).topk(20, 1)
+        # Far from saturation: ONNX keeps the order of equal elements, PyTorch's topk does not.
+        best, index = (scores / 64).sigmoid().amax(4).reshape(count, -1).topk(20, 1)
         chosen = torch.gather(boxes, 1, index.unsqueeze(-1).expand(-1, -1, 4))
         return torch.cat([chosen, best.unsqueeze(-1)], -1)
 

@@ -121,13 +121,19 @@ def main() -> None:
             print(f"{name} ...", file=sys.stderr, flush=True)
             results.append(measure(name, options.cluster, plans, steps, store))
             print(line(results[-1]), file=sys.stderr, flush=True)
+            text = save(results, options)  # after every model: a run that is interrupted keeps what it has
+    print(text)
+
+
+def save(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
+    """Write what is known by now; gives it as text."""
     data = {
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "cluster": options.cluster,
         "quick": options.quick,
         "optimizer": OPTIMIZER,
-        "results": results,
+        "results": list(results),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / f"{data['date']}-fidelity{'-quick' if options.quick else ''}"
@@ -135,7 +141,7 @@ def main() -> None:
     stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     stem.with_suffix(".svg").write_text(picture(data), encoding="utf-8")
-    print(text)
+    return text
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from tensoropt.plan import load_plan
 
 def form(page: Any, model: str = "mlp", **fields: str) -> None:
     page.wait_for_selector("#start")
-    page.wait_for_function("document.querySelector('#kind').value === 'H100-80GB'")  # the preset is filled in
+    # The preset is filled in.
+    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
     page.fill("#model", model)
     page.get_by_role("option", name=model, exact=True).click()
     for control, value in fields.items():
@@ -118,7 +119,7 @@ def small_onnx(path: Path) -> None:
 def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     small_onnx(tmp_path / "small.onnx")
     page = opened(site.url("explore"))
-    page.wait_for_function("document.querySelector('#kind').value === 'H100-80GB'")
+    page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
     assert not page.is_visible("#dims")
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
     page.wait_for_selector("text=small.onnx is here")
@@ -129,7 +130,7 @@ def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp
     page.click("#start")
     page.click(".job:has-text('small.onnx') >> text=open the frontier", timeout=240_000)
     wanted = "small.onnx on 2 x H100-80GB"
-    page.wait_for_function("title => document.querySelector('#exploration').value === title", arg=wanted)
+    page.wait_for_function("title => document.querySelector('#exploration')?.value === title", arg=wanted)
     page.click("#nav-export")
     page.wait_for_selector("#command-0:has-text('--dim batch=8')")
     page.wait_for_selector(".files a:text-is('cluster.json')")
@@ -146,7 +147,7 @@ def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]
     page.click("#beside-start")
     page.click("text=open the frontier with its marks", timeout=240_000)
     page.wait_for_selector("#planner-table td:has-text('Megatron')")
-    page.wait_for_function("document.querySelector('#graph .js-plotly-plot').data[6].x.length > 0")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[6].x.length > 0")
 
 
 @pytest.fixture

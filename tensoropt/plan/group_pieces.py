@@ -200,7 +200,7 @@ class GroupPieces(PieceMaker):
             step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
         waiting = (
             Effect(FIRST_ARRIVED, later=True, transient=size),
-            Effect(ARRIVED, transient=-size),
+            Effect(ARRIVED, transient=-size, spot=size),
         )
         effects = (
             *(waiting if shared else ()),

@@ -46,8 +46,8 @@ _CLASSES = {
     "recurrent": ("lstm", "gru", "rnn_tanh", "rnn_relu"),
     "norm": ("layer_norm", "batch_norm", "group_norm", "rms_norm", "_native_batch_norm_legit_functional",
              "softmax", "_softmax", "log_softmax"),
-    "lookup": ("embedding", "vocabulary_embedding", "gather", "index", "index_select", "scatter",
-               "index_put"),
+    "lookup": ("embedding", "vocabulary_embedding", "embedding_bag", "gather", "index", "index_select",
+               "scatter", "index_put"),
     "loss": ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd", "mse_loss"),
     "pooling": ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d_with_indices"),
 }  # fmt: skip

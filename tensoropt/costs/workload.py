@@ -128,6 +128,8 @@ def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[st
     kind = call.function.split(".")[1]
     if kind in ("embedding", "vocabulary_embedding"):
         return {refs[1]: specs[refs[0]].shape[0]}
+    if kind == "embedding_bag":
+        return {refs[1]: specs[refs[0]].shape[0], refs[2]: 1}  # offsets must rise; those of one bag do
     if kind in ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd"):
         return {refs[1]: specs[refs[0]].shape[:2][-1]}  # classes are dim 1, or all there is
     if kind in ("gather", "index_select"):

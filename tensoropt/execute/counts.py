@@ -1,8 +1,8 @@
 """Counts of mean losses, taken before the first micro-batch runs.
 
-A mean loss divides by the number of targets of the *whole* batch that are not ignored, which no single
-micro-batch knows. Every rank has the whole inputs, so the part of the graph that makes the targets is run
-unsplit, without communication.
+A mean loss divides by the number of targets of the *whole* batch that are not ignored (or by the sum of their
+weights), which no single micro-batch knows. Every rank has the whole inputs, so the part of the graph that
+makes the targets is run unsplit, without communication.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.loss_kernels import target_mass
 from tensoropt.sharding.strategy import Strategy
 
 COUNTED = frozenset({"aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss.default"})
@@ -72,7 +73,8 @@ class TargetCounts:
                 copies[node] = kept.node_copy(node, lambda n: copies[n])
             return copies[node]
 
-        kept.output(tuple(copy(losses[op.name].args[1]) for op in self.losses))
+        given = [(losses[op.name].args[1], weight_of(losses[op.name])) for op in self.losses]
+        kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in given))
         self.parameters = len(lowered.parameters)
         return torch.fx.GraphModule(module, kept)
 
@@ -80,18 +82,23 @@ class TargetCounts:
     def count(
         self, inputs: Sequence[torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Per loss how many targets of the batch count."""
+        """Per loss how many targets of the batch count, or what they weigh together."""
         if self.module is None:
             return {}
-        targets = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
+        found = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
         return {
-            op.name: (target != ignore_index(op)).sum()
-            for op, target in zip(self.losses, targets, strict=True)
+            op.name: target_mass(target, weight, ignore_index(op))
+            for op, (target, weight) in zip(self.losses, found, strict=True)
         }
 
 
 def _is_mean(op: Operator) -> bool:
     return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
+
+
+def weight_of(call: torch.fx.Node) -> Any:
+    """The classes' weights of a cross entropy or negative log likelihood; None without."""
+    return call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
 
 
 def ignore_index(op: Operator) -> Any:

@@ -208,7 +208,10 @@ def attention_with_dropout(
     return weights @ v
 
 
-# -- lookups and losses ---------------------------------------------------------------------------
+# -- lookups -------------------------------------------------------------------------------------
+
+
+_MEAN_OF_BAG = 1
 
 
 def vocabulary_embedding(
@@ -236,98 +239,59 @@ def vocabulary_embedding(
     return rows * inside.unsqueeze(-1)
 
 
-class _SplitCrossEntropy(torch.autograd.Function):
-    """Summed cross entropy of logits whose classes are split over ``axes``.
-
-    Three reductions of one value per row: the maximum; the sum of exponentials and the target's
-    logit together. Backward needs none: ``softmax - one_hot``.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: torch.Tensor,
-        target: torch.Tensor,
-        context: ShardContext,
-        axes: tuple[int, ...],
-        step: int,
-        ignore_index: int,
-    ) -> torch.Tensor:
-        top = context.all_reduce(logits.amax(1), axes, "max")
-        weights = (logits - top.unsqueeze(1)).exp_()
-        local = target - context.coordinate(axes) * step
-        inside = (local >= 0) & (local < logits.shape[1])
-        position = local.clamp(0, logits.shape[1] - 1).unsqueeze(1)
-        picked = logits.gather(1, position).squeeze(1) * inside
-        both = context.all_reduce(torch.stack([weights.sum(1), picked]), axes)
-        valid = target != ignore_index
-        losses = (both[0].log() + top - both[1]) * valid
-        ctx.save_for_backward(weights.div_(both[0].unsqueeze(1)), position, inside, valid)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        softmax, position, inside, valid = ctx.saved_tensors
-        result = softmax.scatter_add(1, position, -inside.to(softmax.dtype).unsqueeze(1))
-        return result * (grad * valid).unsqueeze(1), None, None, None, None, None
-
-
-def cross_entropy(
+def embedding_bag(
     context: ShardContext,
     name: str,
-    row_axes: tuple[int, ...],
-    class_axes: tuple[int, ...],
+    axes: tuple[int, ...],
     step: int,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    weight: None = None,
-    reduction: int = 1,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """Cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
+    weight: torch.Tensor,
+    index: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    factors: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """``aten.embedding_bag`` of a shard: some bags (``offsets`` are those of the whole batch), or the
+    vocabulary split over ``axes`` (sums and means are then partial sums).
 
-    A mean divides by the count of targets that are not ignored *in the whole batch* (a local mean
-    would be wrong: gradients 10 % off), so the shards' results add up to the mean.
+    Args:
+        axes, step: the shard holds the rows from ``coordinate(axes) * step`` on.
+        factors: per item what its row is multiplied with.
     """
-    names = ("none", "mean", "sum")
-    if class_axes:
-        losses = _SplitCrossEntropy.apply(logits, target, context, class_axes, step, ignore_index)
-        summed = losses if names[reduction] == "none" else losses.sum()
-    else:
-        kind = "none" if names[reduction] == "none" else "sum"
-        summed = F.cross_entropy(
-            logits, target, ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
+    bag = torch.ops.aten.embedding_bag.padding_idx
+    offsets = offsets - offsets[0]
+    if not axes:
+        options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
+        return bag(weight, index, offsets, *options)
+    local = index - context.coordinate(axes) * step
+    counted = torch.ones_like(index, dtype=weight.dtype)
+    if padding_idx is not None and padding_idx >= 0:
+        counted = (index != padding_idx).to(weight.dtype)
+    inside = counted * ((local >= 0) & (local < weight.shape[0]))
+    rows = local.clamp(0, max(weight.shape[0] - 1, 0))
+    inside = inside if factors is None else inside * factors
+    total, *others = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
+    if mode == _MEAN_OF_BAG:
+        ones = counted.new_ones(1, 1)
+        sizes = bag(
+            ones, torch.zeros_like(index), offsets, False, 0, False, counted, include_last_offset, None
         )
-    if names[reduction] != "mean":
-        return summed
-    return summed / valid_count(context, name, row_axes, target, ignore_index).to(summed.dtype)
+        total = total / sizes[0].clamp(min=1)
+    return total, *others
 
 
-def valid_count(
-    context: ShardContext, name: str, row_axes: tuple[int, ...], target: torch.Tensor, ignore_index: int
+def index_relative(
+    context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
-    """How many targets of the whole batch count."""
-    count = (target != ignore_index).sum()
-    return context.total(name, count, row_axes) if row_axes else count
+    """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
+    local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
+    return torch.ops.aten.index.Tensor(x, local)
 
 
-def nll_loss(
-    context: ShardContext,
-    name: str,
-    row_axes: tuple[int, ...],
-    inputs: torch.Tensor,
-    target: torch.Tensor,
-    weight: None = None,
-    reduction: int = 1,
-    ignore_index: int = -100,
-) -> torch.Tensor:
-    """Negative log likelihood of a shard of the rows, with the whole batch's count for a mean."""
-    kind = "none" if reduction == 0 else "sum"
-    summed = F.nll_loss(inputs, target, ignore_index=ignore_index, reduction=kind)
-    if reduction != 1:
-        return summed
-    return summed / valid_count(context, name, row_axes, target, ignore_index).to(summed.dtype)
+# -- means ---------------------------------------------------------------------------------------
 
 
 def mean_as_sum(
@@ -347,14 +311,6 @@ def divided(
     if isinstance(result, torch.Tensor):
         return result / parts[0]
     return tuple(value / count if count > 1 else value for value, count in zip(result, parts, strict=True))
-
-
-def index_relative(
-    context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
-) -> torch.Tensor:
-    """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
-    local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
-    return torch.ops.aten.index.Tensor(x, local)
 
 
 # -- batch norm -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tensoropt.graph import Operator, TorchLiteral, map_refs
-from tensoropt.sharding import expert_kernels, kernels
+from tensoropt.sharding import expert_kernels, kernels, loss_kernels
 from tensoropt.sharding.atom_graph import AtomGraph, canonical
 from tensoropt.sharding.index_space import IndexSpace, Operand, operand_placement
 from tensoropt.sharding.placement import Layout, local_shape
@@ -25,7 +25,7 @@ MICRO_AXIS = 0
 """Axis 0 of every mesh here is the micro-batch loop: a split in time, without communication."""
 
 
-_KERNELS = {"kernels": kernels, "expert_kernels": expert_kernels}
+_KERNELS = {"kernels": kernels, "loss_kernels": loss_kernels, "expert_kernels": expert_kernels}
 
 
 @dataclass(frozen=True, slots=True)

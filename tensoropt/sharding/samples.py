@@ -71,8 +71,10 @@ def _index_limits(op: Operator, graph: OperatorGraph) -> Iterator[tuple[str, tup
         return graph.tensors[value.name].shape
 
     packet, args = op.target.split(".")[1], op.args
-    if packet == "embedding":
+    if packet in ("embedding", "embedding_bag"):
         yield args[1].name, (0, shape(args[0])[0])
+        if packet == "embedding_bag":
+            yield args[2].name, (0, 1)  # offsets must rise; those of one bag do
     elif packet in _ALONG_A_DIM:
         size = shape(args[0])
         yield args[2].name, (0, size[args[1] % len(size)] if size else 1)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker
 from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
-from tensoropt.sharding import kernels
+from tensoropt.sharding import kernels, loss_kernels
 from tensoropt.sharding.resharding import edge_steps, forward_placements, gradient_placements
 
 
@@ -27,7 +27,7 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
     (gradient,) = torch.autograd.grad(want, logits)
     step = -(-11 // world)
     local = logits.detach()[:, rank * step : (rank + 1) * step].requires_grad_()
-    got = kernels.cross_entropy(runtime, "x", (), (1,), step, local, target)
+    got = loss_kernels.cross_entropy(runtime, "x", (), (1,), step, 11, local, target)
     (shard,) = torch.autograd.grad(got, local)
     found = {
         "classes": float((got - want).abs()),
@@ -35,7 +35,8 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
     }
     rows = 12 // world
     local = logits.detach()[rank * rows : (rank + 1) * rows].requires_grad_()
-    part = kernels.cross_entropy(runtime, "x", (1,), (), 11, local, target[rank * rows : (rank + 1) * rows])
+    own = target[rank * rows : (rank + 1) * rows]
+    part = loss_kernels.cross_entropy(runtime, "x", (1,), (), 11, 11, local, own)
     (shard,) = torch.autograd.grad(part, local)
     found["rows"] = float((runtime.all_reduce(part.detach(), (1,)) - want).abs())
     found["rows gradient"] = float((shard - gradient[rank * rows : (rank + 1) * rows]).abs().max())

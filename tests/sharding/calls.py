@@ -157,6 +157,23 @@ call("index-select", lambda m, x, i: (x * m.w).index_select(0, i), X, ROWS, w=(8
 call("index", lambda m, x, i: (x * m.w)[:, i], CUBE, ROWS, w=(8,))
 call("take-along", lambda m, x, i: torch.take_along_dim(x * m.w, i % 8, 1), X, INDEX, w=(8,))
 call("embedding-bag", lambda m, i: F.embedding_bag(i, m.w), INDEX, w=(12, 16))
+call("embedding-bag-sum", lambda m, i: F.embedding_bag(i, m.w, mode="sum"), INDEX, w=(12, 16))
+call("embedding-bag-max", lambda m, i: F.embedding_bag(i, m.w, mode="max"), INDEX, w=(12, 16))
+call(
+    "embedding-bag-factors",
+    lambda m, i: F.embedding_bag(i, m.w, mode="sum", per_sample_weights=m.f),
+    INDEX,
+    w=(12, 16),
+    f=(4, 8),
+)
+call("embedding-bag-padding", lambda m, i: F.embedding_bag(i, m.w, padding_idx=2), INDEX, w=(12, 16))
+call(
+    "embedding-bag-unequal",
+    lambda m, i, o: F.embedding_bag(i.view(-1), m.w, o.cumsum(0) - o),
+    INDEX,
+    torch.tensor([3, 5, 1, 6]),
+    w=(12, 16),
+)
 # element-wise
 call("prelu", lambda m, x: F.prelu(x, m.w), IMAGE, w=(8,))
 call("prelu-one", lambda m, x: F.prelu(x, m.w), IMAGE, w=(1,))
@@ -185,7 +202,30 @@ loss("cross-entropy-sum", lambda x, t: F.cross_entropy(x, t, reduction="sum"), C
 loss("cross-entropy-smooth", lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), CLASSES)
 loss("cross-entropy-weighted", lambda x, t, w: F.cross_entropy(x, t, w), CLASSES, torch.rand(8))
 loss("cross-entropy-soft", F.cross_entropy, TARGET)
+loss("cross-entropy-soft-weighted", lambda x, t, w: F.cross_entropy(x, t, w), TARGET, torch.rand(8))
+for reduction in ("sum", "none"):
+    loss(
+        f"cross-entropy-weighted-{reduction}",
+        lambda x, t, w, r=reduction: F.cross_entropy(x, t, w, reduction=r).square().sum(),
+        CLASSES,
+        torch.rand(8),
+    )
+loss(
+    "cross-entropy-weighted-smooth",
+    lambda x, t, w: F.cross_entropy(x, t, w, label_smoothing=0.1, ignore_index=1),
+    CLASSES,
+    torch.rand(8),
+)
+call(
+    "cross-entropy-image",
+    lambda m, x, t, w: F.cross_entropy(x * m.w, t, w, label_smoothing=0.1).view(1),
+    IMAGE[:, :, :4, :6],
+    torch.randint(0, 8, (4, 4, 6)),
+    torch.rand(8),
+    w=(6,),
+)
 loss("nll", lambda x, t: F.nll_loss(x.log_softmax(-1), t), CLASSES)
+loss("nll-weighted", lambda x, t, w: F.nll_loss(x.log_softmax(-1), t, w), CLASSES, torch.rand(8))
 loss("mse", F.mse_loss, TARGET)
 loss("huber", F.huber_loss, TARGET)
 loss("bce", F.binary_cross_entropy_with_logits, TARGET)

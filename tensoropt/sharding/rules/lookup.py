@@ -19,14 +19,52 @@ def embedding(b: Builder) -> None:
     b.write([*rows, h])
 
 
+@rule("aten.embedding_bag.padding_idx")
+def embedding_bag(b: Builder) -> None:
+    """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
+
+    The vocabulary is a contracted loop except of maxima. Bags split where constant offsets say that all are
+    equally long: where a bag lies among the items must not depend on values.
+    """
+    w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
+    by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)
+    if any(name in b.graph.consumers or name in b.graph.outputs for name in b.op.outputs[1:]):
+        raise Opaque(b.op.name)  # positions within the whole batch
+    vocabulary, hidden = b.tensor(w).shape
+    bags, items = b.output().shape[0], b.tensor(index).shape[0]
+    alike = not last and _count_by(b, offsets, items // max(bags, 1)) and items % max(bags, 1) == 0
+    bag = b.loop("bag", bags, splittable=alike and not by_frequency)
+    item = b.loop("item", items // max(bags, 1), splittable=False)
+    contracted = mode != _MAXIMUM and not by_frequency
+    v = b.loop("vocabulary", vocabulary, splittable=contracted, uneven=True)
+    h = b.loop("hidden", hidden)
+    b.read(w, [v if contracted else None, h])
+    b.read(index, [(bag, item) if alike else None])
+    b.read(offsets, [bag if alike else None])
+    b.read(factors, [(bag, item) if alike else None])
+    b.write([bag if alike else None, h])
+
+
+_MAXIMUM = 2
+
+
+def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
+    """Whether offsets are known, and those of bags of this length."""
+    value = b.graph.constants.get(offsets.name)
+    if value is None or value.is_meta:
+        return False
+    (size,) = b.tensor(offsets).shape
+    return bool(value.expand(size).tolist() == [i * length for i in range(size)])
+
+
 @rule("aten.cross_entropy_loss.default")
 def cross_entropy(b: Builder) -> None:
-    """Rows are summed (with the true count for a mean); the classes may be split (``local`` does it)."""
+    """Rows are summed (over the true mass for a mean); the classes may be split (``local`` does it)."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
-    reduction, smoothing = b.arg(3, "reduction", 1), b.arg(5, "label_smoothing", 0.0)
+    reduction = b.arg(3, "reduction", 1)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
-    if len(shape) == 1 or (weight is not None and reduction == 1):
-        raise Opaque(b.op.name)  # a weighted mean divides by the weights of the targets it meets
+    if len(shape) == 1 or (weight is not None and b.tensor(weight).requires_grad):
+        raise Opaque(b.op.name)
     rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
     if shape == labels_shape:
         # Targets are chances: a row needs all of its classes.
@@ -34,8 +72,7 @@ def cross_entropy(b: Builder) -> None:
         b.read(target, [rows[0], None, *rows[1:]])
         b.write([] if reduction else rows)
         return
-    alone = len(shape) == 2 and not smoothing and weight is None
-    classes = b.loop("classes", shape[1], uneven=True, splittable=alone)
+    classes = b.loop("classes", shape[1], uneven=True)
     b.read(logits, [rows[0], classes, *rows[1:]])
     b.read(target, rows)
     b.write([] if reduction else rows, synced=[classes])
@@ -43,9 +80,9 @@ def cross_entropy(b: Builder) -> None:
 
 @rule("aten.nll_loss_nd.default", "aten.nll_loss.default")
 def nll_loss(b: Builder) -> None:
-    inputs, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
+    inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
-    if len(shape) == 1 or (weight is not None and b.arg(3, "reduction", 1) == 1):
+    if len(shape) == 1:
         raise Opaque(b.op.name)
     rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
     b.read(inputs, [rows[0], None, *rows[1:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from tensoropt.graph import Ref
@@ -17,6 +18,16 @@ def _embedding(placed: Placed, call: LocalCall) -> LocalCall:
     vocabulary = placed.atoms.graph.tensors[placed.op.inputs()[0]].shape[0]
     step = chunk(vocabulary, prod(placed.mesh[a] for a in axes), 0)[1]
     return LocalCall("kernels.vocabulary_embedding", call.args[:3], {}, call.name, (axes, step))
+
+
+@localiser("aten.embedding_bag.padding_idx")
+def _embedding_bag(placed: Placed, call: LocalCall) -> LocalCall:
+    axes, bags = placed.split(placed.loop_named("vocabulary")), placed.split(placed.loop_named("bag"))
+    if not axes and not bags:
+        return call
+    vocabulary = placed.atoms.graph.tensors[placed.op.inputs()[0]].shape[0]
+    step = chunk(vocabulary, prod(placed.mesh[a] for a in axes), 0)[1]
+    return replace(call, function="kernels.embedding_bag", static=(axes, step))
 
 
 @localiser("aten.index.Tensor")

@@ -15,6 +15,7 @@ from tensoropt.sharding.local import (
     localiser,
     resolve_function,
 )
+from tensoropt.sharding.loss_kernels import MEAN
 from tensoropt.sharding.placement import chunk
 from tensoropt.sharding.rules.lookup import REDUCTION
 
@@ -64,9 +65,14 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
     )
 
 
-def _count_collective(placed: Placed, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
-    """Counting targets; with micro-batches the whole batch is counted beforehand, by every rank itself."""
-    return (InnerCollective("all_reduce", axes, 8, count=True),) if axes and MICRO_AXIS not in axes else ()
+def _mass_collective(placed: Placed, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
+    """Counting targets, or adding up their weights, for a mean; with micro-batches every rank does that
+    beforehand for the whole batch."""
+    if placed.argument(3, "reduction", MEAN) != MEAN or not axes or MICRO_AXIS in axes:
+        return ()
+    weight = placed.argument(2, "weight", None)
+    size = 8 if weight is None else placed.atoms.graph.tensors[weight.name].element_bytes
+    return (InnerCollective("all_reduce", axes, size, count=True),)
 
 
 @localiser("aten.cross_entropy_loss.default")
@@ -77,26 +83,23 @@ def _cross_entropy(placed: Placed, call: LocalCall) -> LocalCall:
     row_axes = placed.split([loop for loop in logits.loops if loop not in classes])
     if not class_axes and not row_axes:
         return call
-    mean = placed.argument(3, "reduction", 1) == 1
     target = placed.atoms.graph.tensors[placed.space.reads[1].tensor]
     if target.dtype in FLOATING:
         rows = target.elements // target.shape[1]
-        return _summed(call, 3, rows) if mean else call
-    if placed.argument(2, "weight", None) is not None:
-        return call
+        return _summed(call, 3, rows) if placed.argument(3, "reduction", MEAN) == MEAN else call
     tensor = placed.atoms.graph.tensors[logits.tensor]
     step = chunk(tensor.shape[1], prod(placed.mesh[a] for a in class_axes), 0)[1]
     collectives: tuple[InnerCollective, ...] = ()
     if class_axes:
-        row_bytes = placed.read_shape(0)[0] * tensor.element_bytes
+        rows = prod(size for dim, size in enumerate(placed.read_shape(0)) if dim != 1)
+        row_bytes = rows * tensor.element_bytes
         collectives = (
             InnerCollective("all_reduce", class_axes, row_bytes),
             InnerCollective("all_reduce", class_axes, 2 * row_bytes),
         )
-    if mean:
-        collectives += _count_collective(placed, row_axes)
-    static = (row_axes, class_axes, step)
-    return LocalCall("kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives)
+    collectives += _mass_collective(placed, row_axes)
+    static = (row_axes, class_axes, step, tensor.shape[1])
+    return LocalCall("loss_kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives)
 
 
 @localiser("aten.nll_loss_nd.default", "aten.nll_loss.default")
@@ -104,8 +107,5 @@ def _nll_loss(placed: Placed, call: LocalCall) -> LocalCall:
     row_axes = placed.split(list(placed.space.reads[1].loops))
     if not row_axes:
         return call
-    if placed.argument(2, "weight", None) is not None:
-        return call
-    counted = placed.argument(3, "reduction", 1) == 1
-    collectives = _count_collective(placed, row_axes) if counted else ()
-    return LocalCall("kernels.nll_loss", call.args, call.kwargs, call.name, (row_axes,), collectives)
+    collectives = _mass_collective(placed, row_axes)
+    return LocalCall("loss_kernels.nll_loss", call.args, call.kwargs, call.name, (row_axes,), collectives)

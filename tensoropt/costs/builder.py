@@ -67,7 +67,7 @@ class TableBuilder:
         by_name = {v.name: v for v in variables}
         edges = (
             *self.edges.build(by_name, self.regions),
-            *self.edges.build_together(self.restriction.together),
+            *self.edges.build_together(self.restriction),
         )
         return CostTables(
             self.graph,

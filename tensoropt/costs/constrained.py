@@ -19,6 +19,7 @@ from tensoropt.graph import Operator
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
 from tensoropt.sharding.configurations import Mesh as MeshSizes
 from tensoropt.sharding.constraints import (
+    BATCH,
     Axes,
     ConstraintError,
     Constraints,
@@ -27,6 +28,7 @@ from tensoropt.sharding.constraints import (
     StoredPin,
     Together,
     accepts,
+    common_words,
     label_of,
     nearest,
     stored_as,
@@ -47,11 +49,13 @@ class Restriction:
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
         stored: per pinned parameter what it may be on mesh axes (micro-batches are axis 0).
         together: groups whose labels are equal.
+        words: per such group the dim that all of them call the same, where names differ.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stored: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
         """Whether a parameter may be stored so."""
@@ -67,9 +71,10 @@ class Restriction:
 FREE = Restriction()
 
 
-def labels_of(configuration: Configuration) -> Labels:
-    """What a group and those it belongs together with agree on."""
-    return tuple(loop_of(label) for label in configuration.labels)
+def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
+    """What a group and those it belongs together with agree on; ``words`` as in :class:`Restriction`."""
+    batch = words.get(configuration.group.name)
+    return tuple(BATCH if loop == batch else loop for loop in map(loop_of, configuration.labels))
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,11 @@ class _State:
     because: dict[str, tuple[Constraint, ...]] = field(default_factory=dict)
     stored: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)
     together: nx.Graph = field(default_factory=nx.Graph)
+    words: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> _State:
         stored = {name: dict(axes) for name, axes in self.stored.items()}
-        return _State(dict(self.left), dict(self.because), stored, self.together.copy())
+        return _State(dict(self.left), dict(self.because), stored, self.together.copy(), dict(self.words))
 
 
 class _Narrowing:
@@ -210,7 +216,7 @@ class _Narrowing:
                 if entry.soft is soft:
                     self._try(entry, partial(self._join, groups))
         together = tuple(tuple(sorted(c)) for c in nx.connected_components(self.state.together))
-        return Restriction(self.state.left, self.state.stored, together)
+        return Restriction(self.state.left, self.state.stored, together, self.state.words)
 
     def _try(self, entry: Constraint, narrow: Callable[[], None]) -> None:
         before = self.state.copy()
@@ -290,7 +296,9 @@ class _Narrowing:
         """Leave to groups that belong together the labels that all of them have left."""
         for members in nx.connected_components(self.state.together):
             names = sorted(members)
-            sets = {n: {labels_of(self._configurations(n)[i]) for i in self._left(n)} for n in names}
+            words = common_words([self.groups[n] for n in names], self.matched.batch) or {}
+            self.state.words.update(words)
+            sets = {n: {labels_of(self._configurations(n)[i], words) for i in self._left(n)} for n in names}
             common = set.intersection(*sets.values())
             if not common:
                 others = [c for n in names for c in self.state.because.get(n, ()) if c is not entry]
@@ -299,7 +307,7 @@ class _Narrowing:
             for name in names:
                 configurations = self._configurations(name)
                 self.state.left[name] = tuple(
-                    i for i in self._left(name) if labels_of(configurations[i]) in common
+                    i for i in self._left(name) if labels_of(configurations[i], words) in common
                 )
                 if entry not in self.state.because.get(name, ()):
                     self.state.because[name] = (*self.state.because.get(name, ()), entry)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from tensoropt.costs.constrained import Labels, labels_of
+from tensoropt.costs.constrained import Labels, Restriction, labels_of
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import EdgeTable, Template, Variable
 from tensoropt.sharding.configurations import Configuration
@@ -265,19 +265,19 @@ class EdgeBuilder:
 
     # -- constraints ------------------------------------------------------------------------------
 
-    def build_together(self, classes: Sequence[Sequence[str]]) -> Iterator[EdgeTable]:
+    def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
         """Ties the groups of each class, which have the same labels to choose from, to equal ones."""
-        for first, *others in classes:
+        for first, *others in restriction.together:
             for other in others:
-                ends = [self._labels(first), self._labels(other)]
+                ends = [self._labels(name, restriction.words) for name in (first, other)]
                 known = {labels: i for i, labels in enumerate(dict.fromkeys(ends[0] + ends[1]))}
                 table = np.where(np.eye(len(known), dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
                 rows, cols = (np.array([known[labels] for labels in end], dtype=np.int64) for end in ends)
                 yield EdgeTable(first, other, table, rows, cols)
 
-    def _labels(self, name: str) -> list[Labels]:
+    def _labels(self, name: str, words: Mapping[str, str]) -> list[Labels]:
         group = self.graph.group_of[name]
-        return [labels_of(c) for _ in self._passes(group) for c in self.configurations[name]]
+        return [labels_of(c, words) for _ in self._passes(group) for c in self.configurations[name]]
 
 
 def _shares_storage(source: Layout, target: Layout) -> bool:

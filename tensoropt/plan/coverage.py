@@ -9,9 +9,8 @@ from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.costs.workload import Workload
 from tensoropt.plan.problem import Problem
+from tensoropt.sharding.constraints import NO_LOOP
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
-
-NO_LOOP = frozenset({"none", "partial", "partial_grad"})
 
 
 def whole(group: Group) -> AxisStrategy:

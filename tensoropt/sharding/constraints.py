@@ -19,9 +19,14 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import Operator
-from tensoropt.sharding.groups import AxisStrategy, GroupGraph, loop_of
+from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
 from tensoropt.sharding.index_space import NONE
 from tensoropt.sharding.placement import PARTIAL, placement_code
+
+NO_LOOP = frozenset({"none", "partial", "partial_grad"})
+"""Labels that split no dim."""
+BATCH = "the batch"
 
 
 class ConstraintError(TensorOptError, ValueError):
@@ -61,7 +66,7 @@ class StoredPin:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Operators whose groups have equal labels on every mesh axis."""
+    """Operators whose groups split the same dim on every mesh axis; see :func:`common_words`."""
 
     name: str
     operators: tuple[str, ...]
@@ -236,6 +241,7 @@ class Matched:
         pins: per pin its operators, each the one of its group that the pin reads.
         stored: per pin its parameters, names of the graph.
         together: per entry the names of its groups.
+        batch: per group the dim that follows the batch, where samples do not mix.
     """
 
     constraints: Constraints
@@ -243,6 +249,7 @@ class Matched:
     stored: tuple[tuple[StoredPin, tuple[str, ...]], ...]
     together: tuple[tuple[Together, tuple[str, ...]], ...]
     notes: tuple[str, ...] = ()
+    batch: Mapping[str, str] = field(default_factory=dict)
 
 
 def match(constraints: Constraints, graph: GroupGraph) -> Matched:
@@ -260,13 +267,14 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
             pins.append((pin, found))
     stored = tuple((pin, _parameters(pin, graph)) for pin in constraints.stored)
     together = []
+    batch = _batch_dims(graph) if constraints.together else {}
     for entry in constraints.together:
         groups = _groups(entry, graph)
-        if len(groups) > 1 and _share_labels(entry, groups, graph, notes):
+        if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
             together.append((entry, groups))
     for kinds in constraints.devices:
         _leading(kinds, kinds.operators, graph)
-    return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes))
+    return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes), batch)
 
 
 def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
@@ -314,17 +322,39 @@ def _groups(entry: Together, graph: GroupGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(graph.group_of[name].name for name in operators))
 
 
-def _share_labels(entry: Together, names: Sequence[str], graph: GroupGraph, notes: list[str]) -> bool:
+def _batch_dims(graph: GroupGraph) -> Mapping[str, str]:
+    try:
+        chosen = batch_strategies(graph)
+    except MicroBatchRefused:
+        return {}
+    return {name: loop_of(s.label) for name, s in chosen.items() if loop_of(s.label) not in NO_LOOP}
+
+
+def _share_labels(
+    entry: Together, names: Sequence[str], graph: GroupGraph, batch: Mapping[str, str], notes: list[str]
+) -> bool:
     by_name = {g.name: g for g in graph.groups}
-    sets = [{loop_of(s.label) for s in by_name[n].strategies} for n in names]
-    if set.intersection(*sets) != {"none"} or any(s == {"none"} for s in sets):
+    sets = {n: {loop_of(s.label) for s in by_name[n].strategies} - NO_LOOP for n in names}
+    if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
-    have = "; ".join(f"{n}: {', '.join(sorted(s - {'none'}))}" for n, s in zip(names, sets, strict=True))
-    text = f"{entry} have no dim of the same name ({have}); pin them, or keep others together"
+    have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
+    text = f"{entry} have no dim in common ({have}); pin them, or keep others together"
     if not entry.soft:
         raise ConstraintError(text)
     notes.append(f"given up, as it is soft: {text}")
     return False
+
+
+def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
+    """How groups that belong together understand each other: per group the dim that all call :data:`BATCH`.
+
+    Nothing is renamed where dims of one name do. Operators of other kinds (a projection and its attention)
+    have in common what follows the batch. None: nothing at all.
+    """
+    if set.intersection(*({loop_of(s.label) for s in g.strategies} - NO_LOOP for g in groups)):
+        return {}
+    words = {g.name: batch[g.name] for g in groups if g.name in batch}
+    return words if len(words) == len(groups) else None
 
 
 # -- labels -------------------------------------------------------------------------------------------

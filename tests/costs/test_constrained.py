@@ -58,7 +58,7 @@ def pins(*entries: tuple[Any, ...]) -> dict[str, Any]:
 def labels(problem: Problem, mesh: tuple[int, ...], restriction: Any, name: str) -> set[tuple[str, ...]]:
     group = problem.graph.group_of[name]
     found = enumerate_configurations(problem.graph.atoms, group, mesh, problem.micro[group.name])
-    return {labels_of(found[i]) for i in restriction.kept[group.name]}
+    return {labels_of(found[i], {}) for i in restriction.kept[group.name]}
 
 
 def test_a_pin_leaves_what_it_allows(problem: Problem, cluster: Cluster) -> None:
@@ -113,6 +113,31 @@ def test_together_leaves_common_labels(problem: Problem, cluster: Cluster) -> No
     space = found.spaces["4", 1]
     assert space.together == (("linear", "linear_1"),)
     assert labels(problem, (1, 4), space, "linear") == labels(problem, (1, 4), space, "linear_1")
+
+
+class Attending(nn.Module):
+    """A projection, its attention and a normalisation: operators of three kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.project(x).view(8, 4, 4, 4).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, q, q)
+        return self.norm(y.transpose(1, 2).flatten(2)).square().mean()
+
+
+def test_operators_of_other_kinds_have_the_batch_in_common(cluster: Cluster) -> None:
+    problem = prepare(capture(Attending(), (torch.randn(8, 4, 16),)))
+    attention = next(g.name for g in problem.graph.groups if "attention" in g.name)
+    found = left(problem, cluster, {"together": [["project", attention]]})
+    space = found.spaces["4", 1]
+    assert labels(problem, (1, 4), space, "linear") == {("none",), ("d0",)}
+    assert labels(problem, (1, 4), space, attention) == {("none",), ("batch0",)}
+    pinned = {"together": [["project", attention]]} | pins((attention, {"*": "heads"}))
+    with pytest.raises(ConstraintError, match=r"together 1 .* cannot be split alike beside pin 1"):
+        left(problem, cluster, pinned)
 
 
 def test_an_axis_that_no_mesh_has(problem: Problem, cluster: Cluster) -> None:

@@ -24,8 +24,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
+from tensoropt.costs.link_fits import Arrival
 from tensoropt.costs.link_timing import COLLECTIVES
 from tensoropt.costs.links import LinkFits
 from tensoropt.errors import MeasurementError
@@ -37,6 +39,7 @@ _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings
 
 _Prediction = Callable[[float], float]
+_AT_ONCE = Arrival(points=((0.0, 0.0),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class CommunicationModel:
         self._fits = fits
         self._fitted = fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
         self._links: dict[tuple[int, ...], GroupLink] = {}
+        self._arrivals: dict[tuple[int, ...], Arrival] = {}
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
     @property
@@ -101,6 +105,14 @@ class CommunicationModel:
     def source(self, kind: str, axes: Sequence[int]) -> str:
         """``measured``, ``fitted`` or ``data sheet``."""
         return self._prediction(kind, tuple(axes))[1]
+
+    def arrival_s(self, axes: Sequence[int], work_s: Any) -> Any:
+        """Seconds longer that a collective over ``axes`` takes after ``work_s`` (a number or an array) of
+        work; 0 where that was not measured."""
+        known = self._arrivals.get(tuple(axes))
+        if known is None:
+            known = self._arrivals[tuple(axes)] = self._arrival(self.mesh.normalise_axes(axes))
+        return known.time_s(work_s)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
         """Seconds of one message between two ranks, undisturbed; 0 within a rank."""
@@ -141,6 +153,11 @@ class CommunicationModel:
         if axes not in self._links:
             self._links[axes] = group_link(cluster, self.mesh, axes)
         return formula(kind, self._links[axes], launch), source
+
+    def _arrival(self, axes: tuple[int, ...]) -> Arrival:
+        groups, known = self.mesh.groups(axes), self._fits.arrivals if self._fits is not None else {}
+        same = (arrival for fitted, arrival in known.items() if self.mesh.groups(fitted) == groups)
+        return next(same, _AT_ONCE)
 
     def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
         """The fits of any set of axes that makes the same groups."""

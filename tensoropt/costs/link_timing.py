@@ -10,6 +10,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 _WARM_UPS = 2  # one where repeats are few, because they are long
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
+_ARRIVAL_BYTES = 64 * 1024
+_WALKED_BYTES = 4 * 2**20
 
 
 def time_collective(
@@ -38,6 +40,45 @@ def time_collective(
             action = _collective(kind, handles[mine], len(groups[mine]), groups[mine][0], size, functional)
             stamps.append(_repeat(action, repeats))
         return stamps
+    finally:
+        dist.destroy_process_group(handles[mine])
+
+
+def time_arrivals(
+    rank: int, world_size: int, groups: Sequence[Sequence[int]], plan: Sequence[tuple[int, int]]
+) -> list[tuple[list[float], list[float], list[float]]]:
+    """An all-reduce to which ranks come from work that each does at its own pace, as in a step.
+
+    Args:
+        plan: ``(units of work, repeats)``; none: all come from a barrier.
+
+    Returns:
+        per entry of the plan when work began, when it ended and the collective began, when that ended.
+    """
+    import torch
+    import torch.distributed as dist
+
+    handles = [dist.new_group(list(group)) for group in groups]
+    mine = next(index for index, group in enumerate(groups) if rank in group)
+    action = _collective(
+        "all_reduce", handles[mine], len(groups[mine]), groups[mine][0], _ARRIVAL_BYTES, False
+    )
+    data, rows = torch.zeros(_WALKED_BYTES // 4), torch.randn(64, 128)
+    layers = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.LayerNorm(256))
+    try:
+        found = []
+        for units, repeats in plan:
+            begins: list[float] = []
+
+            def work(units: int = units, begins: list[float] = begins) -> None:
+                begins.append(time.perf_counter())
+                for _ in range(units):
+                    data.add_(1.0)
+                    layers(rows).sum().backward()
+
+            starts, ends = _repeat(action, repeats, work)
+            found.append((begins[-repeats:], starts, ends))
+        return found
     finally:
         dist.destroy_process_group(handles[mine])
 
@@ -93,23 +134,18 @@ def _collective(
     return (as_functions if functional else in_place)[kind]
 
 
-def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
+def _repeat(
+    action: Callable[[], object], repeats: int, work: Callable[[], None] = lambda: None
+) -> tuple[list[float], list[float]]:
+    """Starts and ends of an action, to which all ranks come from a barrier and then ``work``."""
     import torch
     import torch.distributed as dist
 
     on_gpu = torch.cuda.is_available() and dist.get_backend() == "nccl"
 
-    matrix = torch.randn(192, 192)
-
     def synchronise() -> None:
         if on_gpu:
             torch.cuda.synchronize()
-
-    def work() -> None:
-        """Half a millisecond of computing: in a job ranks come to a collective from work, not in step."""
-        if not on_gpu:
-            for _ in range(3):
-                torch.mm(matrix, matrix)
 
     for _ in range(min(_WARM_UPS, repeats // 3)):
         action()

@@ -1,13 +1,15 @@
-"""What the links really do: collectives timed on a mesh's groups, fitted to lines, kept in the store.
+"""What the links really do: collectives timed on a mesh's groups, fitted to lines
+(:mod:`tensoropt.costs.link_fits`), kept in the store.
 
-``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % weighs the same at
-1 KiB and at 64 MiB), as several lines where one is wrong: small messages are dominated by wake-ups
-and may go by another algorithm, large ones no longer fit into caches, the largest are fresh pages.
 What ``bytes`` counts, per kind:
 
     all_reduce      the tensor            all_gather      the gathered output of one rank
     reduce_scatter  the input of one rank all_to_all      the input of one rank
     broadcast       the tensor            send            the message (point to point, one way)
+
+Seconds are those of ranks in step: from the last one's call to the last one's return. Ranks that come from
+work are slower to begin (:class:`~tensoropt.costs.link_fits.Arrival`): the network's code and buffers have
+left the caches, and a rank that waited for another sleeps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.link_timing import COLLECTIVES, time_collective, time_pair
+from tensoropt.costs.link_fits import Arrival, LinkFit, fit_segments
+from tensoropt.costs.link_timing import COLLECTIVES, time_arrivals, time_collective, time_pair
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import MeasurementError
@@ -35,99 +37,13 @@ logger = logging.getLogger(__name__)
 QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
+ARRIVAL = "arrival"
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
-# A further line is kept when the residual is above the first figure and falls to the second's share.
-_GOOD_RESIDUAL = 0.05
-_WORTH_A_LINE = 0.7
-_MOST_LINES = 4
-_FEWEST_POINTS_PER_LINE = 2
 _TITLE = 40  # columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """One line, for messages from ``from_bytes`` (0 for the first) to ``up_to_bytes`` (inf for the last)."""
-
-    alpha_s: float
-    seconds_per_byte: float
-    from_bytes: float = 0.0
-    up_to_bytes: float = math.inf
-
-    def time_s(self, num_bytes: float) -> float:
-        """The line's value, wherever it is asked."""
-        return self.alpha_s + num_bytes * self.seconds_per_byte
-
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """beta; inf for a flat line."""
-        return 1 / self.seconds_per_byte if self.seconds_per_byte > 0 else math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFit:
-    """What was measured of one kind of communication in one group, and its lines.
-
-    Attributes:
-        kind: a collective, or ``send``.
-        group: the ranks.
-        segments: ascending in ``up_to_bytes``.
-        residual: root mean square of the relative errors of the lines at the points.
-        points: ``(bytes, seconds, spread)``: the mean, and half the interquartile range by the median.
-    """
-
-    kind: str
-    group: tuple[int, ...]
-    segments: tuple[Segment, ...]
-    residual: float
-    points: tuple[tuple[int, float, float], ...] = field(default=(), repr=False)
-
-    def time_s(self, num_bytes: float) -> float:
-        """Predicted seconds, never less than for a smaller message; interpolated between two lines."""
-        floor, end = 0.0, 0.0
-        for segment in self.segments:
-            if num_bytes < segment.from_bytes:
-                start = max(floor, segment.time_s(segment.from_bytes))
-                return floor + (start - floor) * (num_bytes - end) / (segment.from_bytes - end)
-            if num_bytes <= segment.up_to_bytes:
-                return max(floor, segment.time_s(num_bytes))
-            floor, end = max(floor, segment.time_s(segment.up_to_bytes)), segment.up_to_bytes
-        raise AssertionError("the last segment has no end")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "group": list(self.group),
-            "segments": [
-                [
-                    s.alpha_s,
-                    s.seconds_per_byte,
-                    s.from_bytes,
-                    None if math.isinf(s.up_to_bytes) else s.up_to_bytes,
-                ]
-                for s in self.segments
-            ],
-            "residual": self.residual,
-            "points": [list(point) for point in self.points],
-        }
-
-    @classmethod
-    def from_dict(cls, kind: str, data: Mapping[str, Any]) -> LinkFit:
-        return cls(
-            kind=kind,
-            group=tuple(data["group"]),
-            segments=tuple(
-                Segment(
-                    alpha_s=alpha,
-                    seconds_per_byte=slope,
-                    from_bytes=start,
-                    up_to_bytes=math.inf if end is None else end,
-                )
-                for alpha, slope, start, end in data["segments"]
-            ),
-            residual=data["residual"],
-            points=tuple((int(size), seconds, spread) for size, seconds, spread in data["points"]),
-        )
+_ARRIVALS = ((0, 40), (1, 40), (4, 30), (12, 20))
+"""(units of work of about a millisecond, repeats); without work comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +54,14 @@ class LinkFits:
         collectives: by ``(kind, axes)``, one fit per group; the groups ran at the same time, as they do
             in a job, so that sharing a link is in the figures.
         pairs: point-to-point fits by ``(low rank, high rank)``, each measured alone.
+        arrivals: by axes, what coming from work adds to any collective.
         failed: what could not be measured, and why.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
     pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    arrivals: Mapping[tuple[int, ...], Arrival] = field(default_factory=dict)
 
     def table(self) -> str:
         """A table for people: the slowest group of each kind and axes."""
@@ -153,6 +71,10 @@ class LinkFits:
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
+        for axes, arrival in self.arrivals.items():
+            work_s, extra_s = arrival.points[-1]
+            title = f"after {format_seconds(work_s)} of work, axes {','.join(map(str, axes))}"
+            lines.append(f"{title:<{_TITLE}}{'+' + format_seconds(extra_s):>10}")
         lines += [f"{what:<{_TITLE}}not measured: {why}" for what, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -168,79 +90,6 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
         )
         title = " " * len(title)
     return rows
-
-
-def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """``(alpha, seconds per byte)``, both at least 0, least squares of the relative errors."""
-    x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    design = np.stack([1 / t, x / t], axis=1)
-    scale = np.linalg.norm(design, axis=0)
-    scale[scale == 0] = 1.0
-    alpha, slope = np.linalg.lstsq(design / scale, np.ones_like(t), rcond=None)[0] / scale
-    if alpha < 0:  # the best line through the origin
-        alpha, slope = 0.0, float((x / t).sum() / (x**2 / t**2).sum())
-    if slope < 0:  # the best flat line
-        alpha, slope = float((1 / t).sum() / (1 / t**2).sum()), 0.0
-    if slope * x.max() < 1e-9 * alpha:  # rounding of a flat line
-        slope = 0.0
-    return float(alpha), float(slope)
-
-
-def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """As many lines as the points need, at most four; and the residual.
-
-    A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a
-    larger message is lowered to it before fitting. The residual is against the times as measured.
-
-    Args:
-        sizes: bytes, ascending; at least two.
-        seconds: above 0.
-    """
-    if len(sizes) < 2 or len(sizes) != len(seconds) or min(seconds) <= 0:
-        raise MeasurementError(f"a line needs at least two sizes with times above 0, not {list(seconds)}")
-    cleaned = np.minimum.accumulate(np.asarray(seconds, dtype=float)[::-1])[::-1]
-    best: tuple[float, tuple[Segment, ...]] | None = None
-    for lines in range(1, _MOST_LINES + 1):
-        candidates = [_piecewise(sizes, cleaned, cuts) for cuts in _cuts(len(sizes), lines)]
-        if not candidates:
-            break
-        scored = [(_residual(segments, sizes, seconds), segments) for segments in candidates]
-        least = min(scored, key=lambda item: item[0])
-        if best is None or least[0] <= _WORTH_A_LINE * best[0]:
-            best = least
-        if best[0] <= _GOOD_RESIDUAL:
-            break
-    assert best is not None
-    return best[1], best[0]
-
-
-def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
-    """Where to cut so that each line has enough points; no cut at all for one line."""
-    for cuts in itertools.combinations(range(1, points), lines - 1):
-        bounds = (0, *cuts, points)
-        if lines == 1 or all(b - a >= _FEWEST_POINTS_PER_LINE for a, b in itertools.pairwise(bounds)):
-            yield cuts
-
-
-def _piecewise(sizes: Sequence[float], seconds: np.ndarray, cuts: tuple[int, ...]) -> tuple[Segment, ...]:
-    segments = []
-    for start, stop in itertools.pairwise((0, *cuts, len(sizes))):
-        alpha, slope = fit_line(sizes[start:stop], seconds[start:stop])
-        segments.append(
-            Segment(
-                alpha_s=alpha,
-                seconds_per_byte=slope,
-                from_bytes=0.0 if start == 0 else sizes[start],
-                up_to_bytes=math.inf if stop == len(sizes) else sizes[stop - 1],
-            )
-        )
-    return tuple(segments)
-
-
-def _residual(segments: tuple[Segment, ...], sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    fit = LinkFit(kind="", group=(), segments=segments, residual=0.0)
-    errors = [fit.time_s(size) / time - 1 for size, time in zip(sizes, seconds, strict=True)]
-    return math.sqrt(statistics.fmean(error**2 for error in errors))
 
 
 def repeats_for(size: int) -> int:
@@ -288,11 +137,7 @@ def measure_links(
     unknown = [kind for kind in kinds if kind not in COLLECTIVES]
     if unknown:
         raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
-    jobs: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
-        (kind, groups) for groups in _partitions(mesh) for kind in kinds
-    ]
-    if pairs:
-        jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
+    jobs = _jobs(mesh, kinds, pairs)
     keys = {job: _key(cluster, pool.backend, functional, *job) for job in jobs}
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
@@ -323,13 +168,21 @@ def load_links(
 ) -> LinkFits:
     """The fits that the store has for a mesh; what is missing is left out, nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
-    jobs: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
-        (kind, groups) for groups in _partitions(mesh) for kind in COLLECTIVES
-    ]
-    jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
+    jobs = _jobs(mesh, COLLECTIVES, pairs=True)
     keys = {job: _key(cluster, backend, functional, *job) for job in jobs}
     known = store.get_many(keys.values(), "collective")
     return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
+
+
+_Job = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+def _jobs(mesh: Mesh, kinds: Sequence[str], pairs: bool) -> list[_Job]:
+    """What is measured of a mesh: (kind, groups)."""
+    jobs: list[_Job] = [(kind, groups) for groups in _partitions(mesh) for kind in (*kinds, ARRIVAL)]
+    if pairs:
+        jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
+    return jobs
 
 
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
@@ -343,13 +196,15 @@ def _key(
 ) -> str:
     text = ";".join(",".join(map(str, group)) for group in groups)
     how = "functional" if functional and kind != "send" else "in place"
-    how += "/mean after work"
+    how += "/mean in step"
     return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
 
 
 def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
 ) -> dict[str, Any]:
+    if kind == ARRIVAL:
+        return {"fits": _arrival(pool.run(time_arrivals, groups, _ARRIVALS), groups)}
     plan = [(size, repeats_for(size)) for size in sizes]
     if kind == "send":
         stamps = pool.run(time_pair, groups[0], plan)
@@ -373,13 +228,33 @@ def _measure(
     return {"fits": fits}
 
 
+def _arrival(stamps: Sequence[Any], groups: Iterable[tuple[int, ...]]) -> list[tuple[float, float]]:
+    """Points of an :class:`Arrival`: of the group that is slowest to begin after the longest work."""
+    found = []
+    for group in groups:
+        points, in_step = [(0.0, 0.0)], 0.0
+        for index, (units, _) in enumerate(_ARRIVALS):
+            begins, starts, ends = (np.array([stamps[rank][index][i] for rank in group]) for i in range(3))
+            taken = float(np.median(ends.max(axis=0) - starts.max(axis=0)))
+            if not units:
+                in_step = taken
+                continue
+            work_s, extra_s = float(np.median(starts - begins)), taken - in_step
+            if work_s > points[-1][0]:
+                points.append((work_s, max(extra_s, points[-1][1])))
+        found.append(points)
+    return max(found, key=lambda points: points[-1][1])
+
+
 def _fits(
     mesh: Mesh,
     found: Mapping[tuple[str, tuple[tuple[int, ...], ...]], Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
-    collectives = {}
+    collectives, arrivals = {}, {}
     for axes in mesh.axis_subsets():
+        if (points := found.get((ARRIVAL, mesh.groups(axes)))) is not None:
+            arrivals[axes] = Arrival(points=tuple((work_s, extra_s) for work_s, extra_s in points["fits"]))
         for kind in COLLECTIVES:
             record = found.get((kind, mesh.groups(axes)))
             if record is not None:
@@ -389,4 +264,4 @@ def _fits(
         for (kind, groups), record in found.items()
         if kind == "send"
     }
-    return LinkFits(collectives=collectives, pairs=pairs, failed=failed)  # type: ignore[arg-type]
+    return LinkFits(collectives=collectives, pairs=pairs, failed=failed, arrivals=arrivals)  # type: ignore[arg-type]

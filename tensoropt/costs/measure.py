@@ -1,7 +1,8 @@
 """Measuring workloads on this machine's ranks, all ranks at once.
 
 Ranks share caches and memory bandwidth: a lone measurement is too kind. Every rank therefore times the
-same workload at the same moment, one thread each, and the slowest rank's median counts.
+same workload at the same moment, one thread each. What counts is how long the slower one takes each time:
+in a step the other waits for it, at the next collective at the latest.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from tensoropt.errors import MeasurementError
 from tensoropt.sharding.kernels import SingleDevice
 
 MIN_REPEATS, MAX_REPEATS, TARGET_S = 5, 12, 0.12
+"""A workload is repeated until ``TARGET_S`` is spent, but within these bounds."""
 CACHE_BYTES = 24 * 2**20
 """Data walked through before each timed run, so that no workload is timed on a cache it would not find."""
-"""A workload is repeated until ``TARGET_S`` is spent, but within these bounds."""
+WAYS = ("forward", "backward")
 Progress = Callable[[int, int, str], None]
 
 
 def time_workload(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
-    """Median forward and backward seconds of a workload on this rank (runs in the pool)."""
+    """Forward and backward seconds of a workload on this rank, each time (runs in the pool)."""
     forward: list[float] = []
     backward: list[float] = []
     try:
@@ -50,12 +52,7 @@ def time_workload(rank: int, world_size: int, work: Workload, training: bool) ->
             backward.append(elapsed[1])
     except Exception as error:  # whatever it is, the other workloads go on
         return {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
-    return {
-        "forward_s": statistics.median(forward),
-        "backward_s": statistics.median(backward),
-        "spread": _spread([f + b for f, b in zip(forward, backward, strict=True)]),
-        "repeats": len(forward),
-    }
+    return {"forward": forward, "backward": backward}
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -136,7 +133,7 @@ def measure(
         fresh = _time_together(pool, chunk, training)
         for work in chunk:
             if "error" in fresh[work.key] and _registered_here(work):
-                fresh[work.key] = time_workload(0, 1, work, training) | {"alone": True}
+                fresh[work.key] = joined([time_workload(0, 1, work, training)]) | {"alone": True}
         fresh = {work.key: {**fresh[work.key], **describe(work)} for work in chunk}
         store.put_many({f"{prefix}/{key}": record for key, record in fresh.items()})
         records.update(fresh)
@@ -158,14 +155,31 @@ def _time_together(pool: RankPool, works: Sequence[Workload], training: bool) ->
         if len(works) == 1:
             return {works[0].key: {"error": str(error).splitlines()[0]}}
         return {k: r for work in works for k, r in _time_together(pool, [work], training).items()}
-    return {work.key: _slowest([ranks[i] for ranks in per_rank]) for i, work in enumerate(works)}
+    return {work.key: joined([ranks[i] for ranks in per_rank]) for i, work in enumerate(works)}
 
 
-def _slowest(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The record of a workload from what each rank found: ``forward_s`` and ``backward_s`` as they are for
+    the last rank, ``spread`` (interquartile range over median) and ``repeats``; or an ``error``."""
     for record in ranks:
         if "error" in record:
             return record
-    return max(ranks, key=lambda r: r["forward_s"] + r["backward_s"])
+    forward, backward = ([max(t) for t in zip(*(r[way] for r in ranks), strict=True)] for way in WAYS)
+    return {
+        "forward_s": usual(forward),
+        "backward_s": usual(backward),
+        "spread": _spread([f + b for f, b in zip(forward, backward, strict=True)]),
+        "repeats": len(forward),
+    }
+
+
+def usual(values: Sequence[float]) -> float:
+    """The mean, as many of them add up in a step, without what another process disturbed (beyond Tukey's
+    fence: 1.5 interquartile ranges above the upper quartile)."""
+    if len(values) < 4:
+        return statistics.median(values)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return statistics.fmean(v for v in values if v <= high + 1.5 * (high - low))
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:

@@ -6,8 +6,8 @@ Everything is per step of one rank: what happens in every micro-batch counts as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import NamedTuple, Protocol
+from math import inf, prod
+from typing import Any, NamedTuple, Protocol
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
@@ -51,9 +51,13 @@ class CommunicationCosts(Protocol):
         """Where :meth:`time_s` comes from: measured, fitted or data sheet."""
         ...
 
+    def arrival_s(self, axes: Sequence[int], work_s: Any) -> Any:
+        """Seconds longer when ranks come from ``work_s`` (a number or an array) of work."""
+        ...
+
 
 class Send(NamedTuple):
-    """One collective with its price; ``axes`` are the mesh's own, counted from 0."""
+    """One collective with its price for ranks in step; ``axes`` are the mesh's own, counted from 0."""
 
     kind: str
     axes: tuple[int, ...]
@@ -94,8 +98,16 @@ class Prices:
         self._known: dict[object, tuple[float, float]] = {}
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
+        """Seconds of a collective that ranks come to from work."""
         real = tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
-        return self.communication.time_s(kind, real, num_bytes) if real else 0.0
+        if not real or not num_bytes:
+            return 0.0
+        return self.communication.time_s(kind, real, num_bytes) + self.arrival_s(real)
+
+    def arrival_s(self, axes: Sequence[int], work_s: Any = inf) -> Any:
+        """What coming from work adds to a collective; the tables take it that all come from long work, the
+        judge knows (``axes`` are the mesh's own, counted from 0)."""
+        return self.communication.arrival_s(axes, work_s)
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
         """A collective with its price; None where its group has one member."""
@@ -118,7 +130,8 @@ class Prices:
     def steps_s(self, steps: Sequence[Step], element_bytes: int) -> float:
         """Seconds of a resharding: its collectives, the copies around them, and issuing it."""
         local, sends = self.steps(steps, element_bytes)
-        return local + sum(send.seconds for send in sends)
+        arriving = float(self.arrival_s(sends[0].axes)) if sends else 0.0
+        return local + arriving + sum(send.seconds for send in sends)
 
     def edge_s(self, name: str, source: Layout, target: Layout) -> tuple[float, float]:
         """(forward, backward) seconds of an edge, one micro-batch."""

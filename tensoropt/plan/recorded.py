@@ -18,7 +18,8 @@ from typing import Any
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.facts import Facts
-from tensoropt.costs.links import LinkFit, LinkFits
+from tensoropt.costs.link_fits import Arrival, LinkFit
+from tensoropt.costs.links import LinkFits
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.upkeep import Upkeep
@@ -177,6 +178,7 @@ def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:
             for (kind, axes), group in fits.collectives.items()
         ],
         "pairs": [[list(pair), fit.kind, fit.to_dict()] for pair, fit in fits.pairs.items()],
+        "arrivals": [[list(axes), [list(p) for p in a.points]] for axes, a in fits.arrivals.items()],
     }
 
 
@@ -187,6 +189,10 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
             for kind, axes, group in data["collectives"]
         },
         pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
+        arrivals={
+            tuple(axes): Arrival(points=tuple((work_s, extra_s) for work_s, extra_s in points))
+            for axes, points in data.get("arrivals", [])  # explorations saved before this was known lack it
+        },
     )
 
 

@@ -51,6 +51,7 @@ class _Drafting:
         self.drafts: list[_Draft] = []
         self.chain: tuple[int, ...] = ()
         self.beside: list[int] = []
+        self.since_s = 0.0
 
     def run(self) -> tuple[Timeline, tuple[Axes | None, ...]]:
         play, course = self.play, self.play.course
@@ -58,6 +59,7 @@ class _Drafting:
         for issue in play.issues():
             issued.setdefault(issue.moment, []).append(issue)
         for _ in range(play.mesh[0]):
+            self.since_s = 0.0  # as in the walk, which goes through one micro-batch for all
             for moment in range(course.last):
                 self._moment(moment)
                 self._reduce(issued.get(moment, []))
@@ -94,10 +96,16 @@ class _Drafting:
         moment, first = self.play.course.moments[number], len(self.drafts)
         if local_s or not sends:
             self._add(moment, local_s, None)
-        for axes, seconds in sends.items():
-            self._add(moment, seconds, axes)
+        self.since_s += local_s
+        for axes, seconds in sorted(sends.items()):
+            self._add(moment, seconds + self._arrive(axes), axes)
         self.drafts[first].allocates += [*taken, *spots]
         self.drafts[-1].frees += spots
+
+    def _arrive(self, axes: Axes) -> float:
+        assert self.play.prices is not None, "what is sent has a price"
+        extra, self.since_s = float(self.play.prices.arrival_s(axes, self.since_s)), 0.0
+        return extra
 
     def _links(self, axes: Axes) -> tuple[str, ...]:
         return tuple(f"link {name}" for name in self.play.overlap.links(axes))
@@ -113,8 +121,9 @@ class _Drafting:
             send = issue.sends[int(issue.which[0])]
             links = self._links(send.axes)
             resources = links if self.play.overlap.beside else (DEVICE, *links)
+            seconds = send.seconds + (0.0 if self.play.overlap.beside else self._arrive(send.axes))
             draft = _Draft(
-                "reduction of gradients", send.seconds, resources, self.chain, "backward", "", send.axes
+                "reduction of gradients", seconds, resources, self.chain, "backward", "", send.axes
             )
             self.drafts.append(draft)
             if self.play.overlap.beside:

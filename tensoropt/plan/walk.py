@@ -4,6 +4,7 @@ What overlaps is what the executor overlaps: resharding and gathering block, for
 of gradients is reduced from the moment its last gradient is there, beside the rest of backward
 (:class:`~tensoropt.plan.overlap.Overlap`). Two collectives on one level of links queue. With several
 micro-batches buckets are reduced after the last one. Before the optimizer everything is waited for.
+A collective to which ranks come from work takes longer than one that follows another.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Walk:
             self._place(owner)
         self.alive = np.zeros((n, 2))
         self.time, self.compute, self.communication = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.since, self.arriving = np.zeros(n), np.zeros(n)
         self.busy: dict[str, Floats] = {}
         self.peak, self.at_peak = np.full(n, -1.0), np.zeros((n, 2))
 
@@ -114,13 +116,14 @@ class Walk:
                 self._reduce(issue)
         if micro > 1:
             self.time, self.compute = self.time * micro, self.compute * micro
-            self.communication = self.communication * micro
+            self.communication, self.arriving = self.communication * micro, self.arriving * micro
             for issue in issued.get(course.last, ()):
                 self._reduce(issue)
         for busy in self.busy.values():
             self.time = np.maximum(self.time, busy)
         for moment in range(course.last, len(course.moments)):
             self.step(moment)
+        self.sources[:, SOURCES.index("measured")] += self.arriving
         memory = np.concatenate([self.held, self.at_peak], axis=1)
         exposed = np.clip(self.time - self.compute, 0.0, self.communication)
         return Played(memory, self.time, self.compute, self.communication, exposed, self.sources)
@@ -128,6 +131,7 @@ class Walk:
     def step(self, moment: int) -> Any:
         """Go through one moment; gives the bytes alive during it only."""
         spot: Any = 0.0
+        sends: dict[Axes, Any] = {}
         for share in self.shares[moment]:
             which = share.which
             if share.bytes is not None:
@@ -138,8 +142,11 @@ class Walk:
                 seconds = share.local[which]
                 self.time += seconds
                 self.compute += seconds
+                self.since += seconds
             for axes, table in share.sends.items():
-                self._wait(axes, table[which])
+                sends[axes] = sends.get(axes, 0.0) + table[which]
+        for axes in sorted(sends):
+            self._wait(axes, sends[axes])
         total = self.alive.sum(axis=1) + spot
         higher = np.flatnonzero(total > self.peak)
         if len(higher):
@@ -150,11 +157,12 @@ class Walk:
 
     def _wait(self, axes: Axes, seconds: Floats) -> None:
         """Collectives that the device waits for; they queue behind what is on their links."""
+        sending = seconds > 0
+        seconds = seconds + self._arrive(axes, sending)
         self.communication += seconds
         if not self.busy:
             self.time += seconds
             return
-        sending = seconds > 0
         start = self.time.copy()
         for link in self.play.overlap.links(axes):
             if link in self.busy:
@@ -164,6 +172,15 @@ class Walk:
             if link in self.busy:
                 self.busy[link] = np.where(sending, self.time, self.busy[link])
 
+    def _arrive(self, axes: Axes, sending: Any) -> Floats:
+        """Seconds that the first collective after some work takes longer; others find the ranks in step."""
+        prices = self.play.prices
+        assert prices is not None, "what is sent has a price"
+        extra = np.where(sending, prices.arrival_s(axes, self.since), 0.0)
+        self.since = np.where(sending, 0.0, self.since)
+        self.arriving += extra
+        return extra
+
     def _reduce(self, issue: Issue) -> None:
         """Buckets of gradients that are complete in some strategies."""
         sends, which = issue.sends, issue.which
@@ -171,6 +188,10 @@ class Walk:
             sending = np.array([send.axes == axes for send in sends])[which]
             rows = issue.rows[sending]
             seconds = np.array([send.seconds for send in sends])[which[sending]]
+            if not self.play.overlap.beside:
+                waiting = np.zeros(self.play.count, dtype=bool)
+                waiting[rows] = True
+                seconds = seconds + self._arrive(axes, waiting)[rows]
             self.communication[rows] += seconds
             if not self.play.overlap.beside:
                 self.time[rows] += seconds

@@ -9,19 +9,18 @@ import os
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.link_fits import LinkFit, fit_line, fit_segments
 from tensoropt.costs.link_timing import COLLECTIVES, time_collective
 from tensoropt.costs.links import (
     PAIR_SIZES,
     QUICK_SIZES,
-    LinkFit,
-    fit_line,
-    fit_segments,
     load_links,
     measure_links,
     repeats_for,
@@ -100,6 +99,11 @@ class FakePool:
     def run(self, function, *arguments):
         *what, plan = arguments
         self.calls += 1
+        if function.__name__ == "time_arrivals":
+            # a unit of work takes a millisecond, and what follows 0.2 ms longer
+            stamps = [([0.0] * n, [1e-3 * units] * n, [1e-3 * units + 1e-4 + 2e-4 * bool(units)] * n)
+                      for units, n in plan]  # fmt: skip
+            return [stamps] * self.world_size
         if what[0] == self.failing:
             raise RankError(f"rank 1 did not finish {what[0]}\nstack", rank=1, kind="hung")
         factor = 2 if function.__name__ == "time_pair" else 1
@@ -121,16 +125,31 @@ def test_each_way_to_group_is_measured_once_and_kept(store):
     assert set(fits.collectives) == {(kind, axes) for kind in COLLECTIVES for axes in ((0,), (1,), (0, 1))}
     assert set(fits.pairs) == {(i, j) for i in range(4) for j in range(i + 1, 4)}
     assert [fit.group for fit in fits.collectives["all_reduce", (0,)]] == [(0, 2), (1, 3)]
-    assert pool.calls == 3 * 5 + 6
+    assert pool.calls == 3 * (5 + 1) + 6
     for fit in (*fits.collectives["broadcast", (1,)], fits.pairs[0, 3]):
         assert fit.time_s(10**6) == pytest.approx(1.1e-3)
     # The flat mesh's group is the square's both axes: nothing is left to measure.
     assert measure_links(cluster, flat, pool, store).collectives["all_reduce", (0,)][0].group == (0, 1, 2, 3)
-    assert pool.calls == 3 * 5 + 6
+    assert pool.calls == 3 * (5 + 1) + 6
     assert load_links(cluster, square, store) == fits
     assert not load_links(load_cluster("local:2"), load_cluster("local:2").meshes()[0], store).collectives
     measure_links(cluster, flat, pool, store, refresh=True, pairs=False)
-    assert pool.calls == 3 * 5 + 6 + 5
+    assert pool.calls == 3 * (5 + 1) + 6 + 5 + 1
+
+
+def test_what_coming_from_work_adds_is_measured(store):
+    cluster = load_cluster("local:2")
+    (mesh,) = cluster.meshes()
+    fits = measure_links(cluster, mesh, FakePool(2), store)
+    (arrival,) = fits.arrivals.values()
+    assert [x for point in arrival.points for x in point] == pytest.approx(
+        [0, 0, 1e-3, 2e-4, 4e-3, 2e-4, 12e-3, 2e-4]
+    )
+    model = CommunicationModel(cluster, mesh, fits)
+    assert list(model.arrival_s([0], np.array([0.0, 5e-4, 1.0]))) == pytest.approx([0.0, 1e-4, 2e-4])
+    assert model.arrival_s([0], math.inf) == pytest.approx(2e-4)
+    assert CommunicationModel(cluster, mesh).arrival_s([0], 1.0) == 0.0
+    assert "after 12" in fits.table()
 
 
 def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
@@ -144,8 +163,8 @@ def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     assert ("reduce_scatter", (0,)) not in fits.collectives
     assert len(fits.collectives) == 4
     assert "not measured: rank 1" in fits.table()
-    assert seen[0][:2] == (0, 6)
-    assert seen[-1][:2] == (6, 6)
+    assert seen[0][:2] == (0, 7)
+    assert seen[-1][:2] == (7, 7)
     assert len(measure_links(cluster, mesh, FakePool(2), store).collectives) == 5  # tried again
 
 
@@ -170,6 +189,7 @@ def test_two_real_ranks(store):
     assert not fits.failed
     assert set(fits.collectives) == {(kind, (0,)) for kind in COLLECTIVES}
     assert set(fits.pairs) == {(0, 1)}
+    assert all(0 <= extra < 1 for _, extra in fits.arrivals[0,].points)
     for fit in (*(group[0] for group in fits.collectives.values()), fits.pairs[0, 1]):
         assert [size for size, *_ in fit.points] == list(PAIR_SIZES if fit.kind == "send" else sizes)
         assert all(1e-6 < seconds < 5 for _, seconds, _ in fit.points)

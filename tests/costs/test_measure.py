@@ -8,10 +8,11 @@ import torch
 from tensoropt.costs.measure import (
     MAX_REPEATS,
     MIN_REPEATS,
-    _slowest,
+    joined,
     make_optimizer,
     measure,
     measure_optimizer,
+    usual,
 )
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.store import ProfileStore
@@ -142,10 +143,18 @@ def test_a_batch_that_breaks_the_ranks_is_tried_one_by_one(pool, store):
     assert records[works[2].key]["forward_s"] > 0
 
 
-def test_the_slowest_rank_counts():
-    fast, slow = {"forward_s": 1.0, "backward_s": 2.0}, {"forward_s": 2.0, "backward_s": 1.5}
-    assert _slowest([fast, slow]) is slow
-    assert _slowest([fast, {"error": "no"}, slow]) == {"error": "no"}
+def test_the_slower_rank_counts_each_time():
+    one = {"forward": [1.0, 4.0, 1.0, 4.0], "backward": [2.0] * 4}
+    other = {"forward": [3.0, 2.0, 3.0, 2.0], "backward": [1.0] * 4}
+    record = joined([one, other])
+    assert (record["forward_s"], record["backward_s"]) == (3.5, 2.0)
+    assert record["repeats"] == 4
+    assert joined([one, {"error": "no"}, other]) == {"error": "no"}
+
+
+def test_what_was_disturbed_does_not_count():
+    assert usual([1.0, 1.1, 0.9, 1.0, 50.0]) == pytest.approx(1.0)
+    assert usual([1.0, 2.0]) == 1.5
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])

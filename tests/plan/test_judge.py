@@ -60,6 +60,9 @@ class PerByte:
     def source(self, kind, axes):
         return "data sheet"
 
+    def arrival_s(self, axes, work_s):
+        return np.zeros(np.shape(work_s))
+
 
 def played(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Judged:  # noqa: B008
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
@@ -160,6 +163,45 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
         assert simulate(strategy, facts, "sgd").peak.total == judged.played.memory.sum()
         timeline, _ = schedule_of(judged.play)
         assert sum(timeline.peak(DEVICE)[1].values()) == pytest.approx(judged.played.memory.sum())
+
+
+class Late(ToyCommunication):
+    """A collective takes longer by half the work before it, up to a limit of each axis."""
+
+    def arrival_s(self, axes, work_s):
+        return np.minimum(np.asarray(work_s) / 2, 1e-4 * (1 + axes[0]))
+
+
+@pytest.mark.parametrize("overlap", [BLOCKING, BESIDE], ids=["blocking", "beside"])
+@pytest.mark.parametrize("name", ["two layers", "gpt2"])
+def test_a_collective_after_work_takes_longer_in_walk_and_schedule_alike(name, overlap):
+    mesh, prepared = (2, 2, 2), problem(MODELS[name])
+    rng, micro = random.Random(name), micro_strategies(prepared.graph, 2)
+    strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
+    upkeep = Upkeep(1e-9, 1e-9, 1e-6)
+    at_once = played(strategy, ToyCompute(), ToyCommunication(), overlap, upkeep)
+    late = played(strategy, ToyCompute(), Late(), overlap, upkeep)
+    added = late.played.communication_s[0] - at_once.played.communication_s[0]
+    collectives = sum(late.collectives(0).values())
+    assert 0 < added <= 3e-4 * collectives
+    assert late.played.compute_s[0] == at_once.played.compute_s[0]
+    timeline, axes = schedule_of(late.play)
+    assert timeline.total_s == pytest.approx(late.played.total_s[0])
+    sent = sum(e.task.duration_s for e, of in zip(timeline.events, axes, strict=True) if of is not None)
+    assert sent == pytest.approx(late.played.communication_s[0])
+
+
+def test_only_the_first_of_several_collectives_waits_for_sleepers():
+    """Data parallel: 1 s of forward per group, the loss's reduction, 6 s of backward, one bucket."""
+
+    class Sleepers(PerByte):
+        def arrival_s(self, axes, work_s):
+            return np.minimum(work_s, 4.0) / 10
+
+    total, compute, communication, _ = figures(played(data_parallel(), Hand(), Sleepers(1e-3), BLOCKING))
+    bucket = (W1 + W2) * 1e-3
+    assert communication == pytest.approx(0.004 + 0.3 + bucket + 0.4)
+    assert total == pytest.approx(compute + communication)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

@@ -5,7 +5,7 @@
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
 this machine, with measurements made in the same run; ten plans spaced evenly by index along each frontier are
 run. Every plan is timed in two rounds over all plans: their difference is the noise floor. Results are dated
-files in tests/benchmarks/results/fidelity.
+files in tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ from tensoropt.costs.pool import RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.execute.models import ModelSpec
 from tests.benchmarks.fidelity.report import markdown, picture, summary
-from tests.benchmarks.fidelity.steps import run_plan
+from tests.benchmarks.fidelity.steps import run_plan, seconds_of
 from tests.benchmarks.search.bench_search import machine
 
 FOLDER = Path(__file__).parents[1] / "results" / "fidelity"
@@ -63,18 +64,19 @@ def measure(name: str, cluster: str, plans: int, steps: int, store: ProfileStore
             [pool.run(run_plan, spec, plan.strategy_data(), OPTIMIZER, steps) for _, _, plan in chosen]
             for _ in range(2)
         ]
-    for (index, point, plan), first, second in zip(chosen, *rounds, strict=True):
+    for (index, point, plan), *both in zip(chosen, *rounds, strict=True):
+        timed = [seconds_of(ranks) for ranks in both]
         rows.append(
             {
                 "point": index,
                 "mesh": plan.mesh.label,
                 "micro_batches": plan.micro_batches,
                 "time_predicted_s": point.time_s,
-                "time_measured_s": [slowest(first, "step_s"), slowest(second, "step_s")],
+                "time_measured_s": [statistics.median(whole) for whole, _ in timed],
                 "network_predicted_s": point.communication_s,
-                "network_measured_s": [moving(first), moving(second)],
+                "network_measured_s": [statistics.median(network) for _, network in timed],
                 "memory_predicted_bytes": point.memory_bytes,
-                "memory_measured_bytes": max(rank["memory_bytes"] for rank in first),
+                "memory_measured_bytes": max(rank["memory_bytes"] for rank in both[0]),
             }
         )
     return {
@@ -97,15 +99,6 @@ def line(one: dict[str, Any]) -> str:
     )
 
 
-def slowest(ranks: Sequence[dict[str, Any]], key: str) -> float:
-    return max(rank[key] for rank in ranks)
-
-
-def moving(ranks: Sequence[dict[str, Any]]) -> float:
-    """Seconds of a step's collectives: each one's on the rank that came last, which waits for nobody."""
-    return sum(min(times) for times in zip(*(rank["collectives_s"] for rank in ranks), strict=True))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer models, plans and steps")
@@ -126,22 +119,30 @@ def main() -> None:
 
 
 def save(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
-    """Write what is known by now; gives it as text."""
+    """Write what is known by now, with what the same day's file has of other models; gives it as text."""
+    date = datetime.date.today().isoformat()
+    options.out.mkdir(parents=True, exist_ok=True)
+    stem = options.out / f"{date}-fidelity{'-quick' if options.quick else ''}"
     data = {
-        "date": datetime.date.today().isoformat(),
+        "date": date,
         "machine": machine(),
         "cluster": options.cluster,
         "quick": options.quick,
         "optimizer": OPTIMIZER,
-        "results": list(results),
+        "results": with_earlier(results, stem.with_suffix(".json")),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    stem = options.out / f"{data['date']}-fidelity{'-quick' if options.quick else ''}"
     text = markdown(data)
     stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     stem.with_suffix(".svg").write_text(picture(data), encoding="utf-8")
     return text
+
+
+def with_earlier(results: Sequence[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """Results of this run and, in the models' order, those of other models that the file has."""
+    earlier = json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else []
+    found = {one["model"]: one for one in (*earlier, *results)}
+    return [found[name] for name in MODELS if name in found]
 
 
 if __name__ == "__main__":

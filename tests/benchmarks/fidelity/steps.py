@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +18,16 @@ from tensoropt.sharding.serialise import strategy_from_dict
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""
+Stamps = list[tuple[float, float]]
 
 
 def run_plan(
     rank: int, world_size: int, spec: ModelSpec, strategy: Mapping[str, Any], optimizer: str, steps: int
 ) -> dict[str, Any]:
-    """Median seconds of a step, seconds of each of its collectives, most bytes alive (runs in the pool)."""
+    """Start and end of each step and of each of its collectives, most bytes alive (runs in the pool).
+
+    Ranks of a machine read one clock, so that stamps of several ranks can be compared.
+    """
     loaded = load_model(spec)
     engine = Engine(strategy_from_dict(strategy, loaded.graph), loaded.values)
     leaves = engine.shards.leaves.values()
@@ -37,19 +40,36 @@ def run_plan(
 
     step()  # warms up, makes the optimizer's state
     memory = _peak(engine, loaded.inputs, stepper, step)
-    times = []
+    whole: Stamps = []
+    collectives: list[Stamps] = []
     for _ in range(steps):
         dist.barrier()
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    runs = []
-    for _ in range(steps):
-        with _timed() as seconds:
+        with _stamped() as stamps:
+            start = time.perf_counter()
             step()
-        runs.append(seconds)
-    each = [statistics.median(values) for values in zip(*runs, strict=True)]
-    return {"step_s": statistics.median(times), "collectives_s": each, "memory_bytes": memory}
+            whole.append((start, time.perf_counter()))
+        collectives.append(stamps)
+    return {"steps": whole, "collectives": collectives, "memory_bytes": memory}
+
+
+def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Seconds of each step, and of these the seconds of its collectives.
+
+    A collective counts from the call of the rank that comes last to the return of the one that is done last:
+    it is what the collective takes, without the waiting for a rank that computes. The rest of the step is
+    computing, and waiting for it.
+    """
+    whole = [_span(each) for each in zip(*(rank["steps"] for rank in ranks), strict=True)]
+    network = [
+        sum(_span(each) for each in zip(*stamps, strict=True))
+        for stamps in zip(*(rank["collectives"] for rank in ranks), strict=True)
+    ]
+    return whole, network
+
+
+def _span(stamps: Sequence[tuple[float, float]]) -> float:
+    """From the last start to the last end."""
+    return max(end for _, end in stamps) - max(start for start, _ in stamps)
 
 
 def _peak(engine: Engine, inputs: Any, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> int:
@@ -66,27 +86,30 @@ def _peak(engine: Engine, inputs: Any, optimizer: torch.optim.Optimizer, step: C
 
 
 @contextmanager
-def _timed() -> Iterator[list[float]]:
-    """Seconds of the collectives issued meanwhile, in the order in which they are issued."""
-    seconds: list[float] = []
+def _stamped() -> Iterator[Stamps]:
+    """Start and end of the collectives issued meanwhile, in the order in which they are issued.
+
+    Asynchronous ones are waited for at once: gloo's threads run on the cores that compute, and nothing else
+    tells how long one takes by itself.
+    """
+    stamps: Stamps = []
     originals = {name: getattr(dist, name) for name in COLLECTIVES}
 
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def stamped(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            dist.barrier()  # so that none is charged for another rank's delay
             start = time.perf_counter()
             work = function(*args, **kwargs)
             if kwargs.get("async_op"):
                 work.wait()
-            seconds.append(time.perf_counter() - start)
+            stamps.append((start, time.perf_counter()))
             return work
 
         return call
 
     for name, function in originals.items():
-        setattr(dist, name, timed(function))
+        setattr(dist, name, stamped(function))
     try:
-        yield seconds
+        yield stamps
     finally:
         for name, function in originals.items():
             setattr(dist, name, function)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.benchmarks.fidelity.bench_fidelity import evenly, moving
+from tests.benchmarks.fidelity.bench_fidelity import evenly, with_earlier
 from tests.benchmarks.fidelity.report import error, kendall, markdown, picture, spread, summary
+from tests.benchmarks.fidelity.steps import seconds_of
 
 
 def row(predicted: float, first: float, second: float, memory: tuple[float, float] = (99, 100)) -> dict:
@@ -36,8 +39,10 @@ def test_tau_leaves_out_pairs_within_the_noise():
     assert kendall(rows, noise=1.0) == (None, 0)
 
 
-def test_a_collective_counts_for_the_rank_that_waits_for_nobody():
-    assert moving([{"collectives_s": [1.0, 5.0]}, {"collectives_s": [4.0, 2.0]}]) == 3.0
+def test_a_collective_counts_from_the_rank_that_comes_last():
+    one = {"steps": [(0.0, 9.0)], "collectives": [[(1.0, 4.0), (5.0, 6.0)]]}
+    other = {"steps": [(0.5, 8.0)], "collectives": [[(3.0, 4.5), (5.0, 7.0)]]}
+    assert seconds_of([one, other]) == ([8.5], [1.5 + 2.0])
 
 
 def test_reports_hold_every_plan_and_say_whose_figures_are_whose():
@@ -49,3 +54,11 @@ def test_reports_hold_every_plan_and_say_whose_figures_are_whose():
     assert "7.16 %" in text  # theirs
     assert "cores 2" in text
     assert picture(data).count("<circle") == 2
+
+
+def test_models_measured_earlier_keep_their_rows(tmp_path):
+    file = tmp_path / "day.json"
+    assert with_earlier([{"model": "RNN"}], file) == [{"model": "RNN"}]
+    file.write_text(json.dumps({"results": [{"model": "GPT-2", "n": 1}, {"model": "VGG16", "n": 1}]}))
+    found = with_earlier([{"model": "GPT-2", "n": 2}], file)
+    assert found == [{"model": "VGG16", "n": 1}, {"model": "GPT-2", "n": 2}]

@@ -1,0 +1,198 @@
+"""Lines through the times of messages, and what coming from work adds to them.
+
+``t = alpha + bytes / beta`` by least squares with relative weights (an error of 10 % weighs the same at
+1 KiB and at 64 MiB), as several lines where one is wrong: small messages are dominated by wake-ups
+and may go by another algorithm, large ones no longer fit into caches, the largest are fresh pages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tensoropt.errors import MeasurementError
+
+# A further line is kept when the residual is above the first figure and falls to the second's share.
+_GOOD_RESIDUAL = 0.05
+_WORTH_A_LINE = 0.7
+_MOST_LINES = 4
+_FEWEST_POINTS_PER_LINE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One line, for messages from ``from_bytes`` (0 for the first) to ``up_to_bytes`` (inf for the last)."""
+
+    alpha_s: float
+    seconds_per_byte: float
+    from_bytes: float = 0.0
+    up_to_bytes: float = math.inf
+
+    def time_s(self, num_bytes: float) -> float:
+        """The line's value, wherever it is asked."""
+        return self.alpha_s + num_bytes * self.seconds_per_byte
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """beta; inf for a flat line."""
+        return 1 / self.seconds_per_byte if self.seconds_per_byte > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """What was measured of one kind of communication in one group, and its lines.
+
+    Attributes:
+        kind: a collective, or ``send``.
+        group: the ranks.
+        segments: ascending in ``up_to_bytes``.
+        residual: root mean square of the relative errors of the lines at the points.
+        points: ``(bytes, seconds, spread)``: the mean, and half the interquartile range by the median.
+    """
+
+    kind: str
+    group: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    residual: float
+    points: tuple[tuple[int, float, float], ...] = field(default=(), repr=False)
+
+    def time_s(self, num_bytes: float) -> float:
+        """Predicted seconds, never less than for a smaller message; interpolated between two lines."""
+        floor, end = 0.0, 0.0
+        for segment in self.segments:
+            if num_bytes < segment.from_bytes:
+                start = max(floor, segment.time_s(segment.from_bytes))
+                return floor + (start - floor) * (num_bytes - end) / (segment.from_bytes - end)
+            if num_bytes <= segment.up_to_bytes:
+                return max(floor, segment.time_s(num_bytes))
+            floor, end = max(floor, segment.time_s(segment.up_to_bytes)), segment.up_to_bytes
+        raise AssertionError("the last segment has no end")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "group": list(self.group),
+            "segments": [
+                [
+                    s.alpha_s,
+                    s.seconds_per_byte,
+                    s.from_bytes,
+                    None if math.isinf(s.up_to_bytes) else s.up_to_bytes,
+                ]
+                for s in self.segments
+            ],
+            "residual": self.residual,
+            "points": [list(point) for point in self.points],
+        }
+
+    @classmethod
+    def from_dict(cls, kind: str, data: Mapping[str, Any]) -> LinkFit:
+        return cls(
+            kind=kind,
+            group=tuple(data["group"]),
+            segments=tuple(
+                Segment(
+                    alpha_s=alpha,
+                    seconds_per_byte=slope,
+                    from_bytes=start,
+                    up_to_bytes=math.inf if end is None else end,
+                )
+                for alpha, slope, start, end in data["segments"]
+            ),
+            residual=data["residual"],
+            points=tuple((int(size), seconds, spread) for size, seconds, spread in data["points"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What a collective takes longer when ranks come to it from work.
+
+    Attributes:
+        points: ``(seconds of work since the collective before, seconds longer)``, both ascending from (0, 0).
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def time_s(self, work_s: Any) -> Any:
+        """Seconds longer after ``work_s`` (a number or an array); as for the longest work beyond it."""
+        works_s, longer_s = zip(*self.points, strict=True)
+        return np.interp(work_s, works_s, longer_s)
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """``(alpha, seconds per byte)``, both at least 0, least squares of the relative errors."""
+    x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
+    design = np.stack([1 / t, x / t], axis=1)
+    scale = np.linalg.norm(design, axis=0)
+    scale[scale == 0] = 1.0
+    alpha, slope = np.linalg.lstsq(design / scale, np.ones_like(t), rcond=None)[0] / scale
+    if alpha < 0:  # the best line through the origin
+        alpha, slope = 0.0, float((x / t).sum() / (x**2 / t**2).sum())
+    if slope < 0:  # the best flat line
+        alpha, slope = float((1 / t).sum() / (1 / t**2).sum()), 0.0
+    if slope * x.max() < 1e-9 * alpha:  # rounding of a flat line
+        slope = 0.0
+    return float(alpha), float(slope)
+
+
+def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
+    """As many lines as the points need, at most four; and the residual.
+
+    A larger message bounds the time of a smaller one, so a time that noise has lifted above that of a
+    larger message is lowered to it before fitting. The residual is against the times as measured.
+
+    Args:
+        sizes: bytes, ascending; at least two.
+        seconds: above 0.
+    """
+    if len(sizes) < 2 or len(sizes) != len(seconds) or min(seconds) <= 0:
+        raise MeasurementError(f"a line needs at least two sizes with times above 0, not {list(seconds)}")
+    cleaned = np.minimum.accumulate(np.asarray(seconds, dtype=float)[::-1])[::-1]
+    best: tuple[float, tuple[Segment, ...]] | None = None
+    for lines in range(1, _MOST_LINES + 1):
+        candidates = [_piecewise(sizes, cleaned, cuts) for cuts in _cuts(len(sizes), lines)]
+        if not candidates:
+            break
+        scored = [(_residual(segments, sizes, seconds), segments) for segments in candidates]
+        least = min(scored, key=lambda item: item[0])
+        if best is None or least[0] <= _WORTH_A_LINE * best[0]:
+            best = least
+        if best[0] <= _GOOD_RESIDUAL:
+            break
+    assert best is not None
+    return best[1], best[0]
+
+
+def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
+    """Where to cut so that each line has enough points; no cut at all for one line."""
+    for cuts in itertools.combinations(range(1, points), lines - 1):
+        bounds = (0, *cuts, points)
+        if lines == 1 or all(b - a >= _FEWEST_POINTS_PER_LINE for a, b in itertools.pairwise(bounds)):
+            yield cuts
+
+
+def _piecewise(sizes: Sequence[float], seconds: np.ndarray, cuts: tuple[int, ...]) -> tuple[Segment, ...]:
+    segments = []
+    for start, stop in itertools.pairwise((0, *cuts, len(sizes))):
+        alpha, slope = fit_line(sizes[start:stop], seconds[start:stop])
+        segments.append(
+            Segment(
+                alpha_s=alpha,
+                seconds_per_byte=slope,
+                from_bytes=0.0 if start == 0 else sizes[start],
+                up_to_bytes=math.inf if stop == len(sizes) else sizes[stop - 1],
+            )
+        )
+    return tuple(segments)
+
+
+def _residual(segments: tuple[Segment, ...], sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    fit = LinkFit(kind="", group=(), segments=segments, residual=0.0)
+    errors = [fit.time_s(size) / time - 1 for size, time in zip(sizes, seconds, strict=True)]
+    return math.sqrt(statistics.fmean(error**2 for error in errors))

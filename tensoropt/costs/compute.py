@@ -39,7 +39,8 @@ def measurement_prefix(ranks: int, threads: int, training: bool, device: str | N
         device: a kind of GPU; None for this machine's processor.
     """
     mode = "train" if training else "inference"
-    return f"{device or processor_name()}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
+    on = device or f"{processor_name()}/kept-memory"  # see tensoropt.costs.allocator
+    return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 
 class MeasuredCompute:

@@ -165,8 +165,8 @@ class Prices:
         )
         compute = 0.0
         if tensor.requires_grad:
-            accumulate = elements * tensor.stored_element_bytes * self.upkeep.add_s_per_byte
-            compute = elements * self.compute.optimizer_s_per_element + accumulate * self.mesh[0]
+            arrival = self.upkeep.arrival_s(elements * tensor.stored_element_bytes, self.mesh[0])
+            compute = elements * self.compute.optimizer_s_per_element + arrival * self.mesh[0]
         communication = 0.0
         axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
         if axes and tensor.requires_grad:

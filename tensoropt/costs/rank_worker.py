@@ -19,6 +19,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tensoropt.costs.allocator import keep_freed_memory
+
 
 def main() -> None:
     """A loop over ``(verb, content)`` messages until the connection closes."""
@@ -85,6 +87,8 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
 
         torch.set_num_threads(setup["threads"])
         torch.set_num_interop_threads(1)
+        if setup["backend"] == "gloo":
+            keep_freed_memory()
         if setup["backend"] == "nccl":
             torch.cuda.set_device(setup["rank"])
         _connect(setup)

@@ -1,6 +1,6 @@
 """Upkeep: what a step spends beside operators and collectives.
 
-Copies around collectives, the addition of each gradient into its bucket, and the fixed cost of issuing an
+Copies around collectives, the way of each gradient into its bucket, and the fixed cost of issuing an
 edge: small per item, but a plan with many edges and micro-batches has hundreds of them.
 """
 
@@ -31,6 +31,12 @@ class Upkeep:
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
     call_s: float = 0.0
+
+    def arrival_s(self, gradient_bytes: float, micro_batches: int = 1) -> float:
+        """Seconds per micro-batch until a gradient is in its bucket: the first one's is copied there, those
+        of the others are added."""
+        added = (micro_batches - 1) * self.add_s_per_byte
+        return gradient_bytes * (self.copy_s_per_byte + added) / micro_batches
 
 
 class _Pass(torch.autograd.Function):

@@ -7,7 +7,6 @@ buckets, and the user's ``loss.backward()`` scales and reduces them: the calling
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tensoropt.costs.allocator import keep_freed_memory
 from tensoropt.execute.counts import TargetCounts
 from tensoropt.execute.gradients import Pending
 from tensoropt.execute.lower import Lowered, lower
@@ -94,6 +94,8 @@ class Engine:
         self.training = strategy.graph.atoms.graph.training
         device = next((v.device for v in values.values()), None)
         self.runtime = runtime or Runtime(strategy.mesh, seed=seed, device=device)
+        if self.runtime.device.type == "cpu":
+            keep_freed_memory()
         self.keeper = GatheredParameters(self.runtime)
         self.runtime.gathered = self.keeper.note
         self.lowered: Lowered = lower(strategy, self.runtime)
@@ -102,11 +104,7 @@ class Engine:
         self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
         self.gathers = any(node.meta["edge"].kind == "parameter" for node in self._edges())
         self._in_backward = False
-        self._quiet = False
         self._anchor = torch.zeros((), requires_grad=True, device=self.runtime.device)
-        for name in self.shards.gradients:
-            hook = functools.partial(self._arrived, name)
-            self.shards.leaves[name].register_post_accumulate_grad_hook(hook)
         self._counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
         self._evaluator: torch.fx.GraphModule | None = None
 
@@ -181,9 +179,7 @@ class Engine:
             self.runtime.micro_batch = index
             outputs = self._run(inputs, evaluating)
             if training:
-                self._quiet = True
                 outputs[0].backward()
-                self._quiet = False
                 outputs = (outputs[0].detach(),)
             parts.append(outputs)
         self.runtime.micro_batch = 0
@@ -204,10 +200,6 @@ class Engine:
             self._in_backward = True
             self.shards.book.occupy()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-
-    def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        if not self._quiet and self._in_backward:
-            self.shards.book.arrived(name)
 
     def _end_of_backward(self) -> None:
         self._in_backward = False

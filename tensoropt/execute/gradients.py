@@ -1,14 +1,17 @@
 """Gradients of a running plan: flat, persistent buckets, reduced once per backward.
 
-Autograd accumulates into views of the buckets, where gradients stay partial sums until the end of a
-backward, when each bucket is all-reduced over its axes (started as soon as its last gradient is there).
+A gradient is copied into its view of a bucket as soon as autograd has made it, those of later micro-batches
+are added there by autograd itself. They stay partial sums until the end of a backward, when each bucket is
+all-reduced over its axes (started as soon as its last gradient is there). Buckets are not cleared first: a
+parameter without a gradient gets its zeros at the end, which spares two passes over the memory of all others.
 What a user sees as ``.grad`` is such a view, and a user may accumulate over several backward calls, clear
 some gradients, or run further forward passes in between; so a bucket that holds something is set aside
-before it is used again. In the usual loop (clear, forward, backward, step) nothing is ever copied.
+before it is used again. In the usual loop (clear, forward, backward, step) nothing ever is.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,9 +61,13 @@ class Gradients:
         self._holder: weakref.ref[Pending] | None = None
         self._stash: list[torch.Tensor | None] = [None] * len(self.buckets)
         self._committed = False
+        self._eager = False
+        self._absent: set[str] = set()
         self._missing = [0] * len(self.buckets)
         self._works: list[Any] = []
         self._started: set[int] = set()
+        for name in self.views:
+            leaves[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, name))
 
     def show_as(
         self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
@@ -94,37 +101,59 @@ class Gradients:
     # -- a backward -------------------------------------------------------------------------------
 
     def occupy(self, pending: Pending | None = None) -> None:
-        """Empty the buckets for a new accumulation; what they held is set aside."""
+        """Make room for a new accumulation; what the buckets held is set aside.
+
+        Args:
+            pending: whose gradients these will be, if they have to wait for the user's ``backward()``.
+        """
         holder = self._holder() if self._holder is not None else None
+        self._absent = set(self.views)
         if holder is not None and not holder.done:
             holder.saved = [flat.clone() for _, flat in self.buckets]
-            self._zero()
         elif self._committed and any(self._visible(name) for name in self.views):
             self._adopt()
             self._set_aside(keep_local=pending is None)
-        else:
-            self._zero()
         self._committed = False
+        self._eager = pending is None
         self._holder = weakref.ref(pending) if pending is not None else None
         for name, view in self.views.items():
-            self.leaves[name].grad = view
+            self.leaves[name].grad = None if name in self._absent else view
         self._works, self._started = [], set()
         self._missing = [len(bucket.parameters) for bucket, _ in self.buckets]
-
-    def _zero(self) -> None:
-        for _, flat in self.buckets:
-            flat.zero_()
 
     def _set_aside(self, *, keep_local: bool) -> None:
         """Stash committed buckets; one that needs no reduction simply goes on adding up."""
         for index, (bucket, flat) in enumerate(self.buckets):
             if keep_local and self.runtime.group(bucket.axes) is None:
-                continue
-            self._stash[index] = flat.clone()
-            flat.zero_()
+                self._absent.difference_update(bucket.parameters)
+            else:
+                self._stash[index] = flat.clone()
+
+    def _arrived(self, name: str, leaf: torch.Tensor) -> None:
+        """Autograd is through with a leaf: its gradient goes to its bucket, and a bucket that has all of its
+        own on its way."""
+        if name in self._absent:
+            assert leaf.grad is not None
+            with torch.no_grad():
+                self.views[name].copy_(leaf.grad)
+            self._absent.remove(name)
+            leaf.grad = self.views[name]
+        if self._eager:
+            index = self._bucket_of[name]
+            self._missing[index] -= 1
+            if self._missing[index] == 0:
+                self._start(index)
+
+    def complete(self) -> None:
+        """No further gradient comes: those that have not are zero."""
+        for name in self._absent:
+            self.views[name].zero_()
+            self.leaves[name].grad = self.views[name]
+        self._absent = set()
 
     def hide(self) -> None:
         """While micro-batches wait for ``backward()``, users see what was there before the step."""
+        self.complete()
         for bucket, flat, stash in self._stashed():
             pieces = (
                 stash.split([self.leaves[n].numel() for n in bucket.parameters])
@@ -141,13 +170,6 @@ class Gradients:
 
     def _stashed(self) -> list[tuple[Bucket, torch.Tensor, torch.Tensor | None]]:
         return [(b, flat, stash) for (b, flat), stash in zip(self.buckets, self._stash, strict=True)]
-
-    def arrived(self, name: str) -> None:
-        """A gradient is complete; start its bucket's reduction when it was the last one."""
-        index = self._bucket_of[name]
-        self._missing[index] -= 1
-        if self._missing[index] == 0:
-            self._start(index)
 
     def _start(self, index: int) -> None:
         bucket, flat = self.buckets[index]
@@ -166,6 +188,7 @@ class Gradients:
         assert saved is not None
         pending.saved = None
         self.occupy(pending)
+        self._absent = set()
         for (_, flat), value in zip(self.buckets, saved, strict=True):
             flat.copy_(value)
 
@@ -188,6 +211,7 @@ class Gradients:
 
     def finish(self) -> None:
         """Reduce what is not reduced yet, add what was set aside, and show the result."""
+        self.complete()
         for index in range(len(self.buckets)):
             if index not in self._started:
                 self._start(index)

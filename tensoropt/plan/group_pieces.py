@@ -186,7 +186,7 @@ class GroupPieces(PieceMaker):
         return found
 
     def parameter(self, name: str, stored: Layout, *, shared: bool) -> Piece:
-        """A parameter between uses: its bytes, its gradient's addition, its share of the optimizer step.
+        """A parameter between uses: its bytes, its gradient's arrival, its share of the optimizer step.
 
         Autograd adds to a shared one's gradient once, when all its users' parts are there; the sum of those
         that are waits beside.
@@ -194,9 +194,9 @@ class GroupPieces(PieceMaker):
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Piece((), parameters=size)
-        add_s = step_s = 0.0
+        arrival_s = step_s = 0.0
         if self.prices is not None:
-            add_s = size * self.prices.upkeep.add_s_per_byte
+            arrival_s = self.prices.upkeep.arrival_s(size, self.prices.mesh[0])
             step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
         waiting = (
             Effect(FIRST_ARRIVED, later=True, transient=size),
@@ -204,7 +204,7 @@ class GroupPieces(PieceMaker):
         )
         effects = (
             *(waiting if shared else ()),
-            Effect(ARRIVED, local_s=add_s, source=self.upkeep_source),
+            Effect(ARRIVED, local_s=arrival_s, source=self.upkeep_source),
             Effect(
                 STEP,
                 spot=size * OPTIMIZER_TRANSIENT[self.optimizer],

@@ -107,7 +107,9 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
         total += (forward * runs(strategy, group.name) + backward) * strategy.mesh[0]
     for name, layout in strategy.stored.items():
         if strategy.tensor(name).requires_grad:
-            total += prod(strategy.local_shape(name, layout)) * ToyCompute().optimizer_s_per_element
+            elements = prod(strategy.local_shape(name, layout))
+            total += elements * ToyCompute().optimizer_s_per_element
+            total += elements * strategy.tensor(name).stored_element_bytes / COPY  # into its bucket, once
     return total
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.costs.allocator import keep_freed_memory
 from tensoropt.errors import PlanError
 from tensoropt.execute.counts import TargetCounts
 from tensoropt.execute.engine import GatheredParameters
@@ -111,6 +112,8 @@ class PlacedEngine:
             self.placing = Placing((self.runtime.rank,), (base,) * count)
             self.transport = Job() if self.runtime.distributed else Alone()
         self.home = self.placing.devices[self.placing.here[0]]
+        if self.home.type == "cpu":
+            keep_freed_memory()
 
     def _lower(self, *, evaluating: bool) -> Part:
         part = lower_part(

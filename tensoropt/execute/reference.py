@@ -10,10 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import find_loss
+from tensoropt.capture.validity import valid_values
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model, open_model
 from tensoropt.execute.steps import AnyEngine
+from tensoropt.sharding.local import draws_numbers
 
 OPTIMIZER_STEPS = 2
 """Steps after which parameters are compared: the second one starts from moved weights and used state."""
@@ -134,9 +136,9 @@ def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> dict[str, float]:
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> dict[str, Any] | None:
-    """The unsplit graph against the module it was captured from; None where dropout makes them differ."""
+    """The unsplit graph against the module it was captured from; None for models that draw random numbers."""
     loaded = load_model(spec)
-    if has_dropout(loaded):
+    if draws_at_random(loaded):
         return None
     ref = reference(loaded, seed)
     model, args, kwargs = spec.build()
@@ -148,7 +150,8 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
             outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))
         wanted = [v for v in outputs if isinstance(v, torch.Tensor)]
         return {"loss_difference": outputs_difference(ref.outputs, wanted), "gradient_difference": None}
-    _, loss = find_loss(model.train()(*args, **kwargs))
+    with valid_values():  # a layer that capture kept is not dropped here either
+        _, loss = find_loss(model.train()(*args, **kwargs))
     loss.backward()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     worst = 0.0
@@ -193,14 +196,14 @@ def precision(loaded: LoadedModel) -> str:
     return next((dtype for dtype in order if dtype in used), "float32")
 
 
-def has_dropout(loaded: LoadedModel) -> bool:
+def draws_at_random(loaded: LoadedModel) -> bool:
+    """Whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
     if loaded.spec.mode == "inference":
         return False
     for op in loaded.captured.graph.operators:
-        if "dropout" in op.target:
-            return True
         if "scaled_dot_product_attention" in op.target:
-            p = op.args[4] if len(op.args) > 4 else op.kwargs.get("dropout_p", 0.0)
-            if p:
+            if op.args[4] if len(op.args) > 4 else op.kwargs.get("dropout_p", 0.0):
                 return True
+        elif draws_numbers(op):
+            return True
     return False

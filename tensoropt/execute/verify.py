@@ -117,7 +117,7 @@ def _decided(
 
 
 def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> dict[str, Any] | None:
-    """Differences between the unsplit graph and the original module; None for models with dropout."""
+    """Differences between the unsplit graph and the original module; None for models that draw at random."""
     return pool.run(module_difference, model, seed)[0]
 
 

@@ -434,6 +434,36 @@ def test_other_questions_about_values_are_still_refused():
         capture(Lambda(lambda m, x: x.sum() if torch.isfinite(x).sum() > 3 else m.w.sum(), w=8), (X,))
 
 
+def test_what_a_model_refuses_is_taken_not_to_happen():
+    def forward(m, x):
+        assert torch.all(x.abs() < 100).item(), "large"
+        if not (x > -100).all():
+            raise ValueError("small")
+        if x.isfinite().sum() < 1:
+            raise ValueError("nothing")
+        return (x * m.w).sum()
+
+    graph = capture(Lambda(forward, w=8), (X,)).graph
+    assert targets(graph) == ["mul.Tensor", "sum"]
+    assert len(graph.notes) == 3
+    assert all("refuses some values" in note for note in graph.notes)
+
+
+def test_layers_that_are_dropped_at_random_are_kept():
+    def forward(m, x):
+        for _ in range(3):
+            if not m.training or torch.rand([]) >= 0.1:
+                x = x * m.w
+            if m.training and torch.rand([]) < 0.9:
+                x = x.sin()
+        return x.sum()
+
+    graph = capture(Lambda(forward, w=8), (X,)).graph
+    assert targets(graph) == ["mul.Tensor", "sin"] * 3 + ["sum"]
+    assert len(graph.notes) == 2
+    assert all("at random" in note for note in graph.notes)
+
+
 def test_distributions_do_not_validate_while_they_are_exported():
     def forward(m, x):
         return -torch.distributions.StudentT(3.0 + m.w.exp(), x, m.w.exp()).log_prob(x + 1.0).mean()

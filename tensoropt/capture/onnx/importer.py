@@ -35,6 +35,10 @@ class Importer:
         reader: of its tensors.
         device: ``meta`` keeps the weights' shapes only.
         batch: (the file's batch size, the one asked for), if a fixed one was replaced.
+        types: ONNX element types of tensors by name, as far as they are known.
+
+    Attributes:
+        made: shapes of what the nodes made.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Importer:
         *,
         device: str = "cpu",
         batch: tuple[int, int] | None = None,
+        types: Mapping[str, int] | None = None,
     ):
+        self.types = {t.name: t.data_type for t in model.graph.initializer} | dict(types or {})
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
         self.builder = Builder(device)
         self.opsets = opsets_of(model)
@@ -105,7 +111,7 @@ class Importer:
             for name, result in zip(node.output, results, strict=False):
                 if name:
                     env[name] = result
-                    if isinstance(result, Value):
+                    if isinstance(result, Value) and not self._inside_function:
                         self.made[name] = result.shape
 
     def _lookup(self, name: str, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]) -> Any:
@@ -234,6 +240,7 @@ class Importer:
             operands=operands,
             attributes={a.name: attribute_value(a, self.reader) for a in node.attribute},
             wanted=[name in live for name in node.output],
+            types=[self.types.get(name, 0) for name in node.input],
             builder=self.builder,
             batch=self.batch,
             run=run,

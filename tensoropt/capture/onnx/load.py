@@ -15,6 +15,7 @@ from torch import fx
 from tensoropt.capture.onnx import ops as _converters  # noqa: F401 - registers them
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.importer import Importer, first_line
+from tensoropt.capture.onnx.inference import Inferred, infer
 from tensoropt.capture.onnx.losses import with_loss
 from tensoropt.capture.onnx.reader import checked, read_model
 from tensoropt.capture.onnx.signature import Input, bind_inputs
@@ -109,12 +110,14 @@ def _import(
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
         raise OnnxError("it has two inputs of one name")
-    importer = Importer(model, TensorReader(folder), device=device, batch=batch)
+    inferred = infer(model, inputs) if batch is None else Inferred()
+    importer = Importer(model, TensorReader(folder), device=device, batch=batch, types=inferred.types)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
     wanted = list(outputs) or [o.name for o in graph.output]
     if not wanted:
         raise OnnxError("it has no outputs")
     results = importer.run(values, wanted)
+    inferred.check(importer.made)
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
     notes = list(importer.notes)
     frozen = sum(n.op_type == "BatchNormalization" for n in graph.node)

@@ -26,6 +26,7 @@ class Call:
         operands: one per input; None where an optional input is left out.
         attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs as they are.
         wanted: for each output, whether anything reads it.
+        types: the ONNX element type of each input; 0 where it is not known.
         batch: (the file's batch size, the one asked for instead), if a fixed one was overridden.
         run: evaluates a subgraph with values for its inputs; gives its outputs.
     """
@@ -37,6 +38,7 @@ class Call:
     attributes: Mapping[str, Any]
     wanted: Sequence[bool]
     builder: Builder
+    types: Sequence[int] = ()
     batch: tuple[int, int] | None = None
     run: Callable[..., list[Any]] | None = None
 
@@ -55,6 +57,9 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
+
+    def type_of(self, index: int) -> int:
+        return self.types[index] if index < len(self.types) else 0
 
     def wants(self, index: int) -> bool:
         return index < len(self.wanted) and self.wanted[index]

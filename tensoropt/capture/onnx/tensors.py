@@ -36,6 +36,8 @@ DTYPES: dict[Any, torch.dtype] = {
 }
 _PACKED: dict[Any, torch.dtype] = {_T.INT4: torch.int8, _T.UINT4: torch.uint8}
 """Two values per byte in the file, one per byte here."""
+FOUR_BITS: dict[int, tuple[int, int]] = {_T.INT4: (-8, 7), _T.UINT4: (0, 15)}
+"""Element types of four bits and their ranges, which the dtypes they are held in do not have."""
 _TYPED_FIELDS: dict[Any, tuple[str, int]] = {
     _T.FLOAT: ("float_data", 1),
     _T.DOUBLE: ("double_data", 1),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.tensors import torch_dtype
+from tensoropt.capture.onnx.tensors import FOUR_BITS, torch_dtype
 from tensoropt.capture.onnx.values import Traced
 
 _UNARY: dict[str, Callable[..., Any]] = {
@@ -156,12 +156,22 @@ def bit_cast(call: Call) -> Traced:
 
 @converter("Cast")
 def cast(call: Call) -> Traced:
-    return call[0].to(torch_dtype(call.attribute("to"), "its result"))
+    return _converted(call[0], call.attribute("to"))
 
 
 @converter("CastLike")
 def cast_like(call: Call) -> Traced:
-    return call[0].to(call[1].dtype)
+    code = call.type_of(1)
+    return _converted(call[0], code) if code in FOUR_BITS else call[0].to(call[1].dtype)
+
+
+def _converted(x: Traced, code: int) -> Traced:
+    """``x`` in another element type; what four bits cannot hold wraps around, as it does in NumPy."""
+    if code not in FOUR_BITS:
+        return x.to(torch_dtype(code, "its result"))
+    low, _ = FOUR_BITS[code]
+    wrapped = torch.remainder(x.to(torch.int32) - low, 16) + low
+    return wrapped.to(torch_dtype(code, "its result"))
 
 
 # -- activations ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from tensoropt.capture.onnx.errors import OnnxError
 from tensoropt.capture.onnx.ops.convolution import convolve
 from tensoropt.capture.onnx.registry import Call, converter, positive
-from tensoropt.capture.onnx.tensors import torch_dtype
+from tensoropt.capture.onnx.tensors import FOUR_BITS, torch_dtype
 from tensoropt.capture.onnx.values import Traced
 
 _RANGE = {
@@ -37,10 +37,11 @@ def dequantised(x: Traced, scale: Traced, zero: Traced) -> Traced:
     return (wide if zero is None else wide - zero.to(torch.float32)) * scale.to(torch.float32)
 
 
-def quantised(x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype) -> Traced:
+def quantised(x: Traced, scale: Traced, zero: Traced, dtype: torch.dtype, code: int = 0) -> Traced:
+    """``code``: the ONNX element type, which may have fewer bits than ``dtype``."""
     if dtype not in _RANGE:
         raise OnnxError(f"quantisation to {str(dtype).removeprefix('torch.')} cannot be imported")
-    low, high = _RANGE[dtype]
+    low, high = FOUR_BITS.get(code, _RANGE[dtype])
     steps = torch.round(x.to(torch.float32) / scale.to(torch.float32))
     steps = steps if zero is None else steps + zero.to(torch.float32)
     return torch.clamp(steps, low, high).to(dtype)
@@ -58,10 +59,10 @@ def quantize(call: Call) -> Traced:
     x, zero, code = call[0], call.optional(2), call.attribute("output_dtype", 0)
     dtype = torch.uint8
     if zero is not None:
-        dtype = zero.dtype
+        dtype, code = zero.dtype, call.type_of(2)
     elif code:
         dtype = torch_dtype(code, "its result")
-    return quantised(x, _along(call[1], x, call), _along(zero, x, call), dtype)
+    return quantised(x, _along(call[1], x, call), _along(zero, x, call), dtype, code)
 
 
 @converter("DynamicQuantizeLinear")

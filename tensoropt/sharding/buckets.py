@@ -37,10 +37,13 @@ def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
-    """Trained parameters in the order in which backward completes their gradients: last used first."""
-    order = [n for g in graph.groups for n in (*g.parameters, *g.shared)]
+    """Trained parameters in the order in which backward completes their gradients.
+
+    One with several users (a tied embedding) is complete after the first user's backward, which comes last.
+    """
+    order = dict.fromkeys(n for g in graph.groups for n in (*g.parameters, *g.shared))
     tensors = graph.atoms.graph.tensors
-    return tuple(n for n in dict.fromkeys(reversed(order)) if tensors[n].requires_grad)
+    return tuple(n for n in reversed(order) if tensors[n].requires_grad)
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:

@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from tensoropt.sharding.buckets import gradient_buckets, reduction_axes
+from tensoropt.sharding.buckets import arrival_order, gradient_buckets, reduction_axes
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.testing.strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, problem, two_layers
@@ -29,6 +29,22 @@ def test_last_layer_first():
     assert bucket.dtype == "float32"
     assert bucket.parameters == (SECOND, FIRST)
     assert bucket.elements == 24 * 32 + 32 * 8
+
+
+def test_a_tied_weight_comes_with_its_first_user():
+    """The embedding's backward is the last one, although the head's is the first."""
+    graph = problem(gpt2).graph
+    (tied,) = graph.shared
+    first = next(g for g in graph.groups if tied in g.shared)
+    order = arrival_order(graph)
+    after = order[order.index(tied) + 1 :]
+    assert all(name in first.parameters or name in _before(graph, first) for name in after)
+    assert order.index(tied) > len(order) // 2
+
+
+def _before(graph, group):
+    names = [g.name for g in graph.groups]
+    return {n for g in graph.groups[: names.index(group.name)] for n in g.parameters}
 
 
 def test_a_full_bucket_is_closed():

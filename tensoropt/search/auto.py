@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,10 @@ class Settings:
     def with_rivals(self, sources: list[Source]) -> Frontier:
         """The frontier over ``sources`` and the rivals."""
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
+
+    def after(self, sources: list[Source]) -> Settings:
+        """The settings of a search that need not find what ``sources`` beat."""
+        return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
 from tensoropt.search.auto import Found, Settings
+from tensoropt.search.conditioning import track_entangled
 from tensoropt.search.costgraph import FloatArray
-from tensoropt.search.paper import solve
+from tensoropt.search.paper import track_paper
 from tensoropt.search.problem import UNLIMITED, Caps, Problem, build_problem
 
 RESOLUTION = 9e-10
@@ -54,7 +55,7 @@ class Band:
 
 def search_bands(problem: Problem, method: str, settings: Settings, caps: Caps = UNLIMITED) -> list[Band]:
     """Bands from the leanest to the fastest, empty when no strategy is possible within ``caps``."""
-    found = solve(problem, method, settings)
+    found = _track(problem, method, settings)
     if found is None:
         return []
     memory, time = found.frontier.memory, found.frontier.time
@@ -74,6 +75,12 @@ def search_bands(problem: Problem, method: str, settings: Settings, caps: Caps =
         above = _within(problem, method, settings, found, inner)
         fast = fast if above else last
     return [*below, Band(caps, problem, found, lean, fast), *above]
+
+
+def _track(problem: Problem, method: str, settings: Settings) -> Found | None:
+    if method == "auto":
+        return track_entangled(problem, settings)
+    return track_paper(problem, method == "ldp", settings)
 
 
 def _within(problem: Problem, method: str, settings: Settings, found: Found, caps: Caps) -> list[Band]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.program import Program
-from tensoropt.search.scalar import Flat, descend, pass_down, pass_up
+from tensoropt.search.scalar import Flat, descend, leaf_values, pass_down, pass_up
 
 SLACK = 2e-12
 
@@ -74,7 +74,8 @@ class HullSearch:
         wm, wt = np.array(weight_m), np.array(weight_t)
         index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
         leaf = (f.leaf_offsets, f.leaf_memory, f.leaf_time)
-        table = pass_up(*index, *leaf, wm, wt, f.entries)
+        table = leaf_values(*leaf, wm, wt, f.entries)
+        pass_up(*index, table)
         root = int(self.program.base[self.program.logical[self.program.root].table])
         if not np.isfinite(table[root]).all():
             return []
@@ -154,6 +155,13 @@ class HullSearch:
         memory, time = np.array([p[0] for p in points]), np.array([p[1] for p in points])
         picks = tuple(self.points[p] for p in points)
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
+
+    def tightened(self, hull: Hull, table: FloatArray) -> HullSearch:
+        """A search whose lines are those of ``hull``; ``table`` (entries, W): their least costs."""
+        other = HullSearch(self.program, self.flat)
+        other.order = np.arange(len(hull.value))
+        other.tables = [(other.order, table)]
+        return other
 
     def messages(self) -> tuple[FloatArray, FloatArray]:
         """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""

@@ -7,7 +7,10 @@ configurations, and the result is not proven exact.
 
 from __future__ import annotations
 
+import copy
 import heapq
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensoropt.search.problem import Problem
@@ -42,78 +45,119 @@ def _most_entangled(neighbours: list[set[int]], alive: list[bool]) -> int:
     return max((v for v in range(len(alive)) if alive[v]), key=lambda v: (len(neighbours[v]), -v))
 
 
+class _Greedy:
+    """Removes the operator whose removal costs least, one after the other."""
+
+    def __init__(self, problem: Problem, growth: float) -> None:
+        n = len(problem.domains)
+        self.domains, self.growth = problem.domains, growth
+        self.neighbours = _neighbours(problem)
+        self.absorbed = [0.0] * n
+        self.between: dict[tuple[int, int], float] = {}
+        self.version = [0] * n
+        self.alive = [True] * n
+        self.heap = [(self.cost(v), v, 0) for v in range(n)]
+        heapq.heapify(self.heap)
+
+    def copy(self) -> _Greedy:
+        twin = copy.copy(self)
+        twin.neighbours = [set(u) for u in self.neighbours]
+        twin.absorbed, twin.version, twin.alive = list(self.absorbed), list(self.version), list(self.alive)
+        twin.between, twin.heap = dict(self.between), list(self.heap)
+        return twin
+
+    def cost(self, v: int) -> float:
+        size = float(self.domains[v])
+        points = 1.0 + self.growth * self.absorbed[v]
+        for u in self.neighbours[v]:
+            size *= self.domains[u]
+            points *= 1.0 + self.growth * self.between.get((min(u, v), max(u, v)), 0.0)
+        return size * points
+
+    def entries(self, v: int) -> float:
+        """Entries of the table that removing v makes."""
+        return math.prod(float(self.domains[u]) for u in self.neighbours[v])
+
+    def cheapest(self) -> int | None:
+        """The operator to remove next; None when none is left."""
+        while self.heap:
+            _, v, stamp = self.heap[0]
+            if self.alive[v] and stamp == self.version[v]:
+                return v
+            heapq.heappop(self.heap)
+        return None
+
+    def _touch(self, vertices: set[int]) -> None:
+        for u in vertices:
+            self.version[u] += 1
+            heapq.heappush(self.heap, (self.cost(u), u, self.version[u]))
+
+    def fix(self, v: int) -> None:
+        self.alive[v] = False
+        for u in self.neighbours[v]:
+            self.neighbours[u].discard(v)
+        self._touch(self.neighbours[v])
+
+    def remove(self, v: int) -> None:
+        self.alive[v] = False
+        around = self.neighbours[v]
+        total = 1.0 + self.absorbed[v]
+        for u in around:
+            total += self.between.pop((min(u, v), max(u, v)), 0.0)
+            self.neighbours[u].discard(v)
+        if len(around) == 1:
+            self.absorbed[next(iter(around))] += total
+        elif len(around) == 2:
+            a, b = sorted(around)
+            self.between[a, b] = self.between.get((a, b), 0.0) + total
+        for u in around:
+            self.neighbours[u] |= around - {u}
+        self._touch(around)
+
+    def most_in_the_way(self, too_large: Callable[[int, _Greedy], bool]) -> int:
+        """The operator that takes part in most of the tables that are too large, if nothing were fixed.
+
+        Greedy w-cutset (Bidyuk and Dechter, "On finding minimal w-cutset", UAI 2004). Ties: the one with the
+        fewest classes, whose assignments are the fewest; then the one added first.
+        """
+        trial = self.copy()
+        part = [0] * len(self.domains)
+        while (v := trial.cheapest()) is not None:
+            if too_large(v, trial):
+                for u in (v, *trial.neighbours[v]):
+                    part[u] += 1
+            trial.remove(v)
+        return max(range(len(part)), key=lambda u: (part[u], -self.domains[u], -u))
+
+
 def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) -> Order:
     """Remove the operator whose removal costs least (greedy; Bodlaender and Koster 2010).
 
     Cost of removing v: the product of the class counts of v and its neighbours (the true table size,
     which is what min-fill approximates) times the expected number of points of what has been removed
-    into it, ``1 + growth * removed``. Ties: the operator added first. Tables beyond ``allowed`` entries
-    make the most entangled operator a fixed one.
+    into it, ``1 + growth * removed``. Ties: the operator added first. Where tables would have more than
+    ``allowed`` entries, operators that take part in most of them are fixed until none has.
     """
-    n = len(problem.domains)
-    neighbours = _neighbours(problem)
-    absorbed = [0.0] * n
-    between: dict[tuple[int, int], float] = {}
-    version = [0] * n
-    alive = [True] * n
-
-    def cost(v: int) -> float:
-        size = float(problem.domains[v])
-        points = 1.0 + growth * absorbed[v]
-        for u in neighbours[v]:
-            size *= problem.domains[u]
-            points *= 1.0 + growth * between.get((min(u, v), max(u, v)), 0.0)
-        return size * points
-
-    def entries(v: int) -> float:
-        size = 1.0
-        for u in neighbours[v]:
-            size *= problem.domains[u]
-        return size
-
-    heap = [(cost(v), v, 0) for v in range(n)]
-    heapq.heapify(heap)
+    greedy = _Greedy(problem, growth)
     removed: list[int] = []
     fixed: list[int] = []
-    largest, total_entries = 1, 0
+    largest, total = 1, 0
 
-    def touch(vertices: set[int]) -> None:
-        for u in vertices:
-            version[u] += 1
-            heapq.heappush(heap, (cost(u), u, version[u]))
+    def too_large(v: int, state: _Greedy) -> bool:
+        size = state.entries(v)
+        return size > allowed or size * problem.domains[v] > LARGEST_STEP
 
-    while heap:
-        _, v, stamp = heapq.heappop(heap)
-        if not alive[v] or stamp != version[v]:
-            continue
-        size = entries(v)
-        if size > allowed or size * problem.domains[v] > LARGEST_STEP:
-            heapq.heappush(heap, (cost(v), v, version[v]))
-            v = _most_entangled(neighbours, alive)
-            alive[v] = False
+    while (v := greedy.cheapest()) is not None:
+        if too_large(v, greedy):
+            v = greedy.most_in_the_way(too_large)
+            greedy.fix(v)
             fixed.append(v)
-            for u in neighbours[v]:
-                neighbours[u].discard(v)
-            touch(neighbours[v])
             continue
-        alive[v] = False
+        size = int(greedy.entries(v))
+        largest, total = max(largest, size), total + size
+        greedy.remove(v)
         removed.append(v)
-        largest = max(largest, int(size))
-        total_entries += int(size)
-        around = neighbours[v]
-        total = 1.0 + absorbed[v]
-        for u in around:
-            total += between.pop((min(u, v), max(u, v)), 0.0)
-            neighbours[u].discard(v)
-        if len(around) == 1:
-            absorbed[next(iter(around))] += total
-        elif len(around) == 2:
-            a, b = sorted(around)
-            between[a, b] = between.get((a, b), 0.0) + total
-        for u in around:
-            neighbours[u] |= around - {u}
-        touch(around)
-    return Order(tuple(removed), tuple(fixed), largest, total_entries)
+    return Order(tuple(removed), tuple(fixed), largest, total)
 
 
 def paper_order(problem: Problem, linear: bool) -> Order:

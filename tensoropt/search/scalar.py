@@ -77,8 +77,8 @@ def flatten(program: Program) -> Flat:
 
 
 @njit(cache=True, nogil=True)
-def pass_up(meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """(entries, W) least weighted cost of every entry of every table; inf where impossible."""
+def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
+    """(entries, W) least weighted cost of every entry of the leaves; inf where impossible, and elsewhere."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -87,6 +87,13 @@ def pass_up(meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, le
                 x = wm[w] * leaf_m[p] + wt[w] * leaf_t[p]
                 if x < value[e, w]:
                     value[e, w] = x
+    return value
+
+
+@njit(cache=True, nogil=True)
+def pass_up(meta, left_out, left_k, right_out, right_k, value):
+    """Fill ``value`` (entries, W), in which the leaves stand, with the least cost of every other entry."""
+    count = value.shape[1]
     for s in range(meta.shape[0]):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
         for o in range(n_out):
@@ -97,7 +104,6 @@ def pass_up(meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, le
                 for w in range(count):
                     x = a[w] + b[w]
                     row[w] = x if x < row[w] else row[w]
-    return value
 
 
 @njit(cache=True, nogil=True)

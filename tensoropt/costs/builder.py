@@ -10,7 +10,7 @@ import numpy as np
 from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.facts import Facts
-from tensoropt.costs.parameters import storage_options
+from tensoropt.costs.parameters import held_options, storage_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, Template, Variable, leaves_model
 from tensoropt.costs.workload import Workload
@@ -114,12 +114,12 @@ class TableBuilder:
 
     def _homes(self, names: tuple[str, ...], configuration: Configuration) -> tuple[tuple[Layout, ...], ...]:
         """The ways to store parameters of a group that are not restricted away."""
-        homes = storage_options(
-            tuple(self.tensors[n] for n in names),
-            tuple(self.graph.atoms.atom_sizes(n) for n in names),
-            tuple(configuration.layout(n) for n in names),
-            self.mesh,
-        )
+        tensors = tuple(self.tensors[n] for n in names)
+        sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
+        uses = tuple(configuration.layout(n) for n in names)
+        homes = storage_options(tensors, sizes, uses, self.mesh)
+        if self.training:
+            homes += held_options(tensors, homes, self.mesh)
         stores = self.restriction.stores
         return tuple(h for h in homes if all(stores(n, one) for n, one in zip(names, h, strict=True)))
 
@@ -143,8 +143,13 @@ class TableBuilder:
         rows = []
         for stored in homes:
             parts = [
-                self.prices.parameter(n, s, configuration.layout(n), kept.get(n, 0), forwards)
+                part
                 for n, s in zip(group.parameters, stored, strict=True)
+                for part in (
+                    self.prices.parameter(n, s),
+                    self.prices.use(n, s, configuration.layout(n), kept.get(n, 0), forwards),
+                    self.prices.held(n, s, configuration.layout(n)),
+                )
             ]
             rows.append([sum(x) for x in zip(base, *parts, strict=True)])
         return np.array(rows, dtype=np.float64)
@@ -197,7 +202,9 @@ class TableBuilder:
             for c in self.configurations[g.name]
         }
         layouts = dict.fromkeys(home for use in uses.values() for (home,) in self._homes((name,), use))
-        costs = [self.prices.parameter(name, layout, None, 0) for layout in layouts]
+        any_use = next(iter(uses))  # a shared copy lies alike for all of them
+        parts = [(self.prices.parameter(name, x), self.prices.held(name, x, any_use)) for x in layouts]
+        costs = [[sum(x) for x in zip(*both, strict=True)] for both in parts]
         memory, compute, communication = (tuple(np.array([c[i]]) for c in costs) for i in range(3))
         return Variable(
             f"parameter:{name}", "parameter", memory, compute, communication, layouts=tuple(layouts)

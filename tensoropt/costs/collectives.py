@@ -53,11 +53,11 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
         seen.add(edge)
         forward, backward = strategy.steps(edge)
         size = strategy.tensor(edge.tensor).element_bytes
-        forwards = strategy.forwards_of(edge)
-        add_steps(forward, size, micro * forwards)
+        forwards, times = strategy.forwards_of(edge), strategy.times(edge)
+        add_steps(forward, size, times * forwards)
         if not training:
             continue
-        add_steps(backward, size, micro)
+        add_steps(backward, size, times)
         if forwards == 1 and edge.kind == "parameter" and made_again(strategy.tensor(edge.tensor), forward):
             again = facts[edge.reader].parameters_kept.get(short[edge.reader][edge.tensor], 0)
             add_steps(forward, size, micro * again)

@@ -238,10 +238,8 @@ class EdgeBuilder:
 
         def cost(stored: End, use: End) -> Cost:
             forwards = 2 if use.again else 1
-            seconds = self.prices.use_s(name, stored.layout, use.layout, use.kept, forwards)
-            # A recomputed region makes its copy again.
-            copied = 0 if use.again else self.prices.copy_bytes(name, stored.layout, use.layout, use.kept)
-            return float(copied), seconds * self.prices.mesh[0]
+            copied, _, seconds = self.prices.use(name, stored.layout, use.layout, use.kept, forwards)
+            return copied, seconds
 
         homes = [End(layout, 0) for layout in shared.layouts]
         return self._table(name, ((shared.name, homes), (reader.name, self._uses(reader, name))), False, cost)

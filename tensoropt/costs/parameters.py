@@ -1,8 +1,10 @@
 """Where parameters live between steps: the storage options of a configuration and what they cost.
 
 A parameter used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
-once per step) or sharded (ZeRO: gathered before forward and again before backward, gradients
-reduce-scattered). Each choice of axes is an *option*: no neighbour sees it.
+once per step) or sharded (ZeRO). A sharded one is gathered before forward and again before backward, its
+gradient reduce-scattered (stage 3); or its gathered copy is held over the step, with the gradient
+reduce-scattered in every micro-batch (stage 2) or once (stage 1). Each choice is an *option*: no neighbour
+sees it.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from collections.abc import Iterator
 from math import prod
 
 from tensoropt.graph import Tensor
-from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.placement import HELD, WAITING, Layout
 from tensoropt.sharding.resharding import forward_placements, resharding_steps
-from tensoropt.sharding.strategy import replicated_axes, stored_layout
+from tensoropt.sharding.storage import stored_layout
+from tensoropt.sharding.strategy import replicated_axes
 
 OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values kept per parameter element by each optimizer, beside the parameter and its gradient."""
@@ -55,6 +58,32 @@ def storage_options(
             homes.append(home if home is not None else whole)
         found.setdefault(tuple(homes))
     return tuple(found)
+
+
+def held_options(
+    tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
+) -> tuple[tuple[Layout, ...], ...]:
+    """The sharded ones of storage options with gathered copies held over the step.
+
+    With one micro-batch a gradient that waits for the last one costs memory and saves nothing, so it is no
+    option. Nor is it in mixed precision: copies and their gradients are narrow, and sums over micro-batches
+    are not.
+    """
+    as_used, *sharded = options
+    found: dict[tuple[Layout, ...], None] = {}
+    for code in (HELD, WAITING) if mesh[0] > 1 else (HELD,):
+        for homes in sharded:
+            held = tuple(
+                (code, *home[1:]) if home != whole and _holds(tensor, code) else home
+                for tensor, home, whole in zip(tensors, homes, as_used, strict=True)
+            )
+            if held != homes:
+                found[held] = None
+    return tuple(found)
+
+
+def _holds(tensor: Tensor, code: int) -> bool:
+    return tensor.requires_grad and (code == HELD or tensor.master_dtype is None)
 
 
 def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

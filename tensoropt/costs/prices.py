@@ -17,8 +17,9 @@ from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import Placed, localise
-from tensoropt.sharding.placement import PARTIAL_GRAD, Layout, local_shape
+from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING, Layout, local_shape
 from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
+from tensoropt.sharding.storage import Both, Way, way
 from tensoropt.sharding.strategy import Strategy, made_again
 
 
@@ -96,6 +97,7 @@ class Prices:
         self.tensors = graph.atoms.graph.tensors
         self.training = graph.atoms.graph.training
         self._known: dict[object, tuple[float, float]] = {}
+        self._again: dict[object, bool] = {}
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         """Seconds of a collective that ranks come to from work."""
@@ -152,10 +154,8 @@ class Prices:
         shape = local_shape(self.graph.atoms.atoms[name], layout, self.mesh)
         return prod(shape) * self.tensors[name].element_bytes
 
-    def parameter(
-        self, name: str, stored: Layout, use: Layout | None, kept: int, forwards: int = 1
-    ) -> tuple[float, float, float]:
-        """(memory, compute, communication) of a parameter stored so and used so; see :meth:`use_s`."""
+    def parameter(self, name: str, stored: Layout) -> tuple[float, float, float]:
+        """(memory, compute, communication) of a parameter stored so, whoever uses it."""
         tensor = self.tensors[name]
         elements = prod(local_shape(self.graph.atoms.atoms[name], stored, self.mesh))
         memory = (
@@ -163,26 +163,65 @@ class Prices:
             if self.training
             else elements * tensor.stored_element_bytes
         )
-        compute = 0.0
+        compute = communication = 0.0
         if tensor.requires_grad:
-            arrival = self.upkeep.arrival_s(elements * tensor.stored_element_bytes, self.mesh[0])
-            compute = elements * self.compute.optimizer_s_per_element + arrival * self.mesh[0]
-        communication = 0.0
+            arrivals = self.arrivals(stored)
+            arrival = self.upkeep.arrival_s(elements * tensor.stored_element_bytes, arrivals)
+            compute = elements * self.compute.optimizer_s_per_element + arrival * arrivals
         axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
         if axes and tensor.requires_grad:
             share = elements * tensor.stored_element_bytes / BUCKET_BYTES
             communication += share * self.collective_s("all_reduce", axes, BUCKET_BYTES)
-        if use is not None:
-            memory += self.copy_bytes(name, stored, use, kept if forwards == 1 else 0)
-            communication += self.use_s(name, stored, use, kept, forwards) * self.mesh[0]
         return memory, compute, communication
+
+    def arrivals(self, stored: Layout) -> int:
+        """How often in a step a gradient comes to where its parameter lives."""
+        return 1 if stored[0] == WAITING else self.mesh[0]
+
+    def way(self, name: str, stored: Layout, use: Layout) -> Way:
+        """From where a parameter lives to a use of it."""
+        return way(self.tensors[name], stored, use, self.mesh, shared=name in self.graph.shared)
+
+    def held(self, name: str, stored: Layout, use: Layout) -> tuple[float, float, float]:
+        """(memory, compute, communication) of the copy that is held of a parameter stored so, for the whole
+        step: its bytes and those of a gradient that waits beside it, what it takes to make it and to give
+        that gradient back."""
+        way = self.way(name, stored, use)
+        if not way.held:
+            return 0.0, 0.0, 0.0
+        tensor, size = self.tensors[name], self.local_bytes(name, way.source)
+        forward, backward = self.upkeep_steps(name, way)
+        communication = self.steps_s(forward, tensor.element_bytes) + self.cast_s(name, stored)
+        if stored[0] != WAITING:
+            return size, 0.0, communication
+        communication += self.steps_s(backward, tensor.element_bytes)
+        return 2 * size, size * self.upkeep.add_s_per_byte * self.mesh[0], communication
+
+    def upkeep_steps(self, name: str, way: Way) -> Both:
+        """What a held copy takes once per step, forward and backward."""
+        learns = self.tensors[name].requires_grad
+        return way.upkeep(self.graph.atoms.atom_sizes(name), self.mesh, learns=learns)
+
+    def use(
+        self, name: str, stored: Layout, use: Layout, kept: int, forwards: int = 1
+    ) -> tuple[float, float, float]:
+        """(memory, compute, communication) of a use of a parameter, all micro-batches; see :meth:`use_s`."""
+        # A recomputed region makes its copy again.
+        memory = self.copy_bytes(name, stored, use, kept if forwards == 1 else 0)
+        return float(memory), 0.0, self.use_s(name, stored, use, kept, forwards) * self.mesh[0]
 
     def copy_bytes(self, name: str, stored: Layout, use: Layout, kept: int) -> int:
         """Bytes that backward keeps of a copy made for a use."""
-        if stored == use or not kept or not self.training:
+        if not kept or not self.training:
             return 0
-        steps = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, stored, use)[0]
-        return self.local_bytes(name, use) if steps and not made_again(self.tensors[name], steps) else 0
+        way = self.way(name, stored, use)
+        steps = self._use_steps(name, way)[0]
+        again = made_again(self.tensors[name], steps, held=way.held)
+        return self.local_bytes(name, use) if steps and not again else 0
+
+    def _use_steps(self, name: str, way: Way) -> Both:
+        learns = self.tensors[name].requires_grad
+        return way.steps(self.graph.atoms.atom_sizes(name), self.mesh, learns=learns)
 
     def use_s(self, name: str, stored: Layout, use: Layout, kept: int, forwards: int = 1) -> float:
         """Seconds of bringing a stored parameter to its use and its gradient back, per micro-batch.
@@ -191,14 +230,16 @@ class Prices:
             kept: how often backward needs the gathered parameter, and gathers it again.
             forwards: 2 in a recomputed region, whose second forward leaves the parameter for backward.
         """
-        forward, backward = self.edge_s(name, stored, use)
-        tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
-        again = 0
-        if self.training and forwards == 1:
-            steps = edge_steps(atoms, self.mesh, stored, use)[0] if stored != use else ()
-            again = kept if made_again(tensor, steps) else 0
-        cast = self.cast_s(name, stored)
-        forward, backward = forward + cast, backward + cast
+        tensor, key = self.tensors[name], ("use", name, stored, use)
+        if key not in self._known:
+            way = self.way(name, stored, use)
+            steps = self._use_steps(name, way)
+            cast = self.cast_s(name, stored)
+            seconds = [self.steps_s(s, tensor.element_bytes) for s in steps]
+            self._again[key] = made_again(tensor, steps[0], held=way.held)
+            self._known[key] = (seconds[0] + (0.0 if way.held else cast), seconds[1] + cast)
+        forward, backward = self._known[key]
+        again = kept if self.training and forwards == 1 and self._again[key] else 0
         return forward * (forwards + again) + (backward if tensor.requires_grad else 0.0)
 
     def cast_s(self, name: str, stored: Layout) -> float:
@@ -242,14 +283,17 @@ class Prices:
                 )
                 communication += self.inside_s(placed, forwards)
         for name, stored in strategy.stored.items():
-            _, kept_up, reduced = self.parameter(name, stored, None, 0)
+            _, kept_up, reduced = self.parameter(name, stored)
             compute, communication = compute + kept_up, communication + reduced
         for edge in strategy.edges():
-            forwards = strategy.forwards_of(edge)
+            forwards, stored = strategy.forwards_of(edge), strategy.stored.get(edge.tensor, ())
             if edge.kind == "parameter":
                 short = strategy.graph.group_of[edge.reader].short_names[edge.tensor]
                 kept = facts[edge.reader].parameters_kept.get(short, 0)
-                communication += self.use_s(edge.tensor, edge.source, edge.target, kept, forwards) * micro
+                communication += self.use(edge.tensor, stored, edge.target, kept, forwards)[2]
+            elif edge.kind == "held":
+                _, added, moved = self.held(edge.tensor, stored, edge.target)
+                compute, communication = compute + added, communication + moved
             else:
                 communication += self.move_s(edge.tensor, edge.source, edge.target, forwards)
         return compute, communication

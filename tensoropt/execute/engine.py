@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tensoropt.costs.allocator import keep_freed_memory
 from tensoropt.execute.counts import TargetCounts
 from tensoropt.execute.gradients import Pending
+from tensoropt.execute.held import HeldCopies
 from tensoropt.execute.lower import Lowered, lower
 from tensoropt.execute.parameters import ParameterShards
 from tensoropt.execute.redistribute import EdgeSpec, travel
@@ -79,6 +80,7 @@ class Engine:
     Attributes:
         training: whether the graph is one of training.
         shards: the parameters and their gradients.
+        held: copies of parameters that serve a whole step.
         buffers: whole on every rank, updated after backward.
     """
 
@@ -101,6 +103,7 @@ class Engine:
         self.lowered: Lowered = lower(strategy, self.runtime)
         self.lowered.module.to(self.runtime.device)
         self.shards = ParameterShards(strategy, self.runtime, values)
+        self.held = HeldCopies(strategy, self.runtime, self.shards.leaves)
         self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
         self.gathers = any(node.meta["edge"].kind == "parameter" for node in self._edges())
         self._in_backward = False
@@ -134,6 +137,7 @@ class Engine:
             evaluating: without dropout, and with the running statistics of batch norms.
         """
         training = self.training and torch.is_grad_enabled()
+        self.held.gather()
         if self.strategy.micro_batches > 1:
             return self._micro_batches(inputs, training, evaluating)
         self.runtime.micro_batch = 0
@@ -154,7 +158,9 @@ class Engine:
 
     def _run(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
         module = self._module(evaluating)
-        arguments = (*inputs, *self.shards.leaves.values(), *self.buffers.values())
+        waiting = {name: self.runtime.held[name] for name in self.held.waiting}
+        parameters = {**self.shards.leaves, **waiting}
+        arguments = (*inputs, *parameters.values(), *self.buffers.values())
         if self.gathers and torch.is_grad_enabled():
             with torch.autograd.graph.saved_tensors_hooks(self.keeper.pack, self.keeper.unpack):
                 results = module(*arguments)
@@ -174,6 +180,7 @@ class Engine:
         step = Pending()
         if training:
             self.shards.book.occupy(step)
+            self.held.clear()
         parts: list[tuple[torch.Tensor, ...]] = []
         for index in range(self.strategy.micro_batches):
             self.runtime.micro_batch = index
@@ -189,6 +196,7 @@ class Engine:
         loss = torch.stack([p[0] for p in parts]).sum(0)
         if not training:
             return (loss,)
+        self.held.give_back(self.shards.book)
         self.shards.book.hide()
         return (_Deferred.apply(self._anchor, loss, self, step),)
 
@@ -199,10 +207,12 @@ class Engine:
         if not self._in_backward:
             self._in_backward = True
             self.shards.book.occupy()
+            self.held.clear()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
     def _end_of_backward(self) -> None:
         self._in_backward = False
+        self.held.give_back(self.shards.book)
         self.shards.book.finish()
 
     def finish(self, grad: torch.Tensor, step: Pending) -> None:

@@ -144,6 +144,15 @@ class Gradients:
             if self._missing[index] == 0:
                 self._start(index)
 
+    @torch.no_grad()
+    def bring(self, name: str, gradient: torch.Tensor) -> None:
+        """Take a gradient that waited elsewhere, as if autograd had just added it."""
+        if name in self._absent:
+            self.leaves[name].grad = gradient
+        else:
+            self.views[name].add_(gradient)
+        self._arrived(name, self.leaves[name])
+
     def complete(self) -> None:
         """No further gradient comes: those that have not are zero."""
         for name in self._absent:

@@ -161,11 +161,12 @@ class _Lowering:
             self.everywhere.nodes[key] = node
             return node
         if tensor.kind == "parameter":
-            source, kind, origin = self.strategy.stored[name], "parameter", self.places[name]
+            origin, edge = self.places[name], self.strategy.use(name, group)
         else:
-            source, kind = self.strategy.source_layout(name), "activation"
+            source = self.strategy.source_layout(name)
             origin = self.everywhere.nodes[name, source] if name in self.strategy.hubs else self.made[name]
-        scope.nodes[key] = self._redistribute(origin, Edge(name, source, layout, group.name, kind))
+            edge = Edge(name, source, layout, group.name, "activation")
+        scope.nodes[key] = self._redistribute(origin, edge)
         return scope.nodes[key]
 
     def _shard(self, name: str, layout: Layout) -> fx.Node:
@@ -199,8 +200,9 @@ class _Lowering:
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         forward, backward = self.strategy.steps(edge)
         tensor = self.source.tensors[edge.tensor]
-        cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None else None
-        if cast is None and not (forward or backward):
+        held = edge.kind == "parameter" and edge.tensor in self.strategy.held  # was cast when it was made
+        cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None and not held else None
+        if cast is None and edge.back is None and not (forward or backward):
             return value
         spec = EdgeSpec(
             edge.tensor,
@@ -212,6 +214,7 @@ class _Lowering:
             backward,
             parameter=edge.kind == "parameter",
             dtype=cast,
+            back=edge.back,
         )
         node = self.graph.call_function(
             _named(functools.partial(redistribute, self.runtime, spec), "redistribute"), (value,)

@@ -33,6 +33,8 @@ class EdgeSpec:
         parameter: the source is a stored parameter (its gathered form need not be kept for backward).
         dtype: what the source is cast to before it moves (the master weights of a parameter), or None; its
             gradient is cast back after it moved.
+        back: where the gradient goes, if not to the source: the edge then starts from the held copy of a
+            parameter (:mod:`tensoropt.execute.held`) and its gradient goes to the stored shard.
     """
 
     name: str
@@ -44,6 +46,7 @@ class EdgeSpec:
     backward: tuple[Step, ...]
     parameter: bool = False
     dtype: torch.dtype | None = None
+    back: Layout | None = None
 
     @property
     def made_again(self) -> bool:
@@ -181,13 +184,15 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, runtime: Runtime, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
+        if spec.back is not None:
+            return travel(runtime, runtime.held[spec.name], spec).detach()
         result = travel(runtime, x, spec)
         return result.view_as(result) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         spec = ctx.spec
-        source, target = gradient_placements(spec.target), gradient_placements(spec.source)
+        source, target = gradient_placements(spec.target), gradient_placements(spec.back or spec.source)
         ctx.runtime.micro_batch = ctx.micro_batch
         result = run_steps(ctx.runtime, grad, spec, spec.backward, source, target)
         return result.to(ctx.dtype), None, None

@@ -58,6 +58,7 @@ class Runtime:
         self.micro_batch = 0
         self.counts: dict[str, torch.Tensor] = {}
         self.gathered: Callable[..., None] = lambda *_: None
+        self.held: dict[str, torch.Tensor] = {}
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
         if self.distributed:

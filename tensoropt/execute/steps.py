@@ -70,15 +70,19 @@ def tracked_memory(step: Step) -> dict[str, int]:
     tracker.exclude(step.inputs)
     tracker.exclude(engine.module.buffers())
     tracker.exclude(engine.buffers.values())
+    copies, waiting = [], []
+    if isinstance(engine, Engine):
+        copies, waiting = list(engine.runtime.held.values()), list(engine.held.waiting.values())
     parts = {
-        "parameters": [v.detach() for v in engine.shards.leaves.values()],
-        "gradients": [flat for _, flat in engine.shards.buckets],
+        "parameters": [v.detach() for v in (*engine.shards.leaves.values(), *copies)],
+        "gradients": [*(flat for _, flat in engine.shards.buckets), *waiting],
         "optimizer": step.optimizer_state(),
     }
+    del copies  # the step replaces them, so nobody else may keep the old ones
     sizes = {}
-    for name, values in parts.items():
+    for name in tuple(parts):
         before = tracker.now_bytes
-        tracker.add(values)
+        tracker.add(parts.pop(name))
         sizes[name] = tracker.now_bytes - before
     with tracker:
         step()

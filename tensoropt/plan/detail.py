@@ -33,6 +33,7 @@ from tensoropt.plan.timeline import Timeline, length_s
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
 
 
@@ -131,7 +132,7 @@ class _Telling:
         trained = sum(s for n, s in sizes.items() if learning and self.strategy.tensor(n).requires_grad)
         forward, backward = self.prices.compute.seconds(self.works[group.name], facts)
         labels = [s.label for s in self.strategy.configurations[group.name].strategies[1:]]
-        stored = (f"{n}: {', '.join(layout_names(self.strategy.stored[n])[1:])}" for n in own)
+        stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
         return OperatorRow(
             group=group.name,
             members=tuple(op.name for op in group.operators),
@@ -158,7 +159,7 @@ class _Telling:
         forward, backward = self.strategy.steps(edge)
         if not forward and not backward:
             return None
-        size, micro = self.strategy.tensor(edge.tensor).element_bytes, self.strategy.micro_batches
+        size, times = self.strategy.tensor(edge.tensor).element_bytes, self.strategy.times(edge)
         ways = [forward] * self.strategy.forwards_of(edge) + [backward]
         sends = [s for steps in ways for s in self.prices.steps(steps, size)[1]]
         maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
@@ -175,8 +176,8 @@ class _Telling:
             source=layout_names(edge.source)[1:],
             target=layout_names(edge.target)[1:],
             collectives=tuple(words),
-            bytes=sum(s.bytes for s in sends) * micro,
-            seconds=sum(self.prices.steps_s(steps, size) for steps in ways) * micro,
+            bytes=sum(s.bytes for s in sends) * times,
+            seconds=sum(self.prices.steps_s(steps, size) for steps in ways) * times,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensoropt.plan.files import written_whole
+from tensoropt.sharding.storage import stored_words
 
 if TYPE_CHECKING:
     from tensoropt.plan.exploration import Exploration
@@ -64,7 +65,7 @@ def write_strategies_csv(exploration: Exploration, path: str | os.PathLike[str])
                 continue
             labels = list(operator.axes.values())
             stored = "; ".join(
-                f"{plan.parameters[p].key}={','.join(plan.parameters[p].stored[1:])}"
+                f"{plan.parameters[p].key}={','.join(stored_words(plan.parameters[p].stored))}"
                 for p in members[name]["parameters"]
             )
             rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])

@@ -16,6 +16,10 @@ from tensoropt.plan.pieces import (
     GATHER,
     GATHER_AGAIN,
     GATHER_BACK,
+    GIVE,
+    GIVE_SHARED,
+    HOLD,
+    HOLD_SHARED,
     INNER,
     INNER_AGAIN,
     INNER_BACK,
@@ -27,13 +31,18 @@ from tensoropt.plan.pieces import (
 )
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.local import localise
-from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.placement import WAITING, Layout
 from tensoropt.sharding.resharding import Step
+from tensoropt.sharding.storage import Way, whole_layout
 from tensoropt.sharding.strategy import made_again
 
 OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
 """Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
 denominators, of all parameters at once)."""
+
+
+Moved = tuple[str, tuple[Step, ...], bool, int]
+"""A parameter brought to a use: its name, the steps, whether it is cast before, how often."""
 
 
 class GroupPieces(PieceMaker):
@@ -63,6 +72,9 @@ class GroupPieces(PieceMaker):
         ]
         if not self.training:
             return Piece(tuple(effects))
+        ways = {n: self.way(n, stored[n], configuration.layout(n)) for n in configuration.group.parameters}
+        once, parameters, gradients = self._held(GIVE, HOLD, ways)
+        effects += once
         again, needed, buffers_back = self._gathered(configuration, facts, stored, again=True)
         if recomputed:  # what the second forward gathers stays for backward
             effects += [
@@ -87,25 +99,26 @@ class GroupPieces(PieceMaker):
             *self._inner(INNER_BACK, configuration, backward=True),
             *self._returned(configuration, stored),
         ]
-        return Piece(tuple(effects))
+        return Piece(tuple(effects), parameters, gradients)
 
     def _gathered(
         self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout], *, again: bool
-    ) -> tuple[list[tuple[str, tuple[Step, ...], int]], int, int]:
+    ) -> tuple[list[Moved], int, int]:
         """Parameters brought to their use (cast, moved), forward or ``again`` for backward.
 
         Returns:
-            (name, steps, how often) of what is moved; bytes of what is held while the group runs; bytes of
+            what is moved; bytes of what is held while the group runs; bytes of
             buffers while it is brought.
         """
         group, moved, total, buffers = configuration.group, [], 0, 0
         for name in (*group.parameters, *group.shared):
             use = configuration.layout(name)
-            steps = self.steps(name, stored[name], use)[0]
-            cast = self.tensors[name].master_dtype is not None
+            way = self.way(name, stored[name], use)
+            steps = self.use_steps(name, way)[0]
+            cast = self.tensors[name].master_dtype is not None and not way.held
             if not steps and not cast:
                 continue
-            anew = made_again(self.tensors[name], steps)
+            anew = made_again(self.tensors[name], steps, held=way.held)
             wanted = facts.parameters_kept.get(group.short_names[name], 0)
             if again and not (anew and wanted):
                 continue
@@ -115,7 +128,7 @@ class GroupPieces(PieceMaker):
                 narrow = self.bytes(name, stored[name]) if cast else 0
                 buffers = max(buffers, self.resharding(steps, name) + narrow - self.bytes(name, use))
             if not again or wanted:
-                moved.append((name, steps, wanted if again else 1))
+                moved.append((name, steps, cast, wanted if again else 1))
         return moved, total, max(buffers, 0)
 
     def _copied(self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout]) -> int:
@@ -123,25 +136,26 @@ class GroupPieces(PieceMaker):
         group, total = configuration.group, 0
         for name in (*group.parameters, *group.shared):
             use = configuration.layout(name)
-            steps = self.steps(name, stored[name], use)[0]
+            way = self.way(name, stored[name], use)
+            steps = self.use_steps(name, way)[0]
             wanted = group.short_names[name] in facts.parameters_kept
-            if steps and wanted and not made_again(self.tensors[name], steps):
+            if steps and wanted and not made_again(self.tensors[name], steps, held=way.held):
                 total += self.bytes(name, use)
         return total
 
     def _gather(
         self,
         slot: int,
-        moved: Sequence[tuple[str, tuple[Step, ...], int]],
+        moved: Sequence[Moved],
         stored: Mapping[str, Layout],
         spot: int,
     ) -> list[Effect]:
         if not moved:
             return []
         local_s, sends = 0.0, []
-        for name, steps, times in moved:
+        for name, steps, cast, times in moved:
             seconds, issued = self.move(name, steps)
-            local_s += (seconds + self._cast_s(name, stored[name])) * times
+            local_s += (seconds + (self._cast_s(name, stored[name]) if cast else 0.0)) * times
             sends += list(issued) * times
         return [Effect(slot, spot=spot, local_s=local_s, source=self.upkeep_source, sends=tuple(sends))]
 
@@ -151,7 +165,7 @@ class GroupPieces(PieceMaker):
         found = []
         for name in (*group.parameters, *group.shared):
             use = configuration.layout(name)
-            steps = self.steps(name, stored[name], use)[1]
+            steps = self.use_steps(name, self.way(name, stored[name], use))[1]
             spot = self.bytes(name, use) + self.resharding(steps, name)
             if self.tensors[name].master_dtype is not None and self.learns(name):
                 local_s, sends = self.move(name, steps)
@@ -163,6 +177,34 @@ class GroupPieces(PieceMaker):
             elif steps:
                 found.append(self.moved(PARAMETERS, name, steps, spot))
         return found
+
+    def _held(self, give: int, hold: int, ways: Mapping[str, Way]) -> tuple[list[Effect], int, int]:
+        """Copies held over the step: (what is done once, at the slots ``give`` and ``hold``; bytes of the
+        copies, and of the gradients that wait beside them).
+
+        The executor makes a copy as the next step begins, which comes to the same: no more is alive then.
+        """
+        effects, copies, gradients = [], 0, 0
+        for name, way in ways.items():
+            if not way.held:
+                continue
+            size = self.bytes(name, way.source)
+            copies += size
+            once = way.upkeep(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
+            local_s, sends = self.move(name, once[0])
+            narrow = self.bytes(name, way.home) if self.tensors[name].master_dtype is not None else 0
+            spot = self.resharding(once[0], name) + narrow - size
+            local_s += self._cast_s(name, way.home)
+            effects.append(
+                Effect(hold, spot=max(spot, 0), local_s=local_s, source=self.upkeep_source, sends=sends)
+            )
+            if way.waits:
+                gradients += size
+                effects.append(self.moved(give, name, once[1], self.resharding(once[1], name)))
+                if self.prices is not None:
+                    add_s = size * self.prices.upkeep.add_s_per_byte * self.mesh[0]
+                    effects.append(Effect(give, local_s=add_s, source=self.upkeep_source))
+        return effects, copies, gradients
 
     def _cast_s(self, name: str, stored: Layout) -> float:
         return self.prices.cast_s(name, stored) if self.prices is not None else 0.0
@@ -194,17 +236,23 @@ class GroupPieces(PieceMaker):
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Piece((), parameters=size)
+        ways = {}
+        if name in self.graph.shared:  # else the copy is its only group's
+            ways[name] = self.way(name, stored, whole_layout(tensor, self.mesh))
+        held, copies, gradients = self._held(GIVE_SHARED, HOLD_SHARED, ways)
+        summed, arrived = gradients or size, GIVE_SHARED if stored[0] == WAITING else ARRIVED
         arrival_s = step_s = 0.0
         if self.prices is not None:
-            arrival_s = self.prices.upkeep.arrival_s(size, self.prices.mesh[0])
+            arrival_s = self.prices.upkeep.arrival_s(size, self.prices.arrivals(stored))
             step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
         waiting = (
-            Effect(FIRST_ARRIVED, later=True, transient=size),
-            Effect(ARRIVED, transient=-size, spot=size),
+            Effect(FIRST_ARRIVED, later=True, transient=summed),
+            Effect(ARRIVED, transient=-summed, spot=summed),
         )
         effects = (
             *(waiting if shared else ()),
-            Effect(ARRIVED, local_s=arrival_s, source=self.upkeep_source),
+            Effect(arrived, local_s=arrival_s, source=self.upkeep_source),
+            *held,
             Effect(
                 STEP,
                 spot=size * OPTIMIZER_TRANSIENT[self.optimizer],
@@ -212,4 +260,5 @@ class GroupPieces(PieceMaker):
                 source=self.upkeep_source,
             ),
         )
-        return Piece(effects, size, size, size * OPTIMIZER_STATE[self.optimizer])
+        state = size * OPTIMIZER_STATE[self.optimizer]
+        return Piece(effects, size + copies, size + gradients, state)

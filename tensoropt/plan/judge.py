@@ -119,8 +119,9 @@ class Judged:
         play, micro = self.play, self.play.mesh[0]
         for owner in play.owners:
             for effect in owner.pieces[owner.which[row]].effects:
+                times = micro if owner.slots[effect.slot] < play.course.last else 1
                 for send in effect.sends:
-                    found[Collective(send.kind, send.axes, send.bytes)] += micro
+                    found[Collective(send.kind, send.axes, send.bytes)] += times
         for send in play.reductions(row):
             found[Collective(send.kind, send.axes, send.bytes)] += 1
         return found

@@ -17,7 +17,7 @@ from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region
 
 Phase = Literal["forward", "again", "backward", "reduction", "optimizer"]
-Kind = Literal["read", "gather", "compute", "inner", "home", "output", "parameters", "step"]
+Kind = Literal["read", "gather", "compute", "inner", "home", "output", "parameters", "waited", "step", "held"]
 
 
 class Moment(NamedTuple):
@@ -26,7 +26,8 @@ class Moment(NamedTuple):
     ``kind``: ``read`` a tensor is brought to a reader (its gradient back); ``gather`` parameters come to
     their use; ``compute`` the operators run; ``inner`` collectives inside the group; ``home`` a tensor with
     several readers is put where they find it; ``output`` a result is made whole; ``parameters`` gradients
-    go to where parameters are stored; ``step`` the optimizer.
+    go to where parameters are stored; ``waited`` they go there once, having waited for the last micro-batch;
+    ``step`` the optimizer; ``held`` copies of parameters are made for the whole next step.
     """
 
     phase: Phase
@@ -59,6 +60,10 @@ class Moment(NamedTuple):
                 return f"result {self.tensor}" if forward else f"gradient of result {self.tensor}"
             case "parameters":
                 return f"gradients of the parameters of {self.group}"
+            case "waited":
+                return f"gradients of {self.group} that waited"
+            case "held":
+                return f"copies of the parameters of {self.group}"
         return "optimizer"
 
 
@@ -129,10 +134,20 @@ def course_of(graph: GroupGraph, regions: Sequence[Region] = ()) -> Course:
     training = graph.atoms.graph.training
     forward = [m for group in graph.groups for m in _forward(graph, group, "forward")]
     backward = list(_backwards(graph, regions)) if training else []
-    end = [Moment("optimizer", "step", "")] if training else []
+    end = list(_end(graph)) if training else []
     moments = (*forward, *backward, *end)
     last = len(forward) + len(backward)
     return Course(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)})
+
+
+def _end(graph: GroupGraph) -> Iterator[Moment]:
+    """What is done once per step, however many micro-batches there are."""
+    owners = [group.name for group in graph.groups if group.parameters or group.shared]
+    for name in owners:
+        yield Moment("optimizer", "waited", name)
+    yield Moment("optimizer", "step", "")
+    for name in owners:
+        yield Moment("optimizer", "held", name)
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]:

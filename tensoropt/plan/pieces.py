@@ -23,6 +23,7 @@ from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.placement import Layout, local_shape
 from tensoropt.sharding.resharding import Step, edge_steps
+from tensoropt.sharding.storage import Both, Way, way
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ class Reading:
 
 
 GATHER, COMPUTE, INNER, GATHER_BACK, COMPUTE_BACK, INNER_BACK, PARAMETERS = range(7)
-GATHER_AGAIN, COMPUTE_AGAIN, INNER_AGAIN = range(7, 10)
+GATHER_AGAIN, COMPUTE_AGAIN, INNER_AGAIN, GIVE, HOLD = range(7, 12)
 MADE, HOME, OUTPUT, FORWARD_END, OUTPUT_BACK, HOME_BACK, GRADIENT, MADE_AGAIN, HOME_AGAIN = range(9)
 READ, USED, USED_BACK, READ_BACK, READ_AGAIN, USED_AGAIN = range(6)
-ARRIVED, FIRST_ARRIVED, STEP = range(3)
+ARRIVED, FIRST_ARRIVED, GIVE_SHARED, STEP, HOLD_SHARED = range(5)
 
 
 def reader_slot(reader: int, which: int) -> int:
@@ -108,6 +109,14 @@ class PieceMaker:
             return (), ()
         forward, backward = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, source, target)
         return forward, backward if self.learns(name) else ()
+
+    def way(self, name: str, stored: Layout, use: Layout) -> Way:
+        """From where a parameter lives to a use of it."""
+        return way(self.tensors[name], stored, use, self.mesh, shared=name in self.graph.shared)
+
+    def use_steps(self, name: str, way: Way) -> Both:
+        """(forward, backward) steps of every use of a parameter."""
+        return way.steps(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
 
     def move(self, name: str, steps: Sequence[Step]) -> tuple[float, tuple[Send, ...]]:
         if self.prices is None or not steps:

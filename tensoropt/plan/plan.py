@@ -74,8 +74,9 @@ class OperatorPlan(_Strict):
 
 
 class ParameterPlan(_Strict):
-    """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``; in a
-    placed plan the device it lies on."""
+    """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``; the first
+    is ``held`` where a gathered copy serves the whole step, ``held/P`` where its gradient waits beside it; in
+    a placed plan the device it lies on."""
 
     key: str
     stored: tuple[str, ...] = ()

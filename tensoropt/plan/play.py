@@ -133,6 +133,7 @@ class Play:
             slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
             slots.append(self._slot("backward", "parameters", group.name))
             slots += [self._slot("again", kind, group.name) for kind in _GROUP_KINDS]
+            slots += [self._slot("optimizer", kind, group.name) for kind in ("waited", "held")]
             owners.append(Owner(tuple(slots), tuple(pieces), which))
         return owners
 
@@ -229,8 +230,9 @@ class Play:
             pieces = tuple(
                 self._piece(("parameter", *like, first != last, x), partial(make, x)) for x in layouts
             )
-            slots = (self._slot("backward", "parameters", group) for group in (first, last))
-            owners.append(Owner((*slots, step), pieces, which))
+            slots = [self._slot("backward", "parameters", group) for group in (first, last)]
+            slots += [self._slot("optimizer", "waited", first), step, self._slot("optimizer", "held", first)]
+            owners.append(Owner(tuple(slots), pieces, which))
         return owners
 
     # -- buckets ----------------------------------------------------------------------------------

@@ -131,6 +131,8 @@ class Walk:
     def step(self, moment: int) -> Any:
         """Go through one moment; gives the bytes alive during it only."""
         spot: Any = 0.0
+        if not self.shares[moment]:
+            return spot
         sends: dict[Axes, Any] = {}
         for share in self.shares[moment]:
             which = share.which

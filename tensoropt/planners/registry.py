@@ -71,7 +71,9 @@ ENTRIES = {
     entry.name: entry
     for entry in (
         Entry("data_parallel", "DDP, Horovod: the batch split over all devices, parameters whole"),
-        Entry("zero", "ZeRO stage 3, FSDP: data parallelism with parameters, gradients and state sharded"),
+        Entry(
+            "zero", "ZeRO, FSDP: data parallelism with state, gradients, parameters sharded (stages 1 to 3)"
+        ),
         Entry("megatron", "Megatron-LM: attention heads and MLP columns, then rows, inside; batch outside"),
         Entry("optcnn", "OptCNN: node and edge elimination for the shortest time"),
         Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),

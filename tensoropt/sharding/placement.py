@@ -12,6 +12,9 @@ code                  forward     gradient     PyTorch's placements
 ``PARTIAL``           ``P``       ``R``        ``Partial()`` / ``Replicate()``
 ====================  ==========  ===========  =========================================
 
+On the micro-batch axis, the first of every layout, a parameter's *stored* layout may say instead what becomes
+of its gathered copy over a step (:mod:`tensoropt.sharding.storage`): ``HELD``, ``WAITING``.
+
 ``j`` counts *atoms*: the tensor's dims factored as far as any view in the graph looks at them
 (:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes
 that shard the same atom nest in axis order, the first outermost.
@@ -26,12 +29,14 @@ from functools import lru_cache
 REPLICATE = -1
 PARTIAL_GRAD = -2
 PARTIAL = -3
+HELD = -4
+WAITING = -5
 
 Layout = tuple[int, ...]
 Atoms = tuple[tuple[int, ...], ...]
 """Per tensor dim the sizes of its atoms, outermost first; a dim of size 1 has none."""
 
-_NAMES = {REPLICATE: "R", PARTIAL_GRAD: "R/P", PARTIAL: "P/R"}
+_NAMES = {REPLICATE: "R", PARTIAL_GRAD: "R/P", PARTIAL: "P/R", HELD: "held", WAITING: "held/P"}
 _CODES = {name: code for code, name in _NAMES.items()}
 
 
@@ -44,7 +49,10 @@ def placement_code(name: str) -> int:
     if name.startswith("S(") and name.endswith(")"):
         return int(name[2:-1])
     if name not in _CODES:
-        raise ValueError(f"'{name}' is not a placement; expected S(n), R, R/P or P/R")
+        raise ValueError(
+            f"'{name}' is not a placement; expected S(n), R, R/P or P/R, on the micro-batch axis of a "
+            "parameter also held or held/P"
+        )
     return _CODES[name]
 
 

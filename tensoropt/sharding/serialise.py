@@ -14,8 +14,9 @@ from typing import Any
 from tensoropt.errors import PlanError
 from tensoropt.sharding.configurations import Configuration, Mesh, fits
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.placement import Layout, layout_names, placement_code
+from tensoropt.sharding.placement import HELD, WAITING, Layout, layout_names, placement_code
 from tensoropt.sharding.regions import Region, find_regions
+from tensoropt.sharding.storage import is_held
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -116,6 +117,10 @@ def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: Mesh) -> 
         layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))
     except (ValueError, AttributeError) as error:
         raise PlanError(f"{what} {name}: {error}") from None
+    if what != "parameter" and is_held(layout):
+        raise PlanError(f"{what} {name}: only parameters are held, but the plan has {names[0]!r}")
+    if any(code in (HELD, WAITING) for code in layout[1:]):
+        raise PlanError(f"{what} {name}: held or held/P belong on the micro-batch axis, the first of {names}")
     for code in layout:
         if code >= len(sizes):
             raise PlanError(

@@ -12,10 +12,11 @@ from functools import cached_property
 
 from tensoropt.graph import Tensor
 from tensoropt.sharding.configurations import Configuration, Mesh
-from tensoropt.sharding.groups import GroupGraph, canonical
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
+from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, WAITING, Atoms, Layout, local_shape
 from tensoropt.sharding.regions import Region, region_of
 from tensoropt.sharding.resharding import Step, edge_steps
+from tensoropt.sharding.storage import Way, way
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Edge:
         tensor: its name.
         source, target: layouts; equal for an edge that costs nothing.
         reader: group that reads the result; "" for a hub's home or an output.
-        kind: ``activation``, ``parameter``, ``resolve`` (inside a group) or ``output``.
+        kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or ``held``: a
+            parameter's copy that serves the whole step, made and given back once.
+        back: of a parameter read from a held copy where its gradient goes, if not to ``source``.
     """
 
     tensor: str
@@ -34,10 +37,11 @@ class Edge:
     target: Layout
     reader: str
     kind: str
+    back: Layout | None = None
 
     @property
     def moves(self) -> bool:
-        return self.source != self.target
+        return self.source != self.target or self.back is not None
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,40 @@ class Strategy:
                     name, self.source_layout(name), configuration.layout(name), group.name, "activation"
                 )
             for name in (*group.parameters, *group.shared):
-                yield Edge(name, self.stored[name], configuration.layout(name), group.name, "parameter")
+                yield self.use(name, group)
+        yield from self.held.values()
         for name in dict.fromkeys(
             (*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())
         ):
             if name in self.made:
                 source = self.source_layout(name)
                 yield Edge(name, source, output_layout(source), "", "output")
+
+    def way(self, name: str, group: Group) -> Way:
+        """From where a parameter lives to its use in a group."""
+        use = self.configurations[group.name].layout(name)
+        return way(self.tensor(name), self.stored[name], use, self.mesh, shared=name in self.graph.shared)
+
+    def use(self, name: str, group: Group) -> Edge:
+        """How a parameter comes to a group that uses it."""
+        found = self.way(name, group)
+        back = found.back if found.back != found.source else None
+        return Edge(name, found.source, found.use, group.name, "parameter", back)
+
+    def waits(self, name: str) -> bool:
+        """Whether a parameter's gradient waits beside its held copy for the last micro-batch."""
+        return self.stored[name][0] == WAITING and self.tensor(name).requires_grad and name in self.held
+
+    @cached_property
+    def held(self) -> Mapping[str, Edge]:
+        """Per parameter whose gathered copy is held over the step how it comes to be."""
+        return {edge.tensor: edge for edge in self._held()}
+
+    def _held(self) -> Iterator[Edge]:
+        ways = {n: self.way(n, g) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
+        for name, found in ways.items():
+            if found.held:
+                yield Edge(name, found.home, found.source, "", "held")
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
@@ -118,12 +149,16 @@ class Strategy:
         """How often a group's forward runs in one micro-batch of training."""
         return 2 if group in self.region_of else 1
 
+    def times(self, edge: Edge) -> int:
+        """For how many micro-batches of a step an edge is passed: once for a held copy."""
+        return 1 if edge.kind == "held" else self.micro_batches
+
     def forwards_of(self, edge: Edge) -> int:
         """How often an edge's forward steps run in one micro-batch of training.
 
         An edge runs where its result is used; a hub's home where the tensor is made.
         """
-        if edge.kind == "output":
+        if edge.kind in ("output", "held"):
             return 1
         if edge.reader:
             return self.forwards(edge.reader)
@@ -134,8 +169,13 @@ class Strategy:
         """(forward, backward) steps of an edge; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
-        forward, backward = edge_steps(self.atom_sizes(edge.tensor), self.mesh, edge.source, edge.target)
-        return forward, backward if self.tensor(edge.tensor).requires_grad else ()
+        sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
+        forward, backward = edge_steps(sizes, self.mesh, edge.source, edge.target)
+        if edge.back is not None:
+            backward = edge_steps(sizes, self.mesh, edge.back, edge.target)[1]
+        if edge.kind == "held":
+            learns = learns and self.stored[edge.tensor][0] == WAITING
+        return forward, backward if learns else ()
 
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
@@ -148,18 +188,11 @@ def output_layout(source: Layout) -> Layout:
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
-def made_again(tensor: Tensor, steps: Iterable[Step]) -> bool:
+def made_again(tensor: Tensor, steps: Iterable[Step], *, held: bool = False) -> bool:
     """Whether backward makes a used parameter anew from its stored shard instead of keeping it: what had to
-    be gathered, or cast."""
-    return tensor.master_dtype is not None or any(step.kind == "all_gather" for step in steps)
-
-
-def stored_layout(tensor: Tensor, use: Layout) -> Layout:
-    """How a parameter is stored when nothing is gathered for it: as it is used.
-
-    A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
-    """
-    return tuple(canonical(tensor, REPLICATE if code == PARTIAL else code) for code in use)
+    be gathered, or cast, for the use itself."""
+    cast = tensor.master_dtype is not None and not held
+    return cast or any(step.kind == "all_gather" for step in steps)
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:

@@ -12,12 +12,15 @@ from tensoropt.sharding.configurations import (
     micro_batch_strategies,
 )
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
-from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.sharding.placement import HELD, PARTIAL_GRAD, REPLICATE, WAITING, Layout
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.strategy import Strategy, stored_layout
+from tensoropt.sharding.storage import stored_layout
+from tensoropt.sharding.strategy import Strategy
 
 SHARD_CHANCE = 0.4
 """How often a replicated axis of a stored parameter is sharded (ZeRO)."""
+HELD_CHANCE = 0.4
+"""How often a stored parameter's gathered copy is held over the step (ZeRO, stages 1 and 2)."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -76,7 +79,10 @@ def random_strategy(
 
 
 def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: Mesh, rng: random.Random) -> Layout:
-    """A legal stored placement near a use: axes on which it is whole may shard any atom that divides."""
+    """A legal stored placement near a use: axes on which it is whole may shard any atom that divides.
+
+    Its copy may be held.
+    """
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
     for axis in range(1, len(mesh)):
@@ -93,4 +99,6 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: Mesh, rng: ra
         elif rng.random() < 0.2:
             # Whole, with the gradient reduced in backward instead of in the bucket, or the other way.
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
+    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < HELD_CHANCE:
+        layout[0] = rng.choice((HELD, WAITING)) if tensor.master_dtype is None else HELD
     return tuple(layout)

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from tensoropt.costs.parameters import sharded_home, storage_options, stored_bytes
+from tensoropt.costs.parameters import held_options, sharded_home, storage_options, stored_bytes
 from tensoropt.graph import Tensor
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.sharding.placement import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING
 from tensoropt.sharding.resharding import forward_placements, resharding_steps
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
@@ -80,3 +80,30 @@ def test_bytes_between_steps():
     assert [stored_bytes(WEIGHT, 10, o) for o in ("sgd", "momentum", "adam")] == [80, 120, 160]
     assert stored_bytes(FROZEN, 10, "adam") == 40
     assert stored_bytes(Tensor("h", (8,), "bfloat16", "parameter", True), 10, "adam") == 80
+
+
+def held(tensors, sizes, mesh):
+    homes = storage_options(tensors, sizes, tuple((R, *(RP for _ in mesh[1:])) for _ in tensors), mesh)
+    return held_options(tensors, homes, mesh)
+
+
+def test_gathered_copies_can_be_held():
+    assert held((WEIGHT,), ((8, 6),), (1, 2)) == (((HELD, 0),),)
+    every = held((WEIGHT,), ((8, 6),), (1, 2, 2))
+    assert every == (((HELD, 0, 0),), ((HELD, 0, RP),), ((HELD, RP, 0),))
+
+
+def test_a_gradient_can_wait_for_the_last_of_several_micro_batches():
+    assert held((WEIGHT,), ((8, 6),), (2, 2)) == (((HELD, 0),), ((WAITING, 0),))
+
+
+def test_only_what_is_trained_and_sharded_is_held():
+    odd = Tensor("o", (7, 5), "float32", "parameter", True)
+    assert held((odd,), ((7, 5),), (2, 2)) == ()
+    assert held((FROZEN,), ((8, 6),), (2, 2)) == ()
+    assert held((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((HELD, 0), (R, 0)),)
+
+
+def test_narrow_gradients_do_not_wait():
+    mixed = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
+    assert held((mixed,), ((8, 6),), (2, 2)) == (((HELD, 0),),)

@@ -18,7 +18,7 @@ from tensoropt.costs.workload import workload
 from tensoropt.search import track_frontier
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.local import localise
-from tensoropt.sharding.placement import PARTIAL_GRAD
+from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.resharding import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
@@ -72,7 +72,8 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
     for edge in set(strategy.edges()):
         forward, backward = strategy.steps(edge)
         size = strategy.tensor(edge.tensor).element_bytes
-        times = 1 if edge.kind == "output" else runs(strategy, home_of(strategy, edge))
+        once = edge.kind in ("output", "held")
+        times = 1 if once else runs(strategy, home_of(strategy, edge))
         if (
             times == 1
             and edge.kind == "parameter"
@@ -81,7 +82,8 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
         ):
             group = next(g for g in graph.groups if g.name == edge.reader)
             times += facts[edge.reader].parameters_kept.get(group.short_names[edge.tensor], 0)
-        total += mesh[0] * (times * steps_s(strategy, forward, size) + steps_s(strategy, backward, size))
+        micro = 1 if edge.kind == "held" else mesh[0]  # a held copy serves all micro-batches
+        total += micro * (times * steps_s(strategy, forward, size) + steps_s(strategy, backward, size))
     for group in graph.groups:
         for op in group.operators:
             call = localise(strategy.configurations[group.name].placed(op.name, graph.atoms, mesh, None))
@@ -136,6 +138,10 @@ def naive_memory(
     for name, layout in strategy.stored.items():
         learns = training and strategy.tensor(name).requires_grad
         total += size(name, layout) * (2 + STATE[optimizer] if learns else 1)
+    for edge in strategy.edges():
+        if edge.kind == "held":
+            waits = strategy.stored[edge.tensor][0] == WAITING
+            total += size(edge.tensor, edge.target) * (2 if waits else 1)
     counted: dict[tuple[str, str], int] = {}
     region = {name: r.name for r in strategy.recomputed for name in r.groups}
     for group in graph.groups:
@@ -148,7 +154,7 @@ def naive_memory(
                 counted[name, "made"] = 0
         for name in (*group.parameters, *group.shared):
             use = strategy.configurations[group.name].layout(name)
-            steps = strategy.steps(Edge(name, strategy.stored[name], use, "", "parameter"))[0]
+            steps = strategy.steps(strategy.use(name, group))[0]
             gathered = any(s.kind == "all_gather" for s in steps)
             if training and steps and not gathered and names[name] in facts[group.name].parameters_kept:
                 total += size(name, use)

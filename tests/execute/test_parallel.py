@@ -13,6 +13,8 @@ from tensoropt.errors import PlanError
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.models import load_model
+from tensoropt.sharding.placement import HELD, WAITING
+from tensoropt.sharding.strategy import Strategy
 from tests.execute import jobs
 from tests.execute.test_train import write_plan
 
@@ -26,9 +28,13 @@ def test_usual_loop(ranks: RankPool, name: str, micro: int) -> None:
         assert all(value < ROUNDING for value in found.values()), found
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_accumulation(ranks: RankPool, micro: int) -> None:
-    for found in ranks.run(jobs.accumulate, "mlp", (micro, 2), 5):
+@pytest.mark.parametrize(("micro", "seed"), [(1, 5), (1, 31), (2, 31)])
+def test_accumulation(ranks: RankPool, micro: int, seed: int) -> None:
+    strategy = jobs.strategy_of(load_model(jobs.spec("mlp")), (micro, 2), seed)
+    assert isinstance(strategy, Strategy)
+    if seed == 31:  # with gradients that leave at once, and such that wait beside a held copy
+        assert {strategy.stored[name][0] for name in strategy.held} == {HELD, WAITING}
+    for found in ranks.run(jobs.accumulate, "mlp", (micro, 2), seed):
         assert all(value < ROUNDING for value in found.values()), found
 
 

@@ -152,7 +152,7 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
         )
         assert judged.played.communication_s[0] == pytest.approx(sent)
         # the additive price shares buckets out by bytes; take its own reductions off and ours on
-        shares = sum(prices.parameter(n, s, None, 0)[2] for n, s in strategy.stored.items())
+        shares = sum(prices.parameter(n, s)[2] for n, s in strategy.stored.items())
         reductions = sum(send.seconds for send in judged.play.reductions(0))
         additive = sum(prices.strategy_s(strategy, works, facts))
         assert judged.played.total_s[0] == pytest.approx(additive - shares + reductions)

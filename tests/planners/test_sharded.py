@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from tensoropt.planners import UnsuitableError, flexflow, planner
+from tensoropt.plan.exploration import MEMORY_KINDS
+from tensoropt.planners import UnsuitableError, flexflow, planner, zero
 from tensoropt.planners.compare import asked, compare, gap_to
 from tensoropt.planners.data_parallel import batch_labels
 from tensoropt.planners.megatron import inner_labels
@@ -33,15 +34,43 @@ def test_data_parallelism_splits_the_batch_everywhere_and_reduces_gradients_once
 
 
 def test_zero_stores_a_share_and_gathers():
-    question = small(*TWO)
-    (whole,) = planner("data_parallel")(question, None, 0)
-    leanest = planner("zero")(question, None, 0)[0]
-    kinds = {c.kind for c in leanest.predicted.collectives}
-    assert {"all_gather", "reduce_scatter"} <= kinds
-    held = ("parameters", "gradients", "optimizer")
-    for kind in held:
+    """Two matrices of 768 and 256 elements on two devices, float32, Adam."""
+    (whole,) = planner("data_parallel")(small(*TWO), None, 0)
+    found = planner("zero")(small(*TWO), None, 0)
+    leanest = found[0]
+    assert leanest.settings["notes"] == ["stage 3"]
+    for kind in ("parameters", "gradients", "optimizer"):
         assert leanest.predicted.memory[kind] == whole.predicted.memory[kind] / 2
     assert all(any(s.startswith("S") for s in p.stored) for p in leanest.parameters.values())
+    assert all(p.stored[0] != "held" for p in leanest.parameters.values())
+
+
+def test_zero_2_holds_what_it_gathered_and_shards_the_rest():
+    question = small("two layers", ((2,),), (2,))
+    (whole,) = planner("data_parallel")(question, None, 0)
+    plans = {s.notes[0]: s for s in zero.select(question, None, 0)}
+    assert set(plans) == {"stage 1", "stage 2", "stage 3"}
+    points = dict(zip(plans, question.points("zero", list(plans.values())), strict=True))
+    memory = {n: dict(zip(MEMORY_KINDS, p.memory, strict=True)) for n, p in points.items()}
+    size = whole.predicted.memory["parameters"]
+    assert memory["stage 3"]["parameters"] == size / 2
+    assert memory["stage 1"]["parameters"] == memory["stage 2"]["parameters"] == size + size / 2
+    assert memory["stage 2"]["gradients"] == memory["stage 3"]["gradients"] == size / 2
+    assert memory["stage 1"]["gradients"] == size + size / 2
+    state = whole.predicted.memory["optimizer"]
+    assert {m["optimizer"] for m in memory.values()} == {state / 2}
+    # two micro-batches: gathered once per step, and in stage 3 in each forward and again where it is needed
+    sent = {
+        n: {(k, count) for k, _, _, count in p.collectives if k != "all_reduce"} for n, p in points.items()
+    }
+    assert sent["stage 1"] == {("all_gather", 1), ("reduce_scatter", 1)}
+    assert sent["stage 2"] == {("all_gather", 1), ("reduce_scatter", 2)}
+    assert sent["stage 3"] == {("all_gather", 2), ("all_gather", 4), ("reduce_scatter", 2)}
+
+
+def test_with_one_micro_batch_no_gradient_waits():
+    notes = [s.notes[0] for s in zero.select(small(*TWO), None, 0)]
+    assert sorted(set(notes)) == ["stage 2", "stage 3"]
 
 
 def test_megatron_makes_columns_then_rows():

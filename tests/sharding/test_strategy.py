@@ -9,7 +9,8 @@ import pytest
 
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.sharding.strategy import output_layout, replicated_axes, stored_layout
+from tensoropt.sharding.storage import stored_layout
+from tensoropt.sharding.strategy import output_layout, replicated_axes
 from tensoropt.testing.strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 
@@ -36,6 +37,7 @@ def test_every_read_and_use_has_one_edge(build, mesh):
         expected.update((n, "", "activation") for n in graph.hubs)
         expected.update((n, "", "output") for n in graph.atoms.graph.outputs)
         resolved = [(g.name, strategy.configurations[g.name].resolved) for g in graph.groups]
+        expected.update((n, "", "held") for n in strategy.held)
         expected.update((r[0], name, "resolve") for name, r in resolved if r is not None)
         assert found == expected
 
@@ -51,7 +53,10 @@ def test_edges_meet(build):
             elif edge.kind == "activation":
                 assert (edge.source, edge.target) == (strategy.made[edge.tensor], strategy.hubs[edge.tensor])
             elif edge.kind == "parameter":
-                assert edge.source == strategy.stored[edge.tensor]
+                held = strategy.held.get(edge.tensor)
+                assert edge.source[1:] == (held.target if held else strategy.stored[edge.tensor])[1:]
+            elif edge.kind == "held":
+                assert edge.source[1:] == strategy.stored[edge.tensor][1:] != edge.target[1:]
             elif edge.kind == "output":
                 assert all(code == REPLICATE for code in edge.target[1:])
             forward, backward = strategy.steps(edge)

@@ -20,7 +20,7 @@ import numpy as np
 from tensoropt.costs.tables import Variable
 from tensoropt.planners.data_parallel import following_the_batch
 from tensoropt.planners.problem import Problem, Selection, TableSpace
-from tensoropt.planners.restricted import NOTHING, Allowed, restricted_selections, some
+from tensoropt.planners.restricted import Allowed, restricted_selections, some
 from tensoropt.sharding.placement import HELD, WAITING, Layout
 
 STAGES = {1: WAITING, 2: HELD, 3: None}
@@ -56,7 +56,7 @@ def _mask(options: Sequence[Homes], code: int | None) -> np.ndarray:
     if code is None or not any(_held(homes) for homes in options):  # else there is nothing to hold
         return most & np.array([not _held(homes) for homes in options])
     mask: np.ndarray = most & np.array([_held(homes) == {code} for homes in options])
-    return mask if mask.any() else NOTHING
+    return mask
 
 
 def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:

@@ -60,11 +60,12 @@ def _signed(value: int) -> int:
 
 
 _GOLDEN, _MIX = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9)
+_STEP = _signed(0xD6E8FEB86659FD93)
 
 
-def _key(seed: int, step: int, name: str) -> int:
-    state = 0xCBF29CE484222325  # FNV-1a over the operator's name, seed and step
-    for byte in f"{name}/{seed}/{step}".encode():
+def _key(seed: int, name: str) -> int:
+    state = 0xCBF29CE484222325  # FNV-1a over the operator's name and seed
+    for byte in f"{name}/{seed}".encode():
         state = ((state ^ byte) * 0x100000001B3) % (1 << 64)
     return _signed(state)
 
@@ -100,7 +101,9 @@ def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device)
         start = context.coordinate(axes) * step if axes else 0
         values = (torch.arange(size, dtype=torch.int64, device=device) + start) * stride
         index = index + values.view((size,) + (1,) * (len(pieces) - 1 - position))
-    state = index.mul(_GOLDEN).add_(_key(context.seed, context.step, name))
+    # The step counts as a number that a compiler may leave open, so that it compiles once for all steps.
+    moment = torch.full((), context.step, dtype=torch.int64, device=device).mul_(_STEP)
+    state = index.mul(_GOLDEN).add_(_key(context.seed, name)).add_(moment)
     state.bitwise_xor_(state >> 29).mul_(_MIX)
     return state.bitwise_xor_(state >> 32)
 
@@ -142,7 +145,7 @@ def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: 
     namespace, packet, overload = target.split(".")
     function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     with _SEEDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_key(context.seed, context.step, name) & ((1 << 63) - 1))
+        torch.manual_seed((_key(context.seed, name) + context.step * _STEP) & ((1 << 63) - 1))
         return function(*args, **kwargs)
 
 

@@ -130,3 +130,23 @@ def test_compiled(ranks: RankPool, backend: str, mesh: tuple[int, ...]) -> None:
     """What the model does in front of and behind the lowered graph stays Python; the result is the same."""
     for found in ranks.run(jobs.compiled, "mlp", mesh, backend, timeout_s=600.0):
         assert found < ROUNDING
+
+
+def test_dropout_is_compiled_once_for_all_steps() -> None:
+    """A mask changes with the step, which the second compilation leaves open: there is no third."""
+    (model, args, _), (plain, _, _) = jobs.spec("vgg_dropout").build(), jobs.spec("vgg_dropout").build()
+    strategy = unsplit_strategy(load_model(jobs.spec("vgg_dropout")).graph)
+    for each in (model, plain):
+        parallelize(each.train(), strategy, args)
+    compiled = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        compiled.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend=backend)
+    losses = [(float(fast(*args).detach()), float(plain(*args).detach())) for _ in range(4)]
+    assert len(compiled) <= 2
+    assert all(ours == alone for ours, alone in losses)
+    assert len(set(losses)) == 4

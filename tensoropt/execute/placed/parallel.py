@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from tensoropt.execute.parallel_model import ParallelModel
 from tensoropt.execute.placed.engine import PlacedEngine
 from tensoropt.execute.placed.spread import SpreadGradient
 from tensoropt.plan.placed.plans import PlacedStrategy
+
+UNCOMPILED = (
+    "a placed plan runs every operator, forward and backward, when the plan says, which a compiler would "
+    "undo; the model runs as it is, so leave torch.compile out"
+)
 
 
 def devices_here(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
@@ -61,7 +67,21 @@ class PlacedModel(ParallelModel):
 
     def install(self) -> None:
         super().install()
+        self._compiled = self._told = False
+        self._run = torch.compiler.disable(self._uncompiled, reason=UNCOMPILED)
         self.model.register_state_dict_pre_hook(lambda *_: self.engine.settle())
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._compiled = torch.compiler.is_compiling()
+        return self._run(*args, **kwargs)
+
+    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compiled and not self._told:
+            self._told = True
+            warnings.warn(f"torch.compile changes nothing here: {UNCOMPILED}", stacklevel=2)
+        return super().forward(*args, **kwargs)
 
     # -- parameters -------------------------------------------------------------------------------
 

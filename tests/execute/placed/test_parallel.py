@@ -92,3 +92,11 @@ def test_one_process_plays_all_devices() -> None:
     for name, value in plain.state_dict().items():
         assert torch.allclose(model.state_dict()[name], value, atol=1e-6)
     assert model._tensoropt.engine.running.moved
+
+
+def test_a_compiler_is_told_why_it_changes_nothing() -> None:
+    model, args, _ = jobs.spec("mlp").build()
+    tensoropt.parallelize(model, random_placed(opened("mlp").graph, 2, random.Random(1)), args)
+    plain = float(model(*args).detach())
+    with pytest.warns(UserWarning, match="torch.compile changes nothing here: a placed plan"):
+        assert float(torch.compile(model, backend="eager")(*args).detach()) == plain

@@ -16,7 +16,7 @@ import numpy as np
 from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.workload import Workload, workload
+from tensoropt.costs.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import Configuration, Mesh, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout
@@ -160,9 +160,11 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         for name in sorted(set(op.inputs()), key=len, reverse=True):
             shapes = shapes.replace(f"Ref(name='{name}')", f"t{names[name]}")
         parts.append((op.target, shapes, [names[n] for n in op.outputs]))
+    orders = memory_orders(graph)
     for name in names:
         t = tensors[name]
         parts.append((t.shape, t.dtype, t.stored_dtype, t.kind, t.requires_grad, graph.atoms.atoms[name]))
+        parts.append(orders.get(name))
     roles = [[names[n] for n in part] for part in (group.reads, group.parameters, group.shared, group.writes)]
     roles.append([names[n] for n in group.writes if n not in graph.hubs and leaves_model(graph, n)])
     labels = [s.label for s in group.strategies]

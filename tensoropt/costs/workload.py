@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,16 +17,19 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.costs.transients import resharding_elements
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
 from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.kernels import ShardContext
+from tensoropt.sharding.kernels import ShardContext, SingleDevice
 from tensoropt.sharding.local import LocalCall, localise
 from tensoropt.sharding.placement import local_shape
 from tensoropt.sharding.resharding import edge_steps
 
+Order = tuple[int, ...]
+"""The dims of a tensor from the one with the largest stride to the one with the smallest."""
 VERSION = 5
 """Part of every key; raised when the way of measuring changes."""
 
@@ -33,13 +37,15 @@ VERSION = 5
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers, ``ends``
-    is for where groups of rows end: the number of rows, shared evenly."""
+    is for where groups of rows end: the number of rows, shared evenly; ``order`` is how it lies in memory
+    (:func:`memory_orders`), None for the order of its dims."""
 
     shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
     high: int = 2
     ends: int = 0
+    order: Order | None = None
 
     @property
     def bytes(self) -> int:
@@ -90,7 +96,7 @@ class Workload:
             for c, outs in self.calls
         ]
         inputs = [
-            (n, s.shape, s.dtype, s.requires_grad, role, *([s.ends] if s.ends else []))
+            (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order)))
             for n, s, role in self.inputs
         ]
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
@@ -137,9 +143,16 @@ def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[st
     return {}
 
 
-def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Workload:
-    """The workload of a configuration on the rank with the largest shards."""
+def workload(
+    graph: GroupGraph, configuration: Configuration, mesh: Mesh, orders: Mapping[str, Order] | None = None
+) -> Workload:
+    """The workload of a configuration on the rank with the largest shards.
+
+    Args:
+        orders: of the activations it reads; found where they are not given.
+    """
     atoms, group = graph.atoms, configuration.group
+    orders = memory_orders(graph) if orders is None else orders
     tensors = atoms.graph.tensors
     names = group.short_names
 
@@ -159,7 +172,9 @@ def workload(graph: GroupGraph, configuration: Configuration, mesh: Mesh) -> Wor
     for name in names:
         if name in roles:
             shape = local_shape(atoms.atoms[name], configuration.layout(name), mesh)
-            specs[names[name]] = TensorSpec(shape, tensors[name].dtype, tensors[name].requires_grad)
+            specs[names[name]] = TensorSpec(
+                shape, tensors[name].dtype, tensors[name].requires_grad, order=orders.get(name)
+            )
     for call, _ in calls:
         for name, high in _integer_bounds(call, specs).items() if _has_specs(call, specs) else ():
             if name in specs:
@@ -187,8 +202,59 @@ def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
     return bool(call.args) and isinstance(call.args[0], Ref) and call.args[0].name in specs
 
 
+_ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
+
+
+def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
+    """How the activations lie in memory that do not lie in the order of their dims, by name.
+
+    A kernel's result may follow its input: attention on heads that are a transposed view of a projection
+    gives a result whose transposition back is a view of it, on others one that has to be copied. Groups are
+    run unsplit on fake tensors, one after the other, those that are alike once. A tensor that is resharded on
+    its way to a reader lies in the order of its dims instead; that is not followed here.
+    """
+    number = id(graph)
+    known = _ORDERS.get(number)
+    if known is not None and known[0]() is graph:
+        return known[1]
+    orders: dict[str, Order] = {}
+    made: dict[str, list[Order | None]] = {}
+    for group in graph.groups:
+        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        work = workload(graph, whole, (1,), orders)
+        if work.key not in made:
+            made[work.key] = _written_orders(work)
+        orders.update((n, o) for n, o in zip(group.writes, made[work.key], strict=True) if o is not None)
+
+    def gone(_: object) -> None:
+        _ORDERS.pop(number, None)
+
+    _ORDERS[number] = weakref.ref(graph, gone), orders
+    return orders
+
+
+def _written_orders(work: Workload) -> list[Order | None]:
+    with FakeTensorMode(), torch.no_grad():
+        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+        run(work, tensors, SingleDevice())
+        return [order_of(tensors[name]) for name in work.writes]
+
+
+def order_of(value: torch.Tensor) -> Order | None:
+    """The order of a tensor's dims in memory; None where it is their own, or some are repeated."""
+    wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
+    if any(strides[d] == 0 for d in wide):
+        return None
+    inner = sorted(wide, key=lambda d: (-strides[d], d))
+    return None if inner == wide else (*(d for d in range(value.dim()) if d not in wide), *inner)
+
+
 def random_tensor(spec: TensorSpec) -> torch.Tensor:
     """A tensor that fits the spec."""
+    if spec.order is not None:
+        lying = replace(spec, shape=tuple(spec.shape[d] for d in spec.order), order=None, requires_grad=False)
+        places = [spec.order.index(d) for d in range(len(spec.order))]
+        return random_tensor(lying).permute(places).requires_grad_(spec.requires_grad)
     dtype = getattr(torch, spec.dtype)
     if spec.dtype in FLOATING:
         value = torch.randn(spec.shape, dtype=dtype)

@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from tensoropt.capture import capture
-from tensoropt.costs.workload import TensorSpec, differentiable, random_tensor, run, workload
+from tensoropt.costs.facts import find_facts
+from tensoropt.costs.workload import (
+    TensorSpec,
+    differentiable,
+    memory_orders,
+    order_of,
+    random_tensor,
+    run,
+    workload,
+)
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
 from tensoropt.sharding.groups import group_operators
@@ -119,3 +128,30 @@ def test_keys_are_the_same_in_another_process():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(shown.splitlines()[-1]) == [w.key for _, _, w in every_workload(gates)]
+
+
+def test_how_a_tensor_lies_in_memory():
+    heads = torch.zeros(2, 4, 5, 8).transpose(1, 2)
+    assert order_of(heads) == (0, 2, 1, 3)
+    assert order_of(torch.zeros(2, 3)) is None
+    assert order_of(torch.zeros(4, 1).t()) is None  # a dim of one element lies anywhere
+    assert order_of(torch.zeros(3, 1).expand(3, 4).t()) is None  # repeated values lie nowhere in particular
+    spec = TensorSpec((2, 5, 4, 8), "float32", True, order=(0, 2, 1, 3))
+    made = random_tensor(spec)
+    assert (made.shape, made.stride()) == (heads.shape, heads.stride())
+    assert made.is_leaf
+    assert made.requires_grad
+
+
+def test_attention_reads_its_heads_as_the_projection_leaves_them():
+    """Its result is then merged by a view, and kept once."""
+    prepared = problem(gpt2)
+    orders = memory_orders(prepared.graph)
+    (group,) = (g for g in prepared.graph.groups[:6] if "attention" in g.anchor.target)
+    assert [orders[name] for name in group.reads] == [(0, 2, 1, 3)] * 3
+    assert memory_orders(prepared.graph) is orders
+    c = next(iter(enumerate_configurations(prepared.graph.atoms, group, (1,), prepared.micro[group.name])))
+    strided, plain = workload(prepared.graph, c, (1,)), workload(prepared.graph, c, (1,), {})
+    assert strided.key != plain.key
+    assert find_facts(plain).writes_kept == ()
+    assert find_facts(strided).writes_kept == strided.writes

@@ -6,11 +6,10 @@ were saved with it, and played again.
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Sequence
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.facts import Facts
-from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.errors import TensorOptError
@@ -27,6 +26,7 @@ from tensoropt.plan.exploration import MEMORY_KINDS, Exploration
 from tensoropt.plan.judge import Judged, judge_strategy
 from tensoropt.plan.overlap import Overlap, overlap_of
 from tensoropt.plan.placed.points import placed_detail
+from tensoropt.plan.play import Play
 from tensoropt.plan.recorded import Recorded, mesh_of
 from tensoropt.plan.schedule import DEVICE, schedule_of
 from tensoropt.plan.timeline import Timeline, length_s
@@ -101,7 +101,7 @@ class _Telling:
         )
         return Detail(
             point=self.index,
-            operators=self._operators(events),
+            operators=self._operators(events, judged.play),
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
             memory_curve=tuple(
@@ -113,23 +113,25 @@ class _Telling:
             sources=dict(self.point.sources),
         )
 
-    def _operators(self, events: tuple[TimelineEvent, ...]) -> tuple[OperatorRow, ...]:
+    def _operators(self, events: tuple[TimelineEvent, ...], play: Play) -> tuple[OperatorRow, ...]:
         sent: dict[str, float] = {}
         for event in events:
             if event.lane != COMPUTE:
                 sent[event.group] = sent.get(event.group, 0.0) + event.duration_s
         counted: set[str] = set()
-        return tuple(self._operator(g, sent.get(g.name, 0.0), counted) for g in self.strategy.graph.groups)
+        rows = []
+        for group in self.strategy.graph.groups:
+            own = [n for n in (*group.parameters, *group.shared) if n not in counted]
+            counted.update(own)
+            rows.append(self._operator(group, sent.get(group.name, 0.0), own, play))
+        return tuple(rows)
 
-    def _operator(self, group: Group, sent_s: float, counted: set[str]) -> OperatorRow:
-        """One row; a tied parameter counts with the first group that uses it."""
-        own = [n for n in (*group.parameters, *group.shared) if n not in counted]
-        counted.update(own)
+    def _operator(self, group: Group, sent_s: float, own: Sequence[str], play: Play) -> OperatorRow:
+        """One row, with the parameters ``own``: a tied one counts with the first group that uses it."""
         facts, micro = self.facts[group.name], self.strategy.micro_batches
         forwards = self.strategy.forwards(group.name)
-        sizes = {n: self._stored_bytes(n) for n in own}
         learning = self.strategy.graph.atoms.graph.training
-        trained = sum(s for n, s in sizes.items() if learning and self.strategy.tensor(n).requires_grad)
+        held = [play.piece_of(group.name), *(play.piece_of(n) for n in own)]
         forward, backward = self.prices.compute.seconds(self.works[group.name], facts)
         labels = [s.label for s in self.strategy.configurations[group.name].strategies[1:]]
         stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
@@ -139,9 +141,9 @@ class _Telling:
             module=group.anchor.module,
             configuration=dict(zip(self.space.mesh.names, labels, strict=True)),
             options=tuple(stored) if labels else (),
-            parameters_bytes=sum(sizes.values()),
-            gradients_bytes=trained,
-            state_bytes=trained * OPTIMIZER_STATE[self.optimizer],
+            parameters_bytes=sum(piece.parameters for piece in held),
+            gradients_bytes=sum(piece.gradients for piece in held),
+            state_bytes=sum(piece.optimizer for piece in held),
             kept_bytes=facts.kept_bytes if learning and forwards == 1 else 0,
             transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
             forward_s=forward * forwards * micro,
@@ -150,10 +152,6 @@ class _Telling:
             source=self.prices.compute.source_of(self.works[group.name]),
             recomputed=forwards > 1,
         )
-
-    def _stored_bytes(self, name: str) -> int:
-        shape = self.strategy.local_shape(name, self.strategy.stored[name])
-        return prod(shape) * self.strategy.tensor(name).stored_element_bytes
 
     def _edge(self, edge: Edge) -> EdgeRow | None:
         forward, backward = self.strategy.steps(edge)

@@ -235,6 +235,16 @@ class Play:
             owners.append(Owner(tuple(slots), pieces, which))
         return owners
 
+    def piece_of(self, name: str) -> Piece:
+        """The piece of a group or a parameter in the first strategy."""
+        groups = [group.name for group in self.graph.groups]
+        if name in groups:
+            owner = self.owners[groups.index(name)]
+        else:
+            names = list(self.stored)
+            owner = self.owners[names.index(name) - len(names)]
+        return owner.pieces[owner.which[0]]
+
     # -- buckets ----------------------------------------------------------------------------------
 
     def issues(self) -> list[Issue]:

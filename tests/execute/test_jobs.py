@@ -78,12 +78,56 @@ def test_a_script_ends_as_it_should(tmp_path: Path, end: str) -> None:
     assert "terminate called" not in output
 
 
+LOADING = """
+import os, sys
+import torch, tensoropt
+from torch.utils.data import DataLoader, TensorDataset
+from tests.execute.models import mlp
+
+torch.manual_seed(0)
+model, (x, y), _ = mlp()
+samples = TensorDataset(torch.randn(70, *x.shape[1:]), y[:1].expand(70, *y.shape[1:]).clone())
+order = torch.Generator().manual_seed(3)
+batches = DataLoader(samples, len(x), shuffle=True, drop_last=True, num_workers=1, generator=order)
+tensoropt.parallelize(model, sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for epoch in range(2):
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+    print(f"epoch {epoch} ended at {loss.item():.6f}", flush=True)
+tensoropt.shutdown()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
-    code, output = finished(torchrun(*script(tmp_path, fault="raise ValueError('no such sample')")))
+def test_batches_come_from_a_data_loader(tmp_path: Path) -> None:
+    """Every rank loads the same global batch, in processes of its own."""
+    (tmp_path / "script.py").write_text(LOADING)
+    plan = str(write_plan(tmp_path / "plan.json"))
+    code, output = finished(torchrun(str(tmp_path / "script.py"), plan))
+    assert code == 0, output
+    said = [line for line in output.splitlines() if line.startswith("epoch")]
+    assert len(said) == 4
+    assert len(set(said)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("raise ValueError('no such sample')", "no such sample"),
+        ("torch.empty(1 << 50)", "can't allocate memory"),
+    ],
+)
+def test_the_rank_that_raised_is_named(tmp_path: Path, fault: str, says: str) -> None:
+    code, output = finished(torchrun(*script(tmp_path, fault=fault)))
     assert code != 0
-    assert "no such sample" in output
+    assert says in output
     report = output[output.index("Root Cause") :]
     assert "rank      : 1" in report
 

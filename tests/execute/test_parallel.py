@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from tensoropt.execute.models import load_model
 from tensoropt.sharding.placement import HELD, WAITING
 from tensoropt.sharding.strategy import Strategy
 from tests.execute import jobs
-from tests.execute.test_train import write_plan
+from tests.execute.test_train import ROOT, write_plan
 
 pytestmark = pytest.mark.distributed
 ROUNDING = 2e-4
@@ -83,6 +86,47 @@ def test_a_save_that_died_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
     with pytest.raises(PlanError, match="no checkpoint at"):
         load_checkpoint(tmp_path / "other", model)
+
+
+SAVING = """
+import sys
+import torch
+from tests.execute.test_parallel import unsplit_mlp
+from tensoropt.execute import save_checkpoint
+
+model = unsplit_mlp()
+for count in range(1000000):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(count)
+    save_checkpoint(sys.argv[1], model)
+    print(count, flush=True)
+"""
+
+
+def unsplit_mlp() -> torch.nn.Module:
+    model, args, _ = jobs.spec("mlp").build()
+    return parallelize(model, unsplit_strategy(load_model(jobs.spec("mlp")).graph), args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02])
+def test_killed_while_saving(tmp_path: Path, delay_s: float) -> None:
+    """Whenever it happens, one whole checkpoint is there: the last that was announced, or the next one."""
+    target = tmp_path / "state"
+    command = [sys.executable, "-c", SAVING, str(target)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "3\n":
+                break
+        time.sleep(delay_s)
+        process.kill()
+        last = int((["3", *process.stdout.read().split()])[-1])
+    model = unsplit_mlp()
+    load_checkpoint(target, model)
+    values = {float(v) for parameter in model.parameters() for v in parameter.detach().flatten()}
+    assert values in ({float(last)}, {float(last + 1)})
 
 
 @pytest.mark.parametrize(("name", "micro"), [("vgg_norm", 1), ("vgg_dropout", 2)])

@@ -51,12 +51,15 @@ class _Greedy:
     def __init__(self, problem: Problem, growth: float) -> None:
         n = len(problem.domains)
         self.domains, self.growth = problem.domains, growth
-        self.neighbours = _neighbours(problem)
+        free = {
+            v for v, size in enumerate(problem.domains) if size > 1
+        }  # one class joins nothing
+        self.neighbours = [mine & free if v in free else set() for v, mine in enumerate(_neighbours(problem))]
         self.absorbed = [0.0] * n
         self.between: dict[tuple[int, int], float] = {}
         self.version = [0] * n
-        self.alive = [True] * n
-        self.heap = [(self.cost(v), v, 0) for v in range(n)]
+        self.alive = [v in free for v in range(n)]
+        self.heap = [(self.cost(v), v, 0) for v in sorted(free)]
         heapq.heapify(self.heap)
 
     def copy(self) -> _Greedy:
@@ -136,7 +139,8 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
     Cost of removing v: the product of the class counts of v and its neighbours (the true table size,
     which is what min-fill approximates) times the expected number of points of what has been removed
     into it, ``1 + growth * removed``. Ties: the operator added first. Where tables would have more than
-    ``allowed`` entries, operators that take part in most of them are fixed until none has.
+    ``allowed`` entries, operators that take part in most of them are fixed until none has. Operators with a
+    single class go last, when what was beside them has gone.
     """
     greedy = _Greedy(problem, growth)
     removed: list[int] = []
@@ -157,7 +161,8 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
         largest, total = max(largest, size), total + size
         greedy.remove(v)
         removed.append(v)
-    return Order(tuple(removed), tuple(fixed), largest, total)
+    single = (v for v, size in enumerate(problem.domains) if size <= 1)
+    return Order((*removed, *single), tuple(fixed), largest, total)
 
 
 def paper_order(problem: Problem, linear: bool) -> Order:

@@ -275,7 +275,7 @@ class _Run:
         pool = self._pool(stack)
         known = self.costs or CostSource(self.where, own, self.settings)
         costs = replace(known, store=own, pool=pool, progress=self.progress)
-        return PlacedPrices(self.problem.graph, self.where, costs)
+        return PlacedPrices(self.problem.graph, self.where, costs, self.settings.constraints)
 
     def cost_again(self, old: Exploration, index: int) -> Recosted:
         """A point of another exploration of the same operators, at this one's prices."""

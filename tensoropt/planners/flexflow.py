@@ -147,9 +147,10 @@ def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> lis
         deadline = Deadline(SECONDS)
         starts = [s for s in (walker.data_parallel(), walker.anything(rng)) if s is not None]
         ends = [walk(walker, start, PROPOSALS, deadline, rng) for start in starts]
+        late = any(end[2] for end in ends)
         ends = [end for end in ends if math.isfinite(end[0])]
         if ends:
-            _, choice, late = min(ends, key=lambda end: end[0])
+            choice = min(ends, key=lambda end: end[0])[1]
             notes = (f"stopped after {SECONDS:.0f} s, before all proposals",) if late else ()
             found.append(walker.selection(choice, notes))
     if not found:

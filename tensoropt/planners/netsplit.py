@@ -1,9 +1,9 @@
 """NetSplit: placement and schedule of forward and backward by an exact program.
 
-NetSplit, chapter 5: the program (5-11)–(5-18) after node co-placement (Algorithm 3), here solved by OR-tools'
-CP-SAT instead of Gurobi. As published nothing keeps a device from doing several things at a time, so that its
-schedules promise what no device does; :mod:`.netsplit_published` is that program, this one has the rule.
-Every answer is played by the judge and is never slower there than the best heuristic's.
+NetSplit's program (5-11)–(5-18) after node co-placement (Algorithm 3), solved by OR-tools' CP-SAT instead of
+Gurobi. As published nothing keeps a device from doing several things at a time, so that its schedules promise
+what no device does; :mod:`.netsplit_published` is that program, this one has the rule. Every answer is played
+by the judge and is never slower there than the best heuristic's.
 """
 
 from __future__ import annotations

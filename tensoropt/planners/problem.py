@@ -136,6 +136,7 @@ class Problem:
     ) -> Found:
         """A placement as the judge sees it."""
         play = play_placement(graph.problem, placement)
+        notes = (*notes, *graph.prices.limits.notes)
         space = len(self.base.spaces) - 1
         return Found(placed_point(graph, play, planner=planner, space=space, notes=notes), notes)
 

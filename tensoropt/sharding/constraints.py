@@ -277,6 +277,18 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
     return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes), batch)
 
 
+def speaks_of(entry: Together | DeviceKinds, graph: GroupGraph) -> tuple[str, ...]:
+    """The groups that an entry without dims speaks of.
+
+    Raises:
+        ConstraintError: a pattern matches nothing.
+    """
+    if isinstance(entry, Together):
+        return _groups(entry, graph)
+    found = _leading(entry, entry.operators, graph)
+    return tuple(dict.fromkeys(graph.group_of[op.name].name for op in found))
+
+
 def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Operator, ...]:
     """The operators a pattern speaks of, one per group."""
     ranked: dict[int, dict[str, Operator]] = {}

@@ -7,7 +7,7 @@ every kind of device from its data sheet elsewhere. Cutting and joining are copi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +23,10 @@ from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep
 from tensoropt.costs.workload import Workload, workload
 from tensoropt.graph import Tensor
 from tensoropt.plan.group_pieces import OPTIMIZER_TRANSIENT
+from tensoropt.plan.placed.constrained import PlacedLimits, placed_limits
 from tensoropt.plan.placed.problem import DeviceSet, PlacedTensor, PlacementProblem
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placed import (
     PlacedGraph,
@@ -54,10 +56,14 @@ class PlacedPrices:
     Args:
         graph: the model.
         costs: where figures come from; on CPU ranks what is new is measured when it is first asked for.
+        constraints: a person's, on where operators may lie.
     """
 
-    def __init__(self, graph: GroupGraph, cluster: Cluster, costs: CostSource):
+    def __init__(
+        self, graph: GroupGraph, cluster: Cluster, costs: CostSource, constraints: Constraints | None = None
+    ):
         self.graph, self.cluster, self.costs = graph, cluster, costs
+        self.constraints = constraints
         self.tensors = graph.atoms.graph.tensors
         self.training = costs.training
         self.optimizer = costs.settings.optimizer
@@ -115,10 +121,22 @@ class PlacedPrices:
 
     def price(self, splits: Splits | None = None) -> PricedGraph:
         """The placed graph with these splits, priced. Measures what is not known yet."""
-        graph = placed_graph(self.graph, splits)
+        limits, graph = self.limits, placed_graph(self.graph, splits)
         found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
         self.costs.measure({w.work.key: w.work for w in found.values()})
-        return PricedGraph(self, graph, _problem(self, graph, found))
+        problem = replace(
+            _problem(self, graph, found), together=limits.sets(graph), pinned=limits.pins(graph)
+        )
+        return PricedGraph(self, graph, problem)
+
+    @cached_property
+    def limits(self) -> PlacedLimits:
+        """What a person's constraints leave of placements.
+
+        Raises:
+            ConstraintError: a hard one can hold of no placement.
+        """
+        return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, op: PlacedOperator) -> _Work:
         assert op.group is not None

@@ -75,12 +75,12 @@ def check_on_fake_ranks(
     ranks = tuple(looked_at(world_size) if ranks is None else ranks)
     first, *others = ranks
     memory: dict[str, int] = {}
-    with _step_on(first, loaded, strategy, optimizer) as step:
+    with step_on(first, loaded, strategy, optimizer) as step:
         sent = issued(step.engine, step)
         memory = tracked_memory(step)
     unlike = []
     for rank in others:
-        with _step_on(rank, loaded, strategy, optimizer) as step:
+        with step_on(rank, loaded, strategy, optimizer) as step:
             unlike += compare_ranks(first, sent, rank, issued(step.engine, step.model))
     return {"ranks": list(ranks), "collectives": summarise(sent), "unlike": unlike, "memory": memory}
 
@@ -92,7 +92,7 @@ def check_placed_on_fake_ranks(
     ``collectives`` are those of all, ``memory`` is that of the fullest."""
     sent, memory = [], []
     for rank in range(strategy.devices):
-        with _step_on(rank, loaded, strategy, optimizer) as step:
+        with step_on(rank, loaded, strategy, optimizer) as step:
             sent.append(summarise(outgoing(issued(step.engine, step))))
             memory.append(tracked_memory(step))
     return {
@@ -105,7 +105,7 @@ def check_placed_on_fake_ranks(
 
 
 @contextlib.contextmanager
-def _step_on(
+def step_on(
     rank: int, loaded: LoadedModel, strategy: Strategy | PlacedStrategy, optimizer: str
 ) -> Iterator[Step]:
     """A step of a fake rank."""

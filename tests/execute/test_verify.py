@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from typing import Any
 
@@ -15,7 +16,13 @@ from tensoropt.costs.workload import Workload, workload
 from tensoropt.execute.models import ModelSpec, load_model
 from tensoropt.execute.rank_checks import CheckOptions
 from tensoropt.execute.recorder import compare_collectives
-from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
+from tensoropt.execute.verify import (
+    DIFFERENCES,
+    is_rounding,
+    verify_module,
+    verify_strategies,
+    within_tolerance,
+)
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.testing.strategies import micro_strategies, random_strategy
 from tests.execute import jobs
@@ -144,3 +151,20 @@ def test_wrong_results_are_noticed() -> None:
     for key in right:
         assert not within_tolerance(right | {key: 0.05})
         assert not within_tolerance(right | {key: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("single", "double", "rounding"),
+    [
+        (3e-1, 2e-10, True),  # amplified, and as much smaller as the unit of rounding is
+        (3e-1, 5e-11, True),
+        (2e-4, 2e-9, False),  # hardly smaller than it was: something else is off by 1e-9
+        (3e-1, 3e-1, False),
+        (math.inf, 1e-3, False),
+        (3e-1, math.nan, False),
+    ],
+)
+def test_what_shrinks_with_precision_is_rounding(single: float, double: float, rounding: bool) -> None:
+    found = {key: dict.fromkeys(DIFFERENCES, 0.0) | {"parameter_difference": value}
+             for key, value in (("single", single), ("double", double))}  # fmt: skip
+    assert is_rounding(found["single"], found["double"]) is rounding

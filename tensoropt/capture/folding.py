@@ -12,20 +12,8 @@ from typing import Any
 
 import torch
 
-_GENERATORS = frozenset(
-    {
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "rand_like",
-        "randn_like",
-        "bernoulli",
-        "normal",
-        "dropout",
-        "native_dropout",
-    }
-)
+_UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+"""Make memory without a value; here it is zero, as whatever lies there differs between processes."""
 _UNTAGGED_POINTWISE = frozenset(
     {torch.ops.aten.__and__.Tensor, torch.ops.aten.__or__.Tensor, torch.ops.aten.__xor__.Tensor}
 )
@@ -70,8 +58,8 @@ class Folder:
         return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
-        if str(node.target).split(".")[1] in _GENERATORS:
-            return False
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return False  # random numbers are drawn anew at every step
         return all(source in self._known for source in node.all_input_nodes)
 
     def fold(self, node: torch.fx.Node) -> None:
@@ -118,6 +106,8 @@ def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
         )
     with torch.no_grad():
+        if str(target).split(".")[1] in _UNWRITTEN:
+            return target(*args, **kwargs).zero_()
         if torch.Tag.pointwise in getattr(target, "tags", ()) or target in _UNTAGGED_POINTWISE:
             return _pointwise(target, args, kwargs)
         return _strided(target, args, kwargs)

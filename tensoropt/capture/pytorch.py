@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.counting import count_in_floats
 from tensoropt.capture.exporting import export
+from tensoropt.capture.gradients import without_idle_gradients
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.refusals import check_model, refusal
@@ -87,6 +88,7 @@ def capture(
             module.training = training
     prefix = "model." if mode == "train" else ""
     graph = count_in_floats(Converter(exported, prefix, mode, subject).convert())
+    graph = without_idle_gradients(graph)
     graph = with_compute_dtype(graph, dtype)
     graph = replace(graph, notes=(*graph.notes, *notes))
     leaves, in_spec = pytree.tree_flatten((args, kwargs))

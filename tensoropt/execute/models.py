@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
+from tensoropt.capture.double import doubled, in_double
 from tensoropt.errors import PlanError
 from tensoropt.plan import Plan
 from tensoropt.plan import load_model as build_from_source
@@ -26,7 +27,7 @@ class ModelSpec:
     Attributes:
         source: as :func:`tensoropt.plan.load_model` opens it.
         seed: of weights and example inputs.
-        dtype: name of a floating dtype to convert weights and inputs to, or None.
+        dtype: ``float64``: the graph of the model as it is, computed in double precision; or None.
         settings: overrides of a zoo model, ``batch`` among them.
         compute_dtype: ``bfloat16`` for mixed precision: what :func:`tensoropt.capture.capture` calls dtype.
         onnx: what an ONNX file leaves open.
@@ -69,15 +70,6 @@ class ModelSpec:
         else:
             built = self._opened(batch)
         model, args, kwargs = built.model, built.args, dict(built.kwargs)
-        if self.dtype is not None:
-            dtype = getattr(torch, self.dtype)
-            model = model.to(dtype)
-
-            def convert(leaf: Any) -> Any:
-                floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-                return leaf.to(dtype) if floating else leaf
-
-            args, kwargs = pytree.tree_map(convert, (args, kwargs))
         return model, args, kwargs
 
     @property
@@ -145,13 +137,19 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 
 def open_model(spec: ModelSpec) -> LoadedModel:
     """Build and capture a model; nothing is kept."""
+    assert spec.dtype in (None, "float64")
     model, args, kwargs = spec.build()
     captured = capture(model, args, kwargs, mode=spec.mode, dtype=spec.compute_dtype)
+    values = model_values(captured)
+    if spec.dtype == "float64":
+        captured = replace(captured, graph=in_double(captured.graph))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
+        values = {name: doubled(value) for name, value in values.items()}
     graph = group_operators(refine_graph(captured.graph))
     leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     where = "cuda" if spec.device == "cuda" else None
     inputs = tuple(v.to(where) for v in leaves)
-    values = {n: v.to(where, copy=True) for n, v in model_values(captured).items()}
+    values = {n: v.to(where, copy=True) for n, v in values.items()}
     return LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
 
 

@@ -35,7 +35,13 @@ _RANDOM = frozenset(
     for name in (
         *("dropout.default", "scaled_dot_product_attention.default", "bernoulli.p", "bernoulli.default"),
         *("rand.default", "randn.default", "rand_like.default", "randn_like.default"),
-        *("uniform.default", "normal_functional.default", "randint.low", "randint.default"),
+        *(
+            "uniform.default",
+            "normal_functional.default",
+            "exponential.default",
+            "randint.low",
+            "randint.default",
+        ),
     )
 )
 """Operators whose own call draws random numbers; their localised form is the reference."""

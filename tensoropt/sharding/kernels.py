@@ -119,8 +119,8 @@ def random(
     scale: float = 1.0,
     *_: Any,
 ) -> torch.Tensor:
-    """``offset + scale * rand`` (or ``randn``, ``randint``) from a hash of the global index: replicas agree,
-    shards differ.
+    """``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from a hash of the global index:
+    replicas agree, shards differ.
 
     ``randn`` is Box and Muller's transform of two uniform numbers.
     """
@@ -132,6 +132,8 @@ def random(
     value = uniform(name)
     if kind == "randn":
         value = (-2.0 * value.log()).sqrt() * (2.0 * torch.pi * uniform(f"{name}/angle")).cos()
+    elif kind == "exponential":
+        value = -value.log()
     value = (value * scale + offset).reshape(shape)
     return (value.floor() if kind == "randint" else value).to(dtype)
 

@@ -180,6 +180,7 @@ call("prelu-one", lambda m, x: F.prelu(x, m.w), IMAGE, w=(1,))
 call("maximum", lambda m, x, y: torch.max(x * m.w, y), X, Y, w=(8,))
 call("where", lambda m, x, y: torch.where(x > 0, x * m.w, y), X, Y, w=(8,))
 call("addcmul", lambda m, x, y: torch.addcmul(x, y, m.w), X, Y, w=(8,))
+call("gumbel", lambda m, x: x * m.w - torch.empty_like(x).exponential_(2.0).log(), X, w=(8,))
 # attention
 QUERIES = torch.randn(4, 4, 8, 12)
 call("attention", lambda m, q: F.scaled_dot_product_attention(q * m.w, q, q), QUERIES, w=(12,))

@@ -20,6 +20,7 @@ def random(b: Builder) -> None:
     "aten.randn_like.default",
     "aten.uniform.default",
     "aten.normal_functional.default",
+    "aten.exponential.default",
 )
 def random_like(b: Builder) -> None:
     """In the shape of the operand, whose values do not count."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tensoropt.graph import TorchLiteral
+from tensoropt.graph import Ref, TorchLiteral
 from tensoropt.sharding.index_space import Operand
 from tensoropt.sharding.local import LocalCall, Placed, localiser
 from tensoropt.sharding.placement import chunk
@@ -40,13 +40,15 @@ def _dropout(placed: Placed, call: LocalCall) -> LocalCall:
 
 @localiser(
     "aten.rand.default", "aten.randn.default", "aten.rand_like.default", "aten.randn_like.default",
-    "aten.uniform.default", "aten.normal_functional.default", "aten.randint.low", "aten.randint.default",
+    "aten.uniform.default", "aten.normal_functional.default", "aten.exponential.default",
+    "aten.randint.low", "aten.randint.default",
 )  # fmt: skip
 def _random(placed: Placed, call: LocalCall) -> LocalCall:
     kind, offset, scale = _distribution(placed)
     output = placed.space.writes[0]
     dtype = TorchLiteral(placed.atoms.graph.tensors[output.tensor].dtype)
-    args = (kind, placed.write_shape(), dtype, offset, scale)
+    like = tuple(Ref(name) for name in placed.op.inputs())  # brought here, so that what is priced is sent
+    args = (kind, placed.write_shape(), dtype, offset, scale, *like)
     return LocalCall("kernels.random", args, {}, call.name, (_pieces(placed, output),))
 
 
@@ -58,6 +60,8 @@ def _distribution(placed: Placed) -> tuple[str, float, float]:
         return "rand", low, high - low
     if packet == "normal_functional.default":
         return "randn", placed.argument(1, "mean", 0.0), placed.argument(2, "std", 1.0)
+    if packet == "exponential.default":
+        return "exponential", 0.0, 1.0 / placed.argument(1, "lambd", 1.0)
     if packet.startswith("randint"):
         low, high = args[:2] if packet == "randint.low" else (0, args[0])
         return "randint", low, high - low

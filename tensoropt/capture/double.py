@@ -1,0 +1,48 @@
+"""A graph in double precision, operator for operator: what tells rounding from a fault.
+
+Capturing a model converted to float64 gives another graph: ``x.float()`` is nothing in a float32 model and a
+cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a plan for
+the one is a plan for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tensoropt.graph import OperatorGraph, TorchLiteral
+
+_WIDER = {"float32": "float64", "complex64": "complex128"}
+
+
+def in_double(graph: OperatorGraph) -> OperatorGraph:
+    """The graph with every single-precision tensor, constant and dtype argument in double precision."""
+    return replace(
+        graph,
+        tensors={
+            name: replace(tensor, dtype=_WIDER.get(tensor.dtype, tensor.dtype))
+            for name, tensor in graph.tensors.items()
+        },
+        operators=tuple(
+            replace(op, args=_argument(op.args), kwargs=_argument(op.kwargs)) for op in graph.operators
+        ),
+        constants={name: doubled(value) for name, value in graph.constants.items()},
+    )
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in _WIDER.items()}
+    return value.to(wider.get(value.dtype, value.dtype))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, TorchLiteral):
+        return TorchLiteral(_WIDER.get(value.name, value.name))
+    if isinstance(value, Mapping):
+        return {key: _argument(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_argument(item) for item in value)
+    return value

@@ -51,9 +51,7 @@ class _Greedy:
     def __init__(self, problem: Problem, growth: float) -> None:
         n = len(problem.domains)
         self.domains, self.growth = problem.domains, growth
-        free = {
-            v for v, size in enumerate(problem.domains) if size > 1
-        }  # one class joins nothing
+        free = {v for v, size in enumerate(problem.domains) if size > 1}  # one class joins nothing
         self.neighbours = [mine & free if v in free else set() for v, mine in enumerate(_neighbours(problem))]
         self.absorbed = [0.0] * n
         self.between: dict[tuple[int, int], float] = {}

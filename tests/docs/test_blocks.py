@@ -1,8 +1,8 @@
 """Every block of the documentation that claims to work is run, page by page and top to bottom.
 
 A page's blocks share a folder and, for Python, their names: what one block writes or defines, the next may
-use, as for a person who follows the page. Shell commands run as they stand; ``make`` and ``pip`` are checked
-in ``test_references.py`` instead.
+use, as for a person who follows the page. Shell commands run as they stand, our own in this process; ``make``
+and ``pip`` are checked in ``test_references.py`` instead.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import onnx
 import pytest
 import yaml
 
+from tensoropt.cli import main
 from tests.capture.onnx.models import perceptron
 from tests.docs.pages import ROOT, Block, blocks, pages, shell_lines
 from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
@@ -63,8 +65,21 @@ def shell(command: str, block: Block) -> None:
     if words[:2] == ["tensoropt", "dashboard"]:
         serves([*full, "--port", "0"])
         return
+    if words[0] == "tensoropt":
+        in_this_process(words[1:], f"{block.page.name}:{block.line}: {command}")
+        return
     done = subprocess.run(full, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"{block.page.name}:{block.line}: {command}\n{done.stdout}\n{done.stderr}"
+
+
+def in_this_process(arguments: list[str], what: str) -> None:
+    """One of our own commands, without a new process's seconds of imports."""
+    known = set(sys.modules)
+    code = main(arguments)
+    for name in set(sys.modules) - known:  # what a page's folder holds is not the next page's
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(os.getcwd()):
+            del sys.modules[name]
+    assert code == 0, what
 
 
 def serves(command: list[str]) -> None:

@@ -137,7 +137,7 @@ def measure_links(
     unknown = [kind for kind in kinds if kind not in COLLECTIVES]
     if unknown:
         raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
-    jobs = _jobs(mesh, kinds, pairs)
+    jobs = _jobs(mesh, kinds, pool.backend, pairs)
     keys = {job: _key(cluster, pool.backend, functional, *job) for job in jobs}
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
@@ -168,7 +168,7 @@ def load_links(
 ) -> LinkFits:
     """The fits that the store has for a mesh; what is missing is left out, nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
-    jobs = _jobs(mesh, COLLECTIVES, pairs=True)
+    jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
     keys = {job: _key(cluster, backend, functional, *job) for job in jobs}
     known = store.get_many(keys.values(), "collective")
     return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
@@ -177,9 +177,10 @@ def load_links(
 _Job = tuple[str, tuple[tuple[int, ...], ...]]
 
 
-def _jobs(mesh: Mesh, kinds: Sequence[str], pairs: bool) -> list[_Job]:
-    """What is measured of a mesh: (kind, groups)."""
-    jobs: list[_Job] = [(kind, groups) for groups in _partitions(mesh) for kind in (*kinds, ARRIVAL)]
+def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
+    """What is measured of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
+    kinds = (*kinds, ARRIVAL) if backend == "gloo" else kinds
+    jobs: list[_Job] = [(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
         jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
     return jobs

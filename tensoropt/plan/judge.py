@@ -18,6 +18,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import Workload
 from tensoropt.plan.exploration import Point, Space
 from tensoropt.plan.menu import Indices, StrategyMenu, TableMenu
+from tensoropt.plan.moments import course_of
 from tensoropt.plan.overlap import Overlap
 from tensoropt.plan.pieces import Piece
 from tensoropt.plan.plan import MeshInfo
@@ -127,6 +128,34 @@ class Judged:
         return found
 
 
+class TableJudge:
+    """The judge of one space's tables: what it worked out of one strategy it knows for the next."""
+
+    def __init__(self, tables: CostTables, optimizer: str, overlap: Overlap):
+        self.menu, self.prices = TableMenu(tables), tables.prices
+        self.optimizer, self.overlap = optimizer, overlap
+        self.course = course_of(self.menu.graph, self.menu.regions)
+        self.known: dict[Hashable, Piece] = {}
+
+    def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Judged]:
+        """Play strategies, each given as (choice, options); in parts of :data:`CHUNK`."""
+        result = []
+        for start in range(0, len(chosen), CHUNK):
+            choices, options = self.menu.rows(chosen[start : start + CHUNK])
+            play = Play(
+                self.menu,
+                choices,
+                options,
+                self.optimizer,
+                self.prices,
+                self.overlap,
+                self.known,
+                self.course,
+            )
+            result.append(Judged(play, Walk(play).run(), choices, options))
+        return result
+
+
 def judge(
     tables: CostTables,
     chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]],
@@ -134,13 +163,7 @@ def judge(
     overlap: Overlap,
 ) -> list[Judged]:
     """Play strategies of the tables, each given as (choice, options); in parts of :data:`CHUNK`."""
-    menu, known = TableMenu(tables), dict[Hashable, Piece]()
-    result = []
-    for start in range(0, len(chosen), CHUNK):
-        choices, options = menu.rows(chosen[start : start + CHUNK])
-        play = Play(menu, choices, options, optimizer, tables.prices, overlap, known)
-        result.append(Judged(play, Walk(play).run(), choices, options))
-    return result
+    return TableJudge(tables, optimizer, overlap)(chosen)
 
 
 def judge_strategy(

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensoropt.costs.tables import CostTables, EdgeTable
+from tensoropt.plan.judge import TableJudge, costs_of
+from tensoropt.plan.overlap import overlap_of
 from tensoropt.planners.data_parallel import batch_labels
 from tensoropt.planners.problem import Deadline, Problem, Selection, TableSpace, labels_of
 from tensoropt.planners.registry import UnsuitableError
@@ -50,6 +52,10 @@ class _Walker:
         for edge in self.tables.edges:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
+        self.judge = TableJudge(self.tables, problem.optimizer, overlap_of(problem.cluster, self.space.mesh))
+        costs = {v.name: v.costs for v in self.tables.variables}
+        self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
+        self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
         self.plain = {
             name: [i for i, again in enumerate(self.tables.by_name[name].again) if not again]
             for name in self.groups
@@ -58,8 +64,7 @@ class _Walker:
     def complete(self, choice: dict[str, int], names: Sequence[str]) -> bool:
         """Decide the named followers by their neighbours; False when one has no possible choice."""
         for name in names:
-            variable = self.tables.by_name[name]
-            costs = np.array([t[:, 1].min() for t in variable.costs])
+            costs = self.least[name]
             for edge in self.edges[name]:
                 if edge.a == name:
                     costs = costs + edge.table[edge.rows, edge.cols[choice[edge.b]], 1]
@@ -71,19 +76,20 @@ class _Walker:
         return True
 
     def selection(self, choice: dict[str, int], notes: tuple[str, ...] = ()) -> Selection:
-        options = {
-            name: int(self.tables.by_name[name].costs[index][:, 1].argmin()) for name, index in choice.items()
-        }
-        return Selection(self.number, dict(choice), options, notes)
+        return Selection(self.number, dict(choice), self.options(choice), notes)
+
+    def options(self, choice: dict[str, int]) -> dict[object, int]:
+        """The fastest option of every variable."""
+        return {name: int(self.fastest[name][index]) for name, index in choice.items()}
 
     def cost(self, choice: dict[str, int]) -> float:
         """The simulated time, and more where memory is over the limit."""
-        selection = self.selection(choice)
-        if not math.isfinite(self.tables.breakdown(selection.choice, selection.options)[0]):
+        options = self.options(choice)
+        if not math.isfinite(self.tables.breakdown(choice, options)[0]):
             return math.inf
-        (point,) = self.problem.points("flexflow", [selection])
-        excess = 0.0 if self.limit is None else max(0.0, point.memory_bytes / self.limit - 1.0)
-        return point.time_s * (1.0 + 10.0 * excess)
+        ((memory, seconds),) = costs_of(self.judge([(choice, options)]))
+        excess = 0.0 if self.limit is None else max(0.0, float(memory) / self.limit - 1.0)
+        return float(seconds) * (1.0 + 10.0 * excess)
 
     def data_parallel(self) -> dict[str, int] | None:
         """Data parallelism as a start, where the batch divides."""

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from tensoropt.costs.measure import make_optimizer
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import ModelSpec, load_model
-from tensoropt.execute.recorder import MemoryTracker
+from tensoropt.execute.steps import Step, tracked_memory
 from tensoropt.sharding.serialise import strategy_from_dict
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -30,16 +28,9 @@ def run_plan(
     """
     loaded = load_model(spec)
     engine = Engine(strategy_from_dict(strategy, loaded.graph), loaded.values)
-    leaves = engine.shards.leaves.values()
-    stepper = make_optimizer(optimizer, [leaf for leaf in leaves if leaf.requires_grad])
-
-    def step() -> None:
-        engine.shards.clear()
-        engine(*loaded.inputs)[0].backward()
-        stepper.step()
-
+    step = Step(engine, loaded.inputs, optimizer)
     step()  # warms up, makes the optimizer's state
-    memory = _peak(engine, loaded.inputs, stepper, step)
+    memory = tracked_memory(step)["peak"]
     whole: Stamps = []
     collectives: list[Stamps] = []
     for _ in range(steps):
@@ -70,19 +61,6 @@ def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[fl
 def _span(stamps: Sequence[tuple[float, float]]) -> float:
     """From the last start to the last end."""
     return max(end for _, end in stamps) - max(start for start, _ in stamps)
-
-
-def _peak(engine: Engine, inputs: Any, optimizer: torch.optim.Optimizer, step: Callable[[], None]) -> int:
-    tracker = MemoryTracker()
-    for values in (inputs, engine.lowered.module.buffers(), engine.buffers.values()):
-        tracker.exclude(values)
-    tracker.add(leaf.detach() for leaf in engine.shards.leaves.values())
-    tracker.add(flat for _, flat in engine.shards.buckets)
-    states = (value for state in optimizer.state.values() for value in state.values())
-    tracker.add(value for value in states if isinstance(value, torch.Tensor))
-    with tracker:
-        step()
-    return tracker.peak_bytes
 
 
 @contextmanager

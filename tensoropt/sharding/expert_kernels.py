@@ -31,8 +31,9 @@ def grouped_mm(
         ``[rows, out]``: zeros for rows of other ranks' experts. Sizes do not depend on values, so it runs
         on fake tensors too: the rank's rows are rolled to the front and back.
     """
-    namespace, packet, overload = target.split(".")
-    product = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    from tensoropt.sharding.local import resolve_function  # which registers this module's kernels
+
+    product = resolve_function(target)
     rows, experts = x.shape[0], weight.shape[0]
     first = context.coordinate(expert_axes) * experts
     ends = torch.cat([offs.new_zeros(1), offs])[first : first + experts + 1]

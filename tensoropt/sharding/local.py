@@ -7,6 +7,7 @@ coordinate goes through a kernel. They register themselves from :mod:`tensoropt.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -85,7 +86,13 @@ def resolve_function(name: str) -> Callable[..., Any]:
     if namespace in _KERNELS:
         return getattr(_KERNELS[namespace], packet)
     (overload,) = rest
+    if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
+        importlib.import_module(_REGISTERED_BY[namespace])
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+_REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
+"""Namespace of operators -> the module whose import makes them; a process that only measures has no model."""
 
 
 def literal(value: Any) -> Any:

@@ -160,7 +160,7 @@ def fake_result(found: Mapping[str, Any]) -> dict[str, Any]:
     nothing = dict.fromkeys(
         (
             "loss_difference", "gradient_difference", "parameter_difference", "buffer_difference",
-            "worst_gradient", "worst_parameter", "replicas_agree", "numerics_ok", "compared_in", "float32",
+            "worst_gradient", "worst_parameter", "replicas_agree", "numerics_ok", "compared_in", "narrow",
             "time_measured_s",
         )
     )  # fmt: skip

@@ -113,10 +113,11 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "
             f"after the optimizer's steps in {plan['worst_parameter']} ({plan['parameter_difference']:.1e})"
         )
-    if plan["float32"]:
-        worst = max(v for v in plan["float32"].values() if v is not None)
+    if plan["narrow"]:
+        worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(
-            f"compared in float64; in float32 rounding crossed a kink (as ReLU's) and made {worst:.1e}"
+            f"compared in {plan['compared_in']}; in the model's own precision rounding crossed a kink (as "
+            f"ReLU's) and made {worst:.1e}"
         )
     if plan["compared_in"] is None and plan["ranks_checked"]:
         lines.append(f"fake ranks looked at: {', '.join(map(str, plan['ranks_checked']))}")

@@ -2,7 +2,7 @@
 
 Capturing a model converted to float64 gives another graph: ``x.float()`` is nothing in a float32 model and a
 cast (that rounds) in the other. Widening the captured graph keeps its operators and names, so that a plan for
-the one is a plan for the other.
+the one is a plan for the other. Under mixed precision its casts remain, from double to double.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ import torch
 
 from tensoropt.graph import OperatorGraph, TorchLiteral
 
-_WIDER = {"float32": "float64", "complex64": "complex128"}
+_WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"complex64": "complex128"}
 
 
 def in_double(graph: OperatorGraph) -> OperatorGraph:
-    """The graph with every single-precision tensor, constant and dtype argument in double precision."""
+    """The graph with every tensor, constant and dtype argument of a narrower precision in double."""
     return replace(
         graph,
         tensors={
-            name: replace(tensor, dtype=_WIDER.get(tensor.dtype, tensor.dtype))
+            name: replace(
+                tensor,
+                dtype=_WIDER.get(tensor.dtype, tensor.dtype),
+                master_dtype=tensor.master_dtype and _WIDER[tensor.master_dtype],
+            )
             for name, tensor in graph.tensors.items()
         },
         operators=tuple(

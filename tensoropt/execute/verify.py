@@ -88,18 +88,9 @@ def verify_strategies(
             for index in indices:
                 found = results[index]
                 assert found is not None
-                if found["numerics_ok"] is False and not found["error"] and _wider(model) is not None:
+                if found["numerics_ok"] is False and not found["error"] and model.dtype is None:
                     results[index] = _decided(model, strategies[index], ranks, options, timeout_s, found)
     return [result for result in results if result is not None]
-
-
-def _wider(model: ModelSpec) -> ModelSpec | None:
-    """The model in the next wider type, which can tell rounding from a fault; None where there is none."""
-    if model.dtype is not None:
-        return None
-    if model.compute_dtype == "float32":
-        return replace(model, dtype="float64")
-    return replace(model, compute_dtype="float32")
 
 
 def _decided(
@@ -110,26 +101,21 @@ def _decided(
     timeout_s: float,
     narrow: dict[str, Any],
 ) -> dict[str, Any]:
-    """``narrow`` with its numbers compared once more in a wider type, which tells rounding from a fault.
+    """``narrow`` with its numbers compared once more in double precision, which tells rounding from a fault.
 
     A value that rounding moves across a kink (a ReLU at zero, a maximum between equals) changes gradients by
-    whole elements: on a ResNet with 2x2 images, by 7 % between two right results, in bfloat16 by 55 % on a
-    small VGG. In a wider type such a crossing is far rarer, and a wrong placement is as wrong as before: a
-    difference that shrinks with the unit of rounding is rounding, however much the model amplifies it. Mixed
-    precision is decided in float32, where the same plan has to be right as if nothing were narrow.
+    whole elements: on a ResNet with 2x2 images, by 7 % between two right results, in bfloat16 on a small VGG
+    by 55 %. In double precision such a crossing is a billion times rarer, and a wrong placement is as wrong
+    as before: a difference that shrinks with the unit of rounding is rounding, however much the model
+    amplifies it.
     """
-    wider = _wider(model)
-    assert wider is not None
     numerics = replace(options, memory=False, timed_steps=0)
-    wide = verify_one(wider, data, pool, numerics, timeout_s)
-    if wide["error"]:
-        return narrow
-    if wider.dtype == "float64":
-        wide["numerics_ok"] = wide["replicas_agree"] and is_rounding(narrow, wide)
-    elif narrow["loss_difference"] > NARROW_TOLERANCE:  # what a kink moves hardly shows in the loss
+    double = verify_one(replace(model, dtype="float64"), data, pool, numerics, timeout_s)
+    if double["error"]:
         return narrow
     keys = [*DIFFERENCES, "worst_gradient", "worst_parameter", "replicas_agree", "numerics_ok", "compared_in"]
-    return narrow | {key: wide[key] for key in keys} | {"narrow": {k: narrow[k] for k in DIFFERENCES}}
+    double["numerics_ok"] = double["replicas_agree"] and is_rounding(narrow, double)
+    return narrow | {key: double[key] for key in keys} | {"narrow": {k: narrow[k] for k in DIFFERENCES}}
 
 
 def is_rounding(single: Mapping[str, Any], double: Mapping[str, Any]) -> bool:

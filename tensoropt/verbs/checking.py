@@ -116,8 +116,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
     if plan["narrow"]:
         worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(
-            f"compared in {plan['compared_in']}; in the model's own precision rounding crossed a kink (as "
-            f"ReLU's) and made {worst:.1e}"
+            "compared in float64; in the model's own precision rounding crossed a kink (as ReLU's) and made "
+            f"{worst:.1e}"
         )
     if plan["compared_in"] is None and plan["ranks_checked"]:
         lines.append(f"fake ranks looked at: {', '.join(map(str, plan['ranks_checked']))}")

@@ -18,8 +18,9 @@ import torch
 from tensoropt.capture import Mode, capture
 from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.here import ranks_here
 from tensoropt.costs.pool import RankPool
-from tensoropt.costs.source import CostSource, Progress, build_tables, is_local, real_shape, silent
+from tensoropt.costs.source import CostSource, Progress, build_tables, real_shape, silent
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
@@ -123,8 +124,8 @@ def explore(
     Args:
         model: any module ``torch.export`` accepts; on the meta device for big models.
         args, kwargs: example inputs at the global batch size.
-        cluster: ``local``, ``local:N``, a preset, a file, or a :class:`Cluster`. CPU ranks are measured;
-            anything else is priced from data sheets.
+        cluster: ``local``, ``local:N``, a preset, a file, or a :class:`Cluster`. CPU ranks and the GPUs of
+            this machine are measured; anything else is priced from data sheets.
         loss: maps the output to a scalar, where the model returns none.
         mode: ``train`` or ``inference``.
         optimizer: ``sgd``, ``momentum`` or ``adam``.
@@ -236,9 +237,8 @@ class _Run:
 
     def _pool(self, stack: ExitStack) -> RankPool | None:
         """Ranks to measure on, where the cluster is this machine and may be measured."""
-        if not is_local(self.where) or self.settings.measure == "never":
-            return None
-        return stack.enter_context(RankPool(self.where.device_count))
+        pool = None if self.settings.measure == "never" else ranks_here(self.where)
+        return None if pool is None else stack.enter_context(pool)
 
     def compare(
         self, exploration: Exploration, rivals: Sequence[Entry], limits: Sequence[float | None]

@@ -1,6 +1,6 @@
 """Hardware: devices, links, the meshes they can be seen as, and where descriptions come from."""
 
-from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links
+from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
 from tensoropt.cluster.local import available_cores, rank_cores
@@ -19,5 +19,6 @@ __all__ = [
     "list_devices",
     "list_links",
     "load_cluster",
+    "named_kind",
     "rank_cores",
 ]

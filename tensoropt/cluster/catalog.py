@@ -93,6 +93,12 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
     return None if best is None else device_kind(best[1])
 
 
+def named_kind(reported: str) -> str:
+    """The name of a GPU's kind from the one that NVML and PyTorch report; its own where it is not listed."""
+    known = kind_by_nvml_name(reported)
+    return reported.replace(" ", "-") if known is None else known.name
+
+
 def device_from(value: object, where: str) -> DeviceKind:
     """A device kind from a file: a catalogue name, or a mapping (with ``base`` to start from a kind)."""
     if isinstance(value, str):

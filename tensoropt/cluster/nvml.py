@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.cluster.catalog import kind_by_nvml_name
+from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, all_pairs, levels_from_pairs
 from tensoropt.errors import ClusterError
 
@@ -216,7 +216,7 @@ def _kind(nvml: Any, handle: Any) -> DeviceKind:
         ) from None
     logger.warning("GPU '%s' is not in the catalogue; its speed is taken from NVML (cores x clock)", name)
     return DeviceKind(
-        name=name.replace(" ", "-"),
+        name=named_kind(name),
         type="cuda",
         memory_bytes=memory,
         flops={"float32": peak},

@@ -1,14 +1,14 @@
 """Measuring workloads on this machine's ranks, all ranks at once.
 
-Ranks share caches and memory bandwidth: a lone measurement is too kind. Every rank therefore times the
-same workload at the same moment, one thread each. What counts is how long the slower one takes each time:
-in a step the other waits for it, at the next collective at the latest.
+Ranks share caches and memory bandwidth (GPUs: power and the way to the host): a lone measurement is too kind.
+Every rank therefore times the same workload at the same moment, one thread each. What counts is how long the
+slower one takes each time: in a step the other waits for it, at the next collective at the latest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,86 +16,132 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.costs.pool import RankError, RankPool
+from tensoropt.costs.stopwatch import Mark, Stopwatch, end_if_lost, stopwatch_here, stopwatch_of
 from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
+from tensoropt.costs.workload import Workload, differentiable, makes_tensors, random_tensor, run
 from tensoropt.errors import MeasurementError
 from tensoropt.sharding.kernels import SingleDevice
 
-MIN_REPEATS, MAX_REPEATS, TARGET_S = 5, 12, 0.12
-"""A workload is repeated until ``TARGET_S`` is spent, but within these bounds."""
-CACHE_BYTES = 24 * 2**20
-"""Data walked through before each timed run, so that no workload is timed on a cache it would not find."""
+MIN_REPEATS, TARGET_S = 5, 0.12
+"""A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says."""
 WAYS = ("forward", "backward")
+_ELSEWHERE = "another rank could not run it"
 Progress = Callable[[int, int, str], None]
 
 
-def time_workload(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
-    """Forward and backward seconds of a workload on this rank, each time (runs in the pool)."""
-    forward: list[float] = []
-    backward: list[float] = []
+def time_workload(
+    rank: int, world_size: int, work: Workload, training: bool, watch: Stopwatch | None = None
+) -> dict[str, Any]:
+    """Forward and backward seconds of a workload on this rank, each time (runs in the pool).
+
+    Args:
+        watch: times the device; that of this rank for None.
+
+    Returns:
+        ``forward`` and ``backward``, both cold; ``forward_warm`` and ``backward_warm`` where the stopwatch
+        times those too; or an ``error``, such as too little memory.
+    """
+    watch = watch or stopwatch_here()
+    found: dict[str, Any]
     try:
-        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-        if world_size > 1:
-            dist.barrier()
-        repeats = None
-        while repeats is None or len(forward) < repeats:
-            elapsed = _once(work, tensors, training)
-            if repeats is None:  # the first run warms up and decides how often to repeat
-                elapsed = _once(work, tensors, training)
-                wanted = int(TARGET_S / max(sum(elapsed), 1e-6))
-                repeats = min(MAX_REPEATS, max(MIN_REPEATS, wanted))
-                if world_size > 1:  # all ranks repeat equally often, so that none ever runs alone
-                    count = torch.tensor(repeats)
-                    dist.all_reduce(count, op=dist.ReduceOp.MIN)
-                    repeats = int(count)
-            forward.append(elapsed[0])
-            backward.append(elapsed[1])
+        with _default_device(work, watch):
+            found = _time(work, training, world_size, watch)
     except Exception as error:  # whatever it is, the other workloads go on
-        return {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
-    return {"forward": forward, "backward": backward}
+        found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+    if "error" in found:  # only now, as the error held on to the workload's tensors
+        watch.release()
+    return found
 
 
-def _spread(values: Sequence[float]) -> float:
-    """Interquartile range over median."""
-    if len(values) < 4:
-        return 0.0
-    low, middle, high = statistics.quantiles(values, n=4)
-    return (high - low) / middle if middle else 0.0
+def _default_device(work: Workload, watch: Stopwatch) -> contextlib.AbstractContextManager[Any]:
+    """Where a call makes a tensor from nothing, it is made on the device. Elsewhere none is set, as PyTorch
+    then looks at every call in Python."""
+    if watch.device.type == "cpu" or not makes_tensors(work):
+        return contextlib.nullcontext()
+    return watch.device
 
 
-_OTHER_DATA = torch.zeros(0)
+def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> dict[str, Any]:
+    if world_size > 1:
+        dist.barrier()
+    try:
+        given = {name: random_tensor(spec, watch.device) for name, spec, _ in work.inputs}
+        _laps(work, given, training, watch, 1)
+        first = _laps(work, given, training, watch, 1)
+        wanted = int(TARGET_S / max(sum(first["forward"] + first["backward"]), 1e-6))
+        wanted = min(watch.most_repeats, max(MIN_REPEATS, wanted))
+    except Exception:
+        _agreed(0, world_size, watch)  # the others must not wait for this rank
+        raise
+    repeats = _agreed(wanted, world_size, watch)
+    if not repeats:
+        return {"error": _ELSEWHERE}
+    found = _laps(work, given, training, watch, repeats)
+    if watch.also_warm:
+        warm = _laps(work, given, training, watch, repeats, cold=False)
+        found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
+    return found
 
 
-def _leave_cache() -> None:
-    """Walk through other data, as the rest of a step does between two visits to an operator's tensors."""
-    global _OTHER_DATA
-    if not _OTHER_DATA.numel():
-        _OTHER_DATA = torch.zeros(CACHE_BYTES // 4)
-    _OTHER_DATA.add_(1.0)
+def _agreed(repeats: int, world_size: int, watch: Stopwatch) -> int:
+    """All ranks repeat equally often, so that none ever runs alone; never where one of them cannot."""
+    if world_size == 1:
+        return repeats
+    count = torch.tensor(repeats, device=watch.device)
+    dist.all_reduce(count, op=dist.ReduceOp.MIN)
+    return int(count)
 
 
-def _once(work: Workload, given: Mapping[str, torch.Tensor], training: bool) -> tuple[float, float]:
+def _laps(
+    work: Workload,
+    given: Mapping[str, torch.Tensor],
+    training: bool,
+    watch: Stopwatch,
+    repeats: int,
+    *,
+    cold: bool = True,
+) -> dict[str, list[float]]:
+    """Seconds per direction of each repeat; the device is waited for after the last."""
+    marks = [_once(work, given, training, watch, cold) for _ in range(repeats)]
+    seconds = watch.seconds([span for m in marks for span in ((m[0], m[1]), (m[2], m[3]))])
+    return {"forward": seconds[::2], "backward": seconds[1::2]}
+
+
+def _once(
+    work: Workload, given: Mapping[str, torch.Tensor], training: bool, watch: Stopwatch, cold: bool
+) -> tuple[Mark, Mark, Mark, Mark]:
+    """Begin and end of forward, begin and end of backward; cold: neither finds its tensors in a cache."""
     tensors = dict(given)
-    _leave_cache()
+    if cold:
+        watch.leave_cache()
     with torch.set_grad_enabled(training):
-        start = time.perf_counter()
+        start = watch.mark()
         run(work, tensors, SingleDevice())
-        middle = time.perf_counter()
+        middle = watch.mark()
     results, leaves = differentiable(work, tensors) if training else ([], [])
     if not results or not leaves:
-        return middle - start, 0.0
+        return start, middle, middle, middle
     gradients = [torch.ones_like(r) for r in results]
-    _leave_cache()
-    begin = time.perf_counter()
+    if cold:
+        watch.leave_cache()
+    begin = watch.mark()
     torch.autograd.grad(results, leaves, gradients, allow_unused=True)
-    return middle - start, time.perf_counter() - begin
+    return start, middle, begin, watch.mark()
 
 
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """:func:`time_workload` for several, in one trip to the pool."""
-    return [time_workload(rank, world_size, work, training) for work in works]
+    """:func:`time_workload` for several, in one trip to the pool.
+
+    A rank that lost its device by one of them ends; :func:`measure` then tries each alone.
+    """
+    found = []
+    for work in works:
+        found.append(time_workload(rank, world_size, work, training))
+        if "error" in found[-1]:
+            end_if_lost(stopwatch_here(), f"{work.describe()}: {found[-1]['error']}")
+    return found
 
 
 def measure(
@@ -133,7 +179,8 @@ def measure(
         fresh = _time_together(pool, chunk, training)
         for work in chunk:
             if "error" in fresh[work.key] and _registered_here(work):
-                fresh[work.key] = joined([time_workload(0, 1, work, training)]) | {"alone": True}
+                watch = stopwatch_of("cuda:0" if pool.backend == "nccl" else "cpu")
+                fresh[work.key] = joined([time_workload(0, 1, work, training, watch)]) | {"alone": True}
         fresh = {work.key: {**fresh[work.key], **describe(work)} for work in chunk}
         store.put_many({f"{prefix}/{key}": record for key, record in fresh.items()})
         records.update(fresh)
@@ -158,19 +205,26 @@ def _time_together(pool: RankPool, works: Sequence[Workload], training: bool) ->
     return {work.key: joined([ranks[i] for ranks in per_rank]) for i, work in enumerate(works)}
 
 
+def _spread(values: Sequence[float]) -> float:
+    """Interquartile range over median."""
+    if len(values) < 4:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / middle if middle else 0.0
+
+
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The record of a workload from what each rank found: ``forward_s`` and ``backward_s`` as they are for
-    the last rank, ``spread`` (interquartile range over median) and ``repeats``; or an ``error``."""
-    for record in ranks:
-        if "error" in record:
-            return record
-    forward, backward = ([max(t) for t in zip(*(r[way] for r in ranks), strict=True)] for way in WAYS)
-    return {
-        "forward_s": usual(forward),
-        "backward_s": usual(backward),
-        "spread": _spread([f + b for f, b in zip(forward, backward, strict=True)]),
-        "repeats": len(forward),
-    }
+    the last rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs ``forward_warm_s``
+    and ``backward_warm_s`` as well; or an ``error``, that of a rank which could not rather than of one that
+    was told so."""
+    errors = [record for record in ranks if "error" in record]
+    if errors:
+        return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
+    slowest = {way: [max(t) for t in zip(*(r[way] for r in ranks), strict=True)] for way in ranks[0]}
+    both = [f + b for f, b in zip(*(slowest[way] for way in WAYS), strict=True)]
+    seconds = {f"{way}_s": usual(times) for way, times in slowest.items()}
+    return {**seconds, "spread": _spread(both), "repeats": len(both)}
 
 
 def usual(values: Sequence[float]) -> float:
@@ -184,21 +238,22 @@ def usual(values: Sequence[float]) -> float:
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
     """Seconds of one optimizer step over ``elements`` float32 parameters on this rank."""
-    parameters = [torch.randn(elements // 8).requires_grad_() for _ in range(8)]
-    flat = torch.randn(elements // 8 * 8)
+    watch = stopwatch_here()
+    parameters = [torch.randn(elements // 8, device=watch.device).requires_grad_() for _ in range(8)]
+    flat = torch.randn(elements // 8 * 8, device=watch.device)
     for parameter, piece in zip(parameters, flat.split(elements // 8), strict=True):
         parameter.grad = piece
     optimizer = make_optimizer(name, parameters)
     optimizer.step()
-    seconds = []
+    spans = []
     for _ in range(5):
         if world_size > 1:
             dist.barrier()
-        start = time.perf_counter()
+        start = watch.mark()
         flat.zero_()
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        spans.append((start, watch.mark()))
+    return statistics.median(watch.seconds(spans))
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tensoropt.cluster import DeviceKind
 from tensoropt.costs.pool import RankPool
+from tensoropt.costs.stopwatch import stopwatch_here
 from tensoropt.costs.store import ProfileStore
 
 _ELEMENTS = 1 << 22
@@ -51,19 +52,21 @@ class _Pass(torch.autograd.Function):
 
 def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
     """Upkeep on this rank, all ranks at once (runs in the pool)."""
-    x, y = torch.randn(_ELEMENTS), torch.randn(_ELEMENTS)
-    copies, additions, calls = [], [], []
+    watch = stopwatch_here()
+    x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
+    spans, calls = [], []
     for _ in range(7):
         if world_size > 1:
             dist.barrier()
-        start = time.perf_counter()
+        start = watch.mark()
         x.clone()
-        middle = time.perf_counter()
+        middle = watch.mark()
         x.add_(y)
-        copies.append(middle - start)
-        additions.append(time.perf_counter() - middle)
-    small = torch.randn(64, requires_grad=True)
-    for _ in range(5):
+        spans += [(start, middle), (middle, watch.mark())]
+    seconds = watch.seconds(spans)
+    copies, additions = seconds[::2], seconds[1::2]
+    small = torch.randn(64, requires_grad=True, device=watch.device)
+    for _ in range(5):  # issuing takes the processor's time on any device
         value, start = small, time.perf_counter()
         for _ in range(_CALLS):
             value = _Pass.apply(value)

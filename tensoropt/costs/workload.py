@@ -249,23 +249,29 @@ def order_of(value: torch.Tensor) -> Order | None:
     return None if inner == wide else (*(d for d in range(value.dim()) if d not in wide), *inner)
 
 
-def random_tensor(spec: TensorSpec) -> torch.Tensor:
-    """A tensor that fits the spec."""
+def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor that fits the spec, on the default device for None."""
     if spec.order is not None:
         lying = replace(spec, shape=tuple(spec.shape[d] for d in spec.order), order=None, requires_grad=False)
         places = [spec.order.index(d) for d in range(len(spec.order))]
-        return random_tensor(lying).permute(places).requires_grad_(spec.requires_grad)
+        return random_tensor(lying, device).permute(places).requires_grad_(spec.requires_grad)
     dtype = getattr(torch, spec.dtype)
     if spec.dtype in FLOATING:
-        value = torch.randn(spec.shape, dtype=dtype)
+        value = torch.randn(spec.shape, dtype=dtype, device=device)
     elif spec.ends:
         count = spec.shape[0]
-        value = torch.arange(1, count + 1).mul(spec.ends).div(count, rounding_mode="floor").to(dtype)
+        ends = torch.arange(1, count + 1, device=device).mul(spec.ends)
+        value = ends.div(count, rounding_mode="floor").to(dtype)
     elif spec.dtype == "bool":
-        value = torch.rand(spec.shape) < 0.9
+        value = torch.rand(spec.shape, device=device) < 0.9
     else:
-        value = torch.randint(0, max(spec.high, 1), spec.shape, dtype=dtype)
+        value = torch.randint(0, max(spec.high, 1), spec.shape, dtype=dtype, device=device)
     return value.requires_grad_(spec.requires_grad)
+
+
+def makes_tensors(work: Workload) -> bool:
+    """Whether a call makes a tensor from nothing, so that where it lies is decided by the default device."""
+    return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
 
 
 class _Reshard(torch.autograd.Function):

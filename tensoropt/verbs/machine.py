@@ -39,20 +39,20 @@ def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
 
     cluster = load_cluster(options.cluster)
     from tensoropt import api
+    from tensoropt.costs.here import ranks_here
     from tensoropt.costs.links import measure_links as measure
-    from tensoropt.costs.pool import RankPool
-    from tensoropt.costs.source import is_local
     from tensoropt.costs.store import ProfileStore
 
-    if not is_local(cluster):
+    if (ranks := ranks_here(cluster)) is None:
         raise TensorOptError(
-            f"{cluster.name} is not this machine's CPU ranks, so its links cannot be timed here; use local:N"
+            f"{cluster.name} is neither CPU ranks nor the GPUs of this machine, so its links cannot be timed "
+            "here; use local or local:N"
         )
     meshes = cluster.meshes(api.MAX_AXES)
     if cluster.device_count < 2:
         raise TensorOptError("a single device has no links; give at least local:2")
     data, texts = [], []
-    with ProfileStore() as store, RankPool(cluster.device_count) as pool:
+    with ProfileStore() as store, ranks as pool:
         for mesh in meshes:
             fits = measure(
                 cluster,

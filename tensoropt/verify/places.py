@@ -47,7 +47,9 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         check_room(devices)
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     if device_type == "cuda":
-        here = _gpus()
+        from tensoropt.costs.here import gpus_here
+
+        here = len(gpus_here())
         if here >= devices:
             return Place("cuda", f"run on {devices} GPUs of this machine")
         missing = f"{devices} GPUs of {name} are not here" + (f" ({here} are)" if here else "")
@@ -60,13 +62,6 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         f"{missing}, so this was checked on fake ranks: nothing was computed, sent or timed"
         + ("; --ranks runs it on CPU ranks instead" if devices <= most_ranks() else ""),
     )
-
-
-def _gpus() -> int:
-    import torch
-
-    usable = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    return torch.cuda.device_count() if usable else 0
 
 
 def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:

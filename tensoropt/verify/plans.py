@@ -10,8 +10,9 @@ from typing import Any
 
 from tensoropt.api import MAX_AXES
 from tensoropt.cluster import Cluster, Mesh, load_cluster
+from tensoropt.costs.here import backend_here
 from tensoropt.costs.pool import RankPool
-from tensoropt.costs.source import CostSource, is_local, real_shape
+from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.counts import unsplit_strategy
@@ -232,7 +233,7 @@ def _costs(
     pool: RankPool | None = None
     if place.kind != "fake":
         pool = stack.enter_context(RankPool(cluster.device_count, timeout_s=TIMEOUT_S, backend=place.backend))
-    measured_on = pool if is_local(cluster) else None
+    measured_on = pool if pool is not None and pool.backend == backend_here(cluster) else None
     return CostSource(cluster, own, settings, measured_on, progress), pool
 
 

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from tensoropt.costs.measure import (
-    MAX_REPEATS,
     MIN_REPEATS,
     joined,
     make_optimizer,
     measure,
     measure_optimizer,
+    time_workload,
     usual,
 )
 from tensoropt.costs.pool import RankPool
+from tensoropt.costs.stopwatch import WallClock
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import TensorSpec, Workload
 from tensoropt.errors import MeasurementError
@@ -70,7 +71,7 @@ def test_measures_forward_and_backward(pool, store):
     for record in records.values():
         assert 0 < record["forward_s"] < 1
         assert 0 < record["backward_s"] < 1
-        assert MIN_REPEATS <= record["repeats"] <= MAX_REPEATS
+        assert MIN_REPEATS <= record["repeats"] <= WallClock.most_repeats
         assert record["spread"] >= 0
     assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
     assert seen[0][:2] == (0, 2)
@@ -92,6 +93,19 @@ def test_a_workload_that_raises_is_a_record(pool, store, broken):
     assert "forward_s" not in records[broken.key]
     assert records[before.key]["forward_s"] > 0
     assert records[after.key]["forward_s"] > 0
+
+
+def failing_on_one(rank: int, world_size: int) -> dict:
+    """One rank has too little memory, say, and the other has not."""
+    return time_workload(
+        rank, world_size, BROKEN["shapes that do not fit"] if rank else linear(4, 8, 8), True
+    )
+
+
+def test_what_one_rank_cannot_run_keeps_no_other_waiting(pool):
+    other, failing = pool.run(failing_on_one, timeout_s=20)
+    assert other == {"error": "another rank could not run it"}
+    assert joined([other, failing]) == failing != other
 
 
 class Refusing:

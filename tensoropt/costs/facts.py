@@ -1,5 +1,10 @@
-"""What a workload keeps for backward, how much it computes, how high it peaks: found by running it on
-fake tensors with ``torch.autograd.graph.saved_tensors_hooks`` (CPU kernels).
+"""What a workload keeps for backward, how much it computes, how high it peaks: found by running it with
+``torch.autograd.graph.saved_tensors_hooks``.
+
+Kernels of one device keep other things than those of another (attention its random state, a GPU's batch norm
+a reserve, dropout a mask of bytes or of floats). On fake tensors it is CPU kernels that are asked: PyTorch
+ends the process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU that is here is
+asked itself, with real tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
+from tensoropt.costs.stopwatch import end_if_lost, stopwatch_here
 from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
 from tensoropt.graph import iter_refs
 from tensoropt.sharding.kernels import SingleDevice
@@ -151,10 +157,25 @@ class _Alive(TorchDispatchMode):
 
 
 def find_facts(work: Workload, training: bool = True) -> Facts:
-    """Run a workload on fake tensors and note what it keeps."""
+    """Run a workload on fake tensors and note what it keeps with CPU kernels."""
     with FakeTensorMode():
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
         return _Probe(work, tensors, training).run()
+
+
+def find_facts_here(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
+    """Run a workload on this rank's device and note what it keeps with that device's kernels (runs in the
+    pool); the record of its :class:`Facts`, or an ``error`` where it cannot run."""
+    watch = stopwatch_here()
+    try:
+        with watch.device:
+            tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+            return _Probe(work, tensors, training).run().to_record()
+    except Exception as error:
+        found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+    watch.release()
+    end_if_lost(watch, f"{work.describe()}: {found['error']}")
+    return found
 
 
 class _Given(torch.autograd.Function):
@@ -162,12 +183,12 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
-        ctx.like = [(r.shape, r.dtype) for r in results]
-        return torch.zeros(())
+        ctx.like = [(r.shape, r.dtype, r.device) for r in results]
+        return torch.zeros((), device=results[0].device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return tuple(torch.ones(shape, dtype=dtype) for shape, dtype in ctx.like)
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
 class _Probe:
@@ -247,7 +268,7 @@ class _Probe:
         for name in self.work.writes:
             self.tensors.pop(name, None)
         self.alive.peak = self.alive.now
-        start = torch.ones(())
+        start = torch.ones((), device=root.device)
         with self.alive:
             root.backward(start, inputs=leaves)
         self.peaks.book(False)

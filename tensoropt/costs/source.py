@@ -1,7 +1,7 @@
 """Where costs come from on a cluster, and the tables made from them.
 
-CPU ranks of this machine are measured; hardware that is not here is priced from its data sheet. Everything
-that the search can choose is measured before anything is priced.
+CPU ranks and GPUs of this machine are measured; hardware that is not here is priced from its data sheet.
+Everything that the search can choose is measured before anything is priced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MeasuredCompute, measurement_prefix
 from tensoropt.costs.constrained import FREE, Restriction
-from tensoropt.costs.facts import Facts, find_facts
+from tensoropt.costs.facts import Facts, find_facts, find_facts_here
 from tensoropt.costs.links import load_links, measure_links
 from tensoropt.costs.measure import measure, measure_optimizer
-from tensoropt.costs.pool import RankPool
+from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.roofline import (
     Efficiencies,
@@ -67,6 +67,7 @@ class CostSource:
 
     Args:
         pool: ranks of this cluster when it is this machine and may be measured, else None.
+        on_gpu: keys of the facts that are of the GPU's own kernels.
     """
 
     cluster: Cluster
@@ -76,6 +77,7 @@ class CostSource:
     progress: Progress = silent
     facts: dict[str, Facts] = field(default_factory=dict)
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
+    on_gpu: set[str] = field(default_factory=set)
 
     @property
     def training(self) -> bool:
@@ -89,15 +91,48 @@ class CostSource:
         )
 
     def facts_of(self, work: Workload) -> Facts:
-        """Facts of a workload: known in this process, in the store, or found now."""
+        """Facts of a workload: known in this process, in the store, or found now.
+
+        They are of a GPU's own kernels where such a GPU is here or was; else of CPU kernels, which
+        :meth:`saved_notes` counts.
+        """
         if work.key not in self.facts:
-            key = f"torch-{torch.__version__}/{'train' if self.training else 'inference'}/{work.key}"
-            record = self.store.get(key, kind="saved")
-            facts = Facts.from_record(record) if record else find_facts(work, self.training)
-            if record is None:
-                self.store.put(key, facts.to_record(), kind="saved")
-            self.facts[work.key] = facts
+            facts = self._facts_on_gpu(work) if self.cluster.device_type == "cuda" else None
+            if facts is not None:
+                self.on_gpu.add(work.key)
+            self.facts[work.key] = facts or self._facts_on_cpu(work)
         return self.facts[work.key]
+
+    def _facts_on_cpu(self, work: Workload) -> Facts:
+        key = self._facts_key(work)
+        record = self.store.get(key, kind="saved")
+        facts = Facts.from_record(record) if record else find_facts(work, self.training)
+        if record is None:
+            self.store.put(key, facts.to_record(), kind="saved")
+        return facts
+
+    def _facts_on_gpu(self, work: Workload) -> Facts | None:
+        """None where no such GPU was ever at hand, or could not run it."""
+        key = f"{self.cluster.device.name}/{self._facts_key(work)}"
+        record = self.store.get(key, kind="saved")
+        if record is None and self.pool is not None:
+            try:
+                record = self.pool.run(find_facts_here, work, self.training)[0]
+            except RankError as error:
+                record = {"error": str(error).splitlines()[0]}
+            self.store.put(key, record, kind="saved")
+        return None if record is None or "error" in record else Facts.from_record(record)
+
+    def _facts_key(self, work: Workload) -> str:
+        return f"torch-{torch.__version__}/{'train' if self.training else 'inference'}/{work.key}"
+
+    def saved_notes(self) -> tuple[str, ...]:
+        """Whose saved tensors the memory of a cluster of GPUs counts, in words."""
+        others = len(self.facts.keys() - self.on_gpu)
+        if self.cluster.device_type != "cuda" or not others:
+            return ()
+        share = f"{others} of {len(self.facts)} pieces of work" if self.on_gpu else "all pieces of work"
+        return (f"saved tensors are those of CPU kernels for {share}; kernels of GPUs keep some others",)
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
@@ -170,7 +205,7 @@ class CostSource:
 
 
 def is_local(cluster: Cluster) -> bool:
-    """Whether the cluster's devices are CPU ranks, which exist here and can be measured."""
+    """Whether the cluster's devices are CPU ranks, which exist on any machine."""
     return cluster.device_type == "cpu"
 
 

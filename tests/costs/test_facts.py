@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.costs.facts import Facts, find_facts
+from tensoropt.costs.facts import Facts, find_facts, find_facts_here
 from tensoropt.costs.workload import Resolved, TensorSpec, Workload, random_tensor, run, workload
 from tensoropt.graph import Ref
 from tensoropt.sharding.configurations import enumerate_configurations
@@ -52,6 +52,20 @@ def test_linear():
     assert facts.backward_flops == 4 * 32 * 24 * 16
     assert facts.traffic_bytes == 4 * (32 * 24 + 24 * 16 + 16 + 32 * 16)
     assert facts.forward_peak_bytes == 4 * 32 * 16  # the result
+
+
+@pytest.mark.parametrize(
+    "work",
+    [linear(32, 24, 16), pointwise("aten.gelu.default"), pointwise("aten.softmax.int", -1)],
+    ids=["linear", "gelu", "softmax"],
+)
+def test_a_device_asked_itself(work: Workload):
+    """On this one the answer is that of fake tensors, whose kernels are its own."""
+    assert Facts.from_record(find_facts_here(0, 1, work, True)) == find_facts(work)
+
+
+def test_a_device_that_cannot_run_it_says_so():
+    assert "nonsense" in find_facts_here(0, 1, pointwise("aten.nonsense.default"), True)["error"]
 
 
 @pytest.mark.parametrize("directions", [1, 2])

@@ -1,0 +1,81 @@
+"""Whose figures a cluster's are: of its own device, or of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.facts import Facts, find_facts_here
+from tensoropt.costs.pool import RankError
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.store import ProfileStore
+from tensoropt.plan.problem import Settings
+from tests.costs.test_measure import linear
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "profile.sqlite") as profile:
+        yield profile
+
+
+class Gpus:
+    """Ranks whose kernels keep 100 bytes more; nothing is run by them."""
+
+    def __init__(self, error: str = ""):
+        self.error, self.runs = error, 0
+
+    def run(self, function, work, training):
+        self.runs += 1
+        if self.error == "died":
+            raise RankError("rank 0 died", rank=0, kind="died")
+        if self.error:
+            return [{"error": self.error}]
+        record = find_facts_here(0, 1, work, training)
+        return [record | {"kept_bytes": record["kept_bytes"] + 100}]
+
+
+def source(store: ProfileStore, cluster: str = "dgx-h100", pool=None) -> CostSource:
+    return CostSource(load_cluster(cluster), store, Settings(), pool)
+
+
+def test_a_gpu_is_asked_what_it_keeps_once_and_others_of_its_kind_know(store):
+    work = linear(8, 16, 16)
+    cpu = source(store, "local:2").facts_of(work)
+    asked = source(store, pool=Gpus())
+    assert asked.facts_of(work) == replace(cpu, kept_bytes=cpu.kept_bytes + 100)
+    assert asked.saved_notes() == ()
+    later = source(store)
+    assert later.facts_of(work) == asked.facts_of(work)
+    assert later.saved_notes() == ()
+    other = source(store, "dgx-v100")
+    assert other.facts_of(work) == source(store, "local:2").facts_of(work) == cpu
+    assert other.saved_notes() == (
+        "saved tensors are those of CPU kernels for all pieces of work; kernels of GPUs keep some others",
+    )
+
+
+@pytest.mark.parametrize("error", ["CUDA out of memory", "died"])
+def test_what_a_gpu_cannot_run_is_counted(store, error):
+    asked = source(store, pool=Gpus())
+    asked.facts_of(linear(8, 16, 16))
+    asked.pool = Gpus(error)
+    assert isinstance(asked.facts_of(linear(8, 16, 32)), Facts)
+    assert asked.pool.runs == 1
+    assert asked.saved_notes() == (
+        "saved tensors are those of CPU kernels for 1 of 2 pieces of work; kernels of GPUs keep some others",
+    )
+
+
+def test_cpu_ranks_say_nothing_of_gpus(store):
+    asked = source(store, "local:2")
+    asked.facts_of(linear(8, 16, 16))
+    assert asked.saved_notes() == ()
+
+
+def test_devices_do_not_share_timings(store):
+    prefixes = {name: source(store, name).prefix for name in ("local:2", "dgx-h100", "dgx-v100")}
+    assert len(set(prefixes.values())) == 3
+    assert prefixes["dgx-h100"].startswith(load_cluster("dgx-h100").device.name + "/")

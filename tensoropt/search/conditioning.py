@@ -156,12 +156,13 @@ def track_entangled(problem: Problem, settings: Settings) -> Found | None:
         bounded = relax(problem, order)
         if bounded is None:
             return _together(sources, None)
-        if math.prod(problem.domains[f] for f in order.fixed) <= FEW_ASSIGNMENTS:
+        total = math.prod(problem.domains[f] for f in order.fixed)
+        if total <= FEW_ASSIGNMENTS:
             every, exact = every_assignment(bounded.split, pruned)
             sources += every
             if exact or not sources:
                 return _together(sources, None)
-            return heuristic(problem, order, bounded, sources, FEW_ASSIGNMENTS)
+            return heuristic(problem, order, bounded, sources, total)
         around = Conditioned(problem, settings, _cutset(problem, order), sources)
         around.guess(bounded)
         if around.sources:

@@ -49,12 +49,13 @@ def _with_fixed(problem: Problem, order: Order, solver: Solver) -> Found | None:
     if bounded is None:
         return None
     relaxed = bounded.split
-    if math.prod(problem.domains[f] for f in order.fixed) <= ASSIGNMENTS:
+    total = math.prod(problem.domains[f] for f in order.fixed)
+    if total <= ASSIGNMENTS:
         every, exact = every_assignment(relaxed, solver)
         if not every:
             return None
         found = Found(tuple(every), merge(every), bounded.hull, exact)
-        return found if exact else heuristic(problem, order, bounded, every, ASSIGNMENTS)
+        return found if exact else heuristic(problem, order, bounded, every, total)
     sources: list[Source] = []
     tried = candidates(relaxed, order.fixed, bounded.hull.picks)[:ASSIGNMENTS]
     for classes in tried:

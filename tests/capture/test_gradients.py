@@ -49,7 +49,6 @@ def test_double_precision_keeps_every_operator():
     graph = capture(Casts(4, 4), (torch.randn(2, 4),)).graph
     wide = in_double(graph)
     assert [op.name for op in wide.operators] == [op.name for op in graph.operators]
-    dtypes = [t.dtype for t in wide.tensors.values()]
-    assert "float32" not in dtypes
-    assert {"float64", "float16"} <= set(dtypes)
-    assert "float32" not in str([op.args for op in wide.operators])
+    assert {t.dtype for t in graph.tensors.values()} == {"float32", "float16"}
+    assert {t.dtype for t in wide.tensors.values()} == {"float64"}
+    assert not any(name in str([op.args for op in wide.operators]) for name in ("float32", "float16"))

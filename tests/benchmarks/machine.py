@@ -6,11 +6,33 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+QUICK = Path("out")
+
+
+def dated(folder: str, name: str, *, quick: bool = False, out: Path | None = None) -> Path:
+    """Where a result goes, without its ending: ``results/FOLDER/DATE-NAME``.
+
+    Args:
+        quick: a taste of it goes to ``out/FOLDER`` instead, where no page looks for figures.
+        out: another folder.
+    """
+    where = out or (QUICK if quick else RESULTS) / folder
+    return where / f"{datetime.date.today().isoformat()}-{name}"
+
+
+def write(stem: Path, data: Mapping[str, Any], markdown: str, svg: str | None = None) -> None:
+    """``stem`` with ``.json``, ``.md`` and, where there is a picture, ``.svg``."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    parts = {".json": json.dumps(data, indent=1), ".md": markdown, ".svg": svg}
+    for ending, text in parts.items():
+        if text is not None:
+            stem.with_suffix(ending).write_text(text.rstrip() + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:
@@ -40,9 +62,9 @@ class Results:
     Rows of the same date are kept, so that a long benchmark may be run in parts.
     """
 
-    def __init__(self, folder: Path, name: str, about: dict[str, Any]) -> None:
+    def __init__(self, folder: str, name: str, about: dict[str, Any], *, quick: bool = False) -> None:
         date = datetime.date.today().isoformat()
-        self.stem = folder / f"{date}-{name}"
+        self.stem = dated(folder, name, quick=quick)
         path = self.stem.with_suffix(".json")
         old = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
         self.data: dict[str, Any] = {"date": date, **about, "machine": machine(), "rows": old}
@@ -53,9 +75,4 @@ class Results:
         self.data["rows"] = [*rows, {**row, "load": round(os.getloadavg()[0], 2)}]
 
     def write(self, markdown: str, svg: str | None = None) -> None:
-        self.stem.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.data, indent=1)
-        self.stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-        self.stem.with_suffix(".md").write_text(markdown, encoding="utf-8")
-        if svg is not None:
-            self.stem.with_suffix(".svg").write_text(svg, encoding="utf-8")
+        write(self.stem, self.data, markdown, svg)

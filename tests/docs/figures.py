@@ -2,7 +2,7 @@
 
     python -m tests.docs.figures           # write them anew, from the newest results
 
-``<!--= search/search.json large.0.seconds .2f -->0.25<!--/-->`` is the value at a place of a JSON file in
+``<!--= search/*-search.json large.0.seconds .2f -->0.25<!--/-->`` is the value at a place of a JSON file in
 tests/benchmarks/results, formatted. A ``*`` in the file's name takes the newest date; a step of the place is
 a key, a number, or ``key=value``, which picks the element of a list. Formats are Python's, or end in
 ``GiB``, ``MiB`` or ``ms``.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import shutil
 import statistics
 import sys
@@ -28,9 +27,8 @@ from tensoropt_app.screenshots import FLAGS
 from tensoropt_app.server import create_app, listen
 
 from tests.app.support.samples_app import long_exploration
-from tests.benchmarks.search.bench_search import machine
+from tests.benchmarks.machine import dated, described, machine, write
 
-FOLDER = Path(__file__).parents[1] / "results" / "dashboard"
 POINTS, MOVES, WARM_UP = 20_000, 40, 5
 WANTED_S = 0.5
 """Median that the slider is meant to stay below."""
@@ -88,7 +86,7 @@ def answers(page: Any, place: str, moves: int) -> list[float]:
 
 def markdown(results: dict[str, Any]) -> str:
     """One table: medians and the slowest of every kind of answer."""
-    about = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in results["machine"].items())
+    about = described(results["machine"])
     lines = [
         f"# Dashboard, {results['date']}",
         "",
@@ -117,9 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = {"date": str(datetime.date.today()), "machine": machine()}
     results |= measure(options.points, options.moves)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "dashboard.json").write_text(json.dumps(results, indent=1) + "\n")
-    (FOLDER / "dashboard.md").write_text(markdown(results))
+    write(dated("dashboard", "dashboard"), results, markdown(results))
     print(markdown(results))
     return 0
 

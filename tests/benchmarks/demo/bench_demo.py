@@ -2,22 +2,23 @@
 
     python -m tests.benchmarks.demo.bench_demo
 
-Results: tests/benchmarks/results/demo/DATE-demo.json, and the picture notebooks/frontier.svg.
+Results: tests/benchmarks/results/demo/DATE-demo.{json,md}, and the picture notebooks/frontier.svg.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tensoropt.plan import load_exploration
-from tests.benchmarks.machine import RESULTS, machine
+from tests.benchmarks.machine import dated, described, machine, write
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"
 KEPT = (
@@ -28,7 +29,7 @@ KEPT = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small model, written into out/demo-quick")
+    parser.add_argument("--quick", action="store_true", help="a small model, written into out/demo")
     options = parser.parse_args()
     at_start = machine()
     with tempfile.TemporaryDirectory() as temporary:
@@ -47,13 +48,12 @@ def main() -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout)
         exploration = load_exploration(temporary)
-        folder = Path("out/demo-quick") if options.quick else RESULTS / "demo"
-        folder.mkdir(parents=True, exist_ok=True)
-        picture = folder / "frontier.svg" if options.quick else PICTURE
+        stem = dated("demo", "demo", quick=options.quick)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        picture = stem.with_suffix(".svg") if options.quick else PICTURE
         shutil.copy(Path(temporary) / "frontier.svg", picture)
-    date = datetime.date.today().isoformat()
     data = {
-        "date": date,
+        "date": stem.name[:10],
         "machine": at_start,
         "model": exploration.model.source,
         "parameters_m": exploration.model.parameters / 1e6,
@@ -61,9 +61,29 @@ def main() -> None:
         "seconds": exploration.report["seconds"],
         "runs": {name: {key: run[key] for key in KEPT} for name, run in found["runs"].items()},
     }
-    path = folder / f"{date}-demo.json"
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    print(path)
+    write(stem, data, markdown(data, os.path.relpath(picture, stem.parent)))
+    print(stem.with_suffix(".json"))
+
+
+def markdown(data: dict[str, Any], picture: str) -> str:
+    lines = [
+        f"# The demo's frontier, {data['date']}",
+        "",
+        f"![frontier]({picture})",
+        "",
+        f"{data['model']}, {data['parameters_m']:.1f} M parameters, two CPU ranks: {data['points']} points.",
+        "Both ends were run.",
+        "",
+        f"Machine: {described(data['machine'])}.",
+        "",
+        "| plan | memory predicted | tracked | step predicted | measured |",
+        "|" + " --- |" * 5,
+    ]
+    for name, run in data["runs"].items():
+        memory = [f"{run[f'memory_{k}_bytes'] / 2**20:.1f} MiB" for k in ("predicted", "tracked")]
+        step = [f"{1e3 * run[f'time_{k}_s']:.0f} ms" for k in ("predicted", "measured")]
+        lines.append(f"| {' | '.join([name, *memory, *step])} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,15 @@
 Models: gpt2, bert, vgg16, wide-resnet, rnn. Two CPU ranks of this machine over gloo, one thread each. All
 methods train the same weights on the same global batch with the same optimizer, in the same processes, one
 step each in turn; a round's figure is its slower rank's, a method's the median of its rounds. The lowered
-graph on one rank is compared with the plain module in the same way. Results are written to
-tests/benchmarks/results/execute/DATE-step.{json,md,svg}; ``--quick`` runs two rounds and writes nothing.
+graph on one rank is compared with the plain module in the same way. Results:
+tests/benchmarks/results/execute/DATE-step.{json,md,svg}; ``--quick``: two rounds, into out/execute.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import os
-import platform
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,9 +24,10 @@ from tensoropt.costs.pool import RankPool
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.sharding.serialise import strategy_to_dict
+from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals
+from tests.benchmarks.machine import Results, described
 
-FOLDER = Path(__file__).parents[1] / "results" / "execute"
 RANKS = 2
 ROUNDS = 15
 WARM_UP = 2
@@ -44,21 +40,6 @@ MODELS = {
     "rnn": ("zoo:rnn-lm-tiny", {"hidden": 512, "vocabulary": 1024, "steps": 8, "batch": 16}),
 }  # fmt: skip
 RIVALS = ("ddp", "fsdp2", "tensor parallel")
-
-
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return {
-        "processor": next(
-            (x.split(":")[1].strip() for x in lines if "model name" in x), platform.processor()
-        ),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_at_start": round(os.getloadavg()[0], 2),
-    }
 
 
 def fastest(spec: ModelSpec) -> tuple[dict[str, Any], float]:
@@ -159,7 +140,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# Step times on {RANKS} CPU ranks, {results['date']}",
         "",
-        "Machine: " + json.dumps(results["machine"]),
+        f"Machine: {described(results['machine'])}.",
         "",
         "Milliseconds per training step (medians); `lowered / plain`: the unsplit plan on one rank against "
         "the plain module.",
@@ -181,55 +162,26 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-COLOURS = {"plan": "#1b6ca8", "ddp": "#c7702d", "fsdp2": "#5a9367", "tensor parallel": "#8d6a9f"}
-
-
 def svg(results: dict[str, Any]) -> str:
     """Bars: step time by method, relative to DDP."""
-    rows, bar, width = results["rows"], 14, 640
-    height = 40 + len(rows) * (bar * 4 + 22)
-    top = max(s / r["seconds"]["ddp"] for r in rows for s in r["seconds"].values())
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        '<text x="8" y="18" font-size="13">step time relative to DDP (shorter is faster)</text>',
-    ]
-    y = 34
-    for row in rows:
-        out.append(f'<text x="8" y="{y + 2 * bar}">{row["model"]}</text>')
-        for method in COLOURS:
-            if method in row["seconds"]:
-                share = row["seconds"][method] / row["seconds"]["ddp"]
-                length = share / top * (width - 280)
-                out.append(
-                    f'<rect x="90" y="{y}" width="{length:.1f}" height="{bar - 2}" fill="{COLOURS[method]}"/>'
-                    f'<text x="{96 + length:.1f}" y="{y + bar - 4}">{method} {share:.2f}, '
-                    f"{row['seconds'][method] * 1e3:.0f} ms</text>"
-                )
-            y += bar
-        y += 22
-    return "\n".join([*out, "</svg>"]) + "\n"
+    shares = {
+        row["model"]: {m: (s / row["seconds"]["ddp"], f"{1e3 * s:.0f} ms") for m, s in row["seconds"].items()}
+        for row in results["rows"]
+    }
+    return bars("step time relative to DDP (shorter is faster)", shares)
 
 
 def main() -> None:
     quick = "--quick" in sys.argv
     wanted = [a for a in sys.argv[1:] if not a.startswith("--")] or list(MODELS)
-    stem = FOLDER / f"{datetime.date.today()}-step"
-    results: dict[str, Any] = {"date": str(datetime.date.today()), "machine": machine(), "rows": []}
+    results = Results("execute", "step", {}, quick=quick)
     for name in wanted:
         start = time.perf_counter()
         row = measure(name, 2 if quick else ROUNDS)
-        results["rows"].append(row)
-        print(f"{markdown(replace_rows(results, row))}took {time.perf_counter() - start:.0f} s", flush=True)
-        if not quick:
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            stem.with_suffix(".json").write_text(json.dumps(results, indent=1))
-            stem.with_suffix(".md").write_text(markdown(results))
-            stem.with_suffix(".svg").write_text(svg(results))
-
-
-def replace_rows(results: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return results | {"rows": [row]}
+        results.add("model", row)
+        results.write(markdown(results.data), svg(results.data))
+        alone = results.data | {"rows": [row]}
+        print(f"{markdown(alone)}took {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,8 @@ from tensoropt.costs.store import ProfileStore
 from tensoropt.execute.models import ModelSpec
 from tests.benchmarks.fidelity.report import markdown, picture, summary
 from tests.benchmarks.fidelity.steps import run_plan, seconds_of
-from tests.benchmarks.search.bench_search import machine
+from tests.benchmarks.machine import dated, machine, write
 
-FOLDER = Path(__file__).parents[1] / "results" / "fidelity"
 MODELS = {
     "VGG16": ("zoo:vgg16", (("batch", 32), ("classes", 10), ("hidden", 256), ("image", 32), ("width", 16))),
     "WideResNet": ("zoo:wide-resnet-tiny", (("batch", 32),)),
@@ -104,7 +103,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer models, plans and steps")
     parser.add_argument("--cluster", default="local:2", help="default: %(default)s")
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), help="default: all")
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
     names = options.models or (QUICK_MODELS if options.quick else tuple(MODELS))
     plans, steps = (QUICK_PLANS, QUICK_STEPS) if options.quick else (PLANS, STEPS)
@@ -121,8 +120,7 @@ def main() -> None:
 def save(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
     """Write what is known by now, with what the same day's file has of other models; gives it as text."""
     date = datetime.date.today().isoformat()
-    options.out.mkdir(parents=True, exist_ok=True)
-    stem = options.out / f"{date}-fidelity{'-quick' if options.quick else ''}"
+    stem = dated("fidelity", "fidelity", quick=options.quick, out=options.out)
     data = {
         "date": date,
         "machine": machine(),
@@ -132,9 +130,7 @@ def save(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
         "results": with_earlier(results, stem.with_suffix(".json")),
     }
     text = markdown(data)
-    stem.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    stem.with_suffix(".svg").write_text(picture(data), encoding="utf-8")
+    write(stem, data, text, picture(data))
     return text
 
 

@@ -6,7 +6,8 @@ Sections: scaling (FastT: strong, one global batch on more devices, and weak, on
 parallelism beside DPOS and OS-DPOS), order (FastT: one placement with its order kept, and with every device
 taking what is ready first), netsplit (all placing planners on the preset of NetSplit's three cards).
 Everything is played by one judge on data-sheet figures; nothing was run on GPUs, so the papers' seconds
-are not set beside ours. Results: tests/benchmarks/results/papers/DATE-placing.{json,md}.
+are not set beside ours. Results: tests/benchmarks/results/papers/DATE-placing.{json,md} and
+DATE-placing-{scaling,order}.svg.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import importlib
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tensoropt import zoo
@@ -30,16 +30,22 @@ from tensoropt.plan.placed import play_placement
 from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.problem import Settings, prepare_graph
 from tensoropt.planners.registry import ENTRIES
-from tests.benchmarks.machine import RESULTS, Results, described
+from tests.benchmarks.charts import Chart, bars, figure
+from tests.benchmarks.machine import Results, described
 
 FASTT, NETSPLIT = "fastt-paper", "netsplit-paper"
 DEVICES = (2, 4, 8)
 SCALING = {"alexnet": 256, "vgg19": 64, "inception-v3": 64}
 """Global batch of the strong, batch per device of the weak scaling."""
-ORDER = {"inception-v3": 64, "gnmt": 128}
+ORDER = {"alexnet": 256, "vgg19": 64, "inception-v3": 64, "gnmt": 128}
+ORDERED = ("dpos", "os_dpos", "m_etf")
 NETSPLIT_MODELS = {"unet": 16, "inception-v3": 64, "gnmt": 128}
-POINTS = 50
+POINTS, EPSILON = 50, 0.05
+"""Only the frontier's fastest point is shown."""
 Row = dict[str, Any]
+RATES = {
+    "data_parallel": "data parallelism", "dpos": "DPOS", "os_dpos": "OS-DPOS", "frontier": "fastest of all",
+}  # fmt: skip
 
 
 def scaling(quick: bool) -> Iterator[Row]:
@@ -55,7 +61,7 @@ def _scaled(model: str, kind: str, devices: int, samples: int) -> Row:
     built = zoo.build(model, device="meta", batch=samples)
     found = explore(
         built.model, built.args, built.kwargs, cluster=f"{FASTT}[{devices}]", micro_batches=(1,),
-        recompute="never", max_points=POINTS, planners=("data_parallel", "dpos", "os_dpos"),
+        recompute="never", epsilon=EPSILON, max_points=POINTS, planners=("data_parallel", "dpos", "os_dpos"),
         progress=Progress(),
     )  # fmt: skip
     rates = {row["planner"]: samples / row["time_s"] if row["time_s"] else None for row in found.comparison}
@@ -92,12 +98,12 @@ def order(quick: bool) -> Iterator[Row]:
     """One placement, played in its order and in the order of readiness."""
     with ProfileStore() as store:
         for model, batch in {"lenet": 32}.items() if quick else ORDER.items():
-            for devices in DEVICES[:2]:
+            for devices in DEVICES:
                 graph = priced(model, batch, load_cluster(f"{FASTT}[{devices}]"), store)
-                for name in ("dpos", "m_etf"):
-                    _, answer = placed(name, graph)
+                for name in ORDERED:
+                    cut, answer = placed(name, graph)
                     kept, free = (
-                        play_placement(graph.problem, answer.placement, enforced=enforced).time_s
+                        play_placement(cut.problem, answer.placement, enforced=enforced).time_s
                         for enforced in (True, False)
                     )
                     yield {
@@ -141,7 +147,7 @@ def _played(name: str, graph: PricedGraph) -> Row:
 SECTIONS = {"scaling": scaling, "order": order, "netsplit": netsplit}
 
 
-def markdown(data: dict[str, Any]) -> str:
+def markdown(data: dict[str, Any], stem: str) -> str:
     by_section = {name: [r for r in data["rows"] if r["section"] == name] for name in SECTIONS}
     lines = [
         f"# Placing planners, {data['date']}",
@@ -153,16 +159,20 @@ def markdown(data: dict[str, Any]) -> str:
         "",
         f"## Strong and weak scaling (FastT), `{FASTT}`, samples per second",
         "",
+        f"![samples per second]({stem}-scaling.svg)",
+        "",
         "| model | scaling | GPUs | batch | data parallelism | DPOS | OS-DPOS | fastest of all |",
         "|" + " --- |" * 8,
     ]
     for row in by_section["scaling"]:
-        rates = [row["samples_per_s"].get(n) for n in ("data_parallel", "dpos", "os_dpos", "frontier")]
+        rates = [row["samples_per_s"].get(name) for name in RATES]
         cells = [row["model"], row["scaling"], str(row["devices"]), str(row["batch"])]
         lines.append(_line([*cells, *("refuses" if r is None else f"{r:,.0f}" for r in rates)]))
     lines += [
         "",
         f"## Order enforcement (FastT), `{FASTT}`",
+        "",
+        f"![steps without the order, relative to steps with it]({stem}-order.svg)",
         "",
         "| model | GPUs | planner | its order | what is ready first | gain |",
         "|" + " --- |" * 6,
@@ -183,7 +193,35 @@ def markdown(data: dict[str, Any]) -> str:
             _ms(row["time_s"]), f"{row['memory_bytes'] / 2**30:.2f} GiB", f"{row['search_s']:.2f} s"
         ]  # fmt: skip
         lines.append(_line([row["model"], row["planner"], *figures]))
-    return "\n".join(lines) + "\n"
+    refused = [f"- {r['key']}: {r['refused']}" for r in by_section["netsplit"] if "refused" in r]
+    for row in by_section["scaling"]:
+        refused += [f"- {row['key']}, {name}: {why}" for name, why in row["refused"].items()]
+    return "\n".join([*lines, "", *refused]) + "\n"
+
+
+def scaling_picture(rows: Sequence[Row]) -> str:
+    """A chart per model and kind of scaling: samples per second against GPUs."""
+    charts = []
+    for model, kind in dict.fromkeys((row["model"], row["scaling"]) for row in rows):
+        of = [row for row in rows if (row["model"], row["scaling"]) == (model, kind)]
+        lines = {
+            title: [
+                (row["devices"], row["samples_per_s"][name]) for row in of if row["samples_per_s"].get(name)
+            ]
+            for name, title in RATES.items()
+        }
+        charts.append(Chart(f"{model}, {kind} scaling", "GPUs", "samples/s", lines))
+    return figure(charts)
+
+
+def order_picture(rows: Sequence[Row]) -> str:
+    """Bars: a placement's step without its order, relative to the step with it."""
+    groups: dict[str, dict[str, tuple[float, str]]] = {}
+    for row in rows:
+        share = row["first_ready_s"] / row["enforced_s"]
+        group = groups.setdefault(f"{row['model']}, {row['devices']} GPUs", {})
+        group[row["planner"]] = share, _ms(row["first_ready_s"])
+    return bars("step when a device takes what is ready first, relative to the plan's order", groups, 140)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -201,13 +239,22 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
-    results = Results(Path("out/papers") if options.quick else RESULTS / "papers", "placing", {})
+    results = Results("papers", "placing", {}, quick=options.quick)
     for name in options.sections or SECTIONS:
         for row in SECTIONS[name](options.quick):
             results.add("key", row)
-            results.write(markdown(results.data))
+            save(results)
             print(row, flush=True)
-    print(markdown(results.data))
+    print(markdown(results.data, results.stem.name))
+
+
+def save(results: Results) -> None:
+    """Tables and both pictures, of what is known by now."""
+    results.write(markdown(results.data, results.stem.name))
+    for section, draw in (("scaling", scaling_picture), ("order", order_picture)):
+        rows = [row for row in results.data["rows"] if row["section"] == section]
+        name = f"{results.stem.name}-{section}.svg"
+        results.stem.with_name(name).write_text(draw(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

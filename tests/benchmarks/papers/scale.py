@@ -14,7 +14,6 @@ import argparse
 import resource
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from tensoropt import zoo
@@ -22,7 +21,7 @@ from tensoropt.api import explore
 from tensoropt.console import Progress
 from tensoropt.plan import Exploration
 from tests.benchmarks.charts import Chart, figure
-from tests.benchmarks.machine import RESULTS, Results, described
+from tests.benchmarks.machine import Results, described
 
 DEVICES = (64, 256, 1024, 16384)
 PER_NODE, CAPACITY_BYTES = 8, 80 * 2**30
@@ -102,8 +101,8 @@ def main() -> None:
     parser.add_argument("devices", nargs="*", type=int, help="numbers of GPUs; default: all four")
     parser.add_argument("--quick", action="store_true", help="two layers on 64 devices, to see that it works")
     options = parser.parse_args()
-    folder = Path("out/papers") if options.quick else RESULTS / "papers"
-    results = Results(folder, "scale", {"batch": BATCH, "sequence": SEQUENCE, "epsilon": EPSILON})
+    about = {"batch": BATCH, "sequence": SEQUENCE, "epsilon": EPSILON}
+    results = Results("papers", "scale", about, quick=options.quick)
     for devices in options.devices or (DEVICES[:1] if options.quick else DEVICES):
         results.add("devices", measure(devices, 2 if options.quick else None))
         results.write(markdown(results.data, results.stem.name), picture(results.data))

@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
-import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +27,9 @@ from tensoropt.plan.placed import play_placement
 from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.problem import Settings, prepare_graph
 from tensoropt.planners.os_dpos import place_split
+from tests.benchmarks.machine import dated, described, machine, write
 from tests.planners.placements import random_problem
 
-FOLDER = Path("tests/benchmarks/results/planners")
 METHODS = ("m_topo", "m_etf", "m_sct", "dpos")
 SHAPES = ({"width": 10, "transfer": 2.0}, {"width": 200}, {"width": 200, "mixed": True}, {"width": 2000})
 
@@ -114,27 +112,35 @@ def transformer(quick: bool) -> list[dict[str, Any]]:
 SECTIONS = {"large graphs": large, "OS-DPOS on the Transformer": transformer}
 
 
+def markdown(results: dict[str, Any]) -> str:
+    """A table per section."""
+    lines = [
+        f"# Placing planners on large graphs, {results['date']}",
+        "",
+        f"Machine: {described(results['machine'])}. Seconds are of the process.",
+    ]
+    for section in (name for name in SECTIONS if name in results):
+        columns = list(dict.fromkeys(column for row in results[section] for column in row))
+        lines += ["", f"## {section}", "", f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+        lines += [f"| {' | '.join(str(row.get(c, '')) for c in columns)} |" for row in results[section]]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
-    folder = options.out or (Path("out/planners") if options.quick else FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
+    stem = dated("planners", "planners", quick=options.quick, out=options.out)
     results: dict[str, Any] = {
         "date": str(datetime.date.today()),
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_at_start": round(os.getloadavg()[0], 2),
-        },
+        "machine": machine(),
     }
     for name, section in SECTIONS.items():
         results[name] = section(options.quick)
         results["machine"]["load_at_end"] = round(os.getloadavg()[0], 2)
-        (folder / "planners.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {folder}/planners.json")
+        write(stem, results, markdown(results))
+    print(f"written to {stem}.json and .md")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Sections: published, large, zoo, ablation, budgets, scaling, union. Every section runs in this process on
 the same cost tables, after a warm-up, and is written as soon as it is done: results of all sections of a run
-stand in tests/benchmarks/results/search/search.{json,md,svg}, those of ``--quick`` in out/search.
+stand in tests/benchmarks/results/search/DATE-search.{json,md,svg}, those of ``--quick`` in out/search.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import json
 import os
-import platform
 import resource
 import time
 import traceback
@@ -27,12 +25,12 @@ import tensoropt.search.problem as problem_module
 from tensoropt.search import track_frontier, track_union
 from tensoropt.search.program import Builder
 from tensoropt.search.sources import VertexSource
+from tests.benchmarks.machine import dated, machine, write
 from tests.benchmarks.search.baselines import OutOfTimeError, plain_tracking
 from tests.benchmarks.search.budget_baselines import binned, integer_program, lambda_bisection
 from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
 from tests.benchmarks.search.report import markdown, plots
 
-FOLDER = Path(__file__).parents[1] / "results" / "search"
 PLAIN_LIMIT_S = float(os.environ.get("TENSOROPT_BENCH_LIMIT_S", "25"))
 PROGRAM_LIMIT_S = 1.6 * PLAIN_LIMIT_S
 PLAIN_MESH = (Axis(4, 2e10), Axis(4))
@@ -41,26 +39,6 @@ EIGHT = (Axis(2, 2e10), Axis(4))
 
 
 GIANT = {"batch": 1024, "sequence": 4096, "width": 16384, "heads": 128, "vocabulary": 128256}
-
-
-def machine() -> dict:
-    model = next(
-        (
-            x.split(":")[1].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in x
-        ),
-        "",
-    )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return {
-        "processor": model or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "load_at_start": round(os.getloadavg()[0], 2),
-    }
 
 
 def timed(graph, repeats: int = 3, **settings):
@@ -348,13 +326,6 @@ def scaling(quick: bool) -> list[dict]:
 SECTIONS = {f.__name__: f for f in (published, large, zoo, ablation, budgets, scaling, union)}
 
 
-def write(folder: Path, results: dict) -> None:
-    stem = folder / "search"
-    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(results) + "\n")
-    stem.with_suffix(".svg").write_text(plots(results) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; default: all")
@@ -363,8 +334,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
-    folder = options.out or (Path("out/search") if options.quick else FOLDER)
-    folder.mkdir(parents=True, exist_ok=True)
+    stem = dated("search", "search", quick=options.quick, out=options.out)
     results: dict = {"date": str(datetime.date.today()), "machine": machine()}
     track_frontier(rnn(2, PLAIN_MESH))  # compile or load the kernels
     begin = time.perf_counter()
@@ -377,8 +347,8 @@ def main() -> None:
             results[name] = [{"error": f"{type(error).__name__}: {error}"}]
         results["machine"]["load_at_end"] = round(os.getloadavg()[0], 2)
         results["machine"]["seconds_in_all"] = round(time.perf_counter() - begin)
-        write(folder, results)
-    print(f"[{time.perf_counter() - begin:.0f} s] written to {folder}/search.json, .md and .svg", flush=True)
+        write(stem, results, markdown(results, stem.name), plots(results))
+    print(f"[{time.perf_counter() - begin:.0f} s] written to {stem}.json, .md and .svg", flush=True)
 
 
 if __name__ == "__main__":

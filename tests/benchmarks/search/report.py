@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
+from tests.benchmarks.machine import described
+
 Series = dict[str, list[tuple[float, float]]]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f", "#b8860b")
 WIDTH, HEIGHT, LEFT, TOP, KEY = 360, 260, 60, 40, 190
 
 
-def markdown(results: dict) -> str:
-    """One table per section."""
-    machine = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in results["machine"].items())
+def markdown(results: dict, stem: str) -> str:
+    """One table per section; ``stem`` names the picture beside it."""
+    machine = described(results["machine"])
     lines = [f"# Search, {results['date']}", "", f"Machine: {machine}.", ""]
-    lines += ["![search time against layers, configurations and points](search.svg)", ""]
+    lines += [f"![search time against layers, configurations and points]({stem}.svg)", ""]
     for section, rows in ((k, v) for k, v in results.items() if isinstance(v, list)):
         columns = list(dict.fromkeys(c for row in rows for c in row))
         lines += [f"## {section}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]

@@ -28,7 +28,18 @@ window.dash_clientside = window.dash_clientside || {};
     return pairs.length ? "?" + pairs.join("&") : "";
   }
 
+  // After which a question about the jobs is asked again though the last one has no answer.
+  const JOBS_PATIENCE_MS = 30000;
+
   window.dash_clientside.tensoropt = {
+    // Each second, but one question at a time: a browser drops the answer to a question that was asked again, so
+    // that a server slower than the clock would never be heard.
+    ask: function (ticks, told, asked) {
+      const open = asked && told !== asked.n;
+      if (open && Date.now() - asked.at < JOBS_PATIENCE_MS) return SAME();
+      return { n: ticks, at: Date.now() };
+    },
+
     scheme: function (clicks, chosen) {
       const system = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
       let now = chosen || system;

@@ -124,12 +124,13 @@ def _register_jobs(app: Dash, context: Context) -> None:
     @app.callback(
         Output("jobs", "children"),
         Output("finished", "data"),
-        Input("tick", "n_intervals"),
+        Output("told", "data"),
+        Input("asked", "data"),
         Input("page", "data"),
         Input({"job": ALL, "do": ALL}, "n_clicks"),
         State("finished", "data"),
     )
-    def report(_: Any, page: Any, clicks: Any, finished: Any) -> Any:
+    def report(question: Any, page: Any, clicks: Any, finished: Any) -> Any:
         """Every second while the page is shown; the list of explorations follows what has finished."""
         asked = ctx.triggered_id
         if context.jobs is not None and isinstance(asked, dict) and any(t["value"] for t in ctx.triggered):
@@ -140,10 +141,11 @@ def _register_jobs(app: Dash, context: Context) -> None:
         jobs = context.jobs.jobs() if context.jobs is not None else []
         done = [j.id for j in jobs if j.state == "done"]
         news = no_update if done == finished else done
+        number = question.get("n") if isinstance(question, dict) else None
         if page != "explore":
-            return no_update, news
+            return no_update, news, number
         if not jobs:
-            return empty("No jobs yet", "Choose a model and a cluster, then press Explore."), news
+            return empty("No jobs yet", "Choose a model and a cluster, then press Explore."), news, number
         now = time.time()
         assert context.jobs is not None
         manager, left = context.jobs, context.jobs.results()
@@ -151,7 +153,7 @@ def _register_jobs(app: Dash, context: Context) -> None:
         for job in jobs[:SHOWN_JOBS]:
             keys = tuple(key for key, _ in left if key.startswith(f"job-{job.id}"))
             cards.append(_card(job_card(job, now, keys), manager.log(job.id)))
-        return cards, news
+        return cards, news, number
 
 
 def _card(job: JobCard, log: str) -> Any:

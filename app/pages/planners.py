@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.detail import recorded_of
@@ -44,6 +44,7 @@ def layout(context: Context) -> Any:
         start,
         html.Div(id="beside-said", className="said-below", **aria(live="polite")),
         dcc.Store(id="beside-job"),
+        dcc.Store(id="beside-told"),
         title="Published planners",
         names="later",
     )
@@ -68,28 +69,45 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
+    # Alone, without the clock: a browser drops the answer of a callback that was asked again meanwhile, and
+    # this one is the only one that knows which job it started.
     @app.callback(
-        Output("beside-said", "children"),
         Output("beside-job", "data"),
         Input("beside-start", "n_clicks"),
-        Input("tick", "n_intervals"),
         State("beside", "value"),
-        State("beside-job", "data"),
         State("state", "data"),
-        State("page", "data"),
         prevent_initial_call=True,
     )
-    def run(clicks: Any, _: Any, names: Any, id: Any, held: Any, page: Any) -> Any:
-        """Start the job, then say every second how it is going."""
-        if ctx.triggered_id == "beside-start" and clicks:
-            try:
-                id = jobs.submit(_wanted(context, view_of(held), names)).id
-            except TensorOptError as error:
-                return note(str(error), "error"), None
-        elif page != "frontier":
+    def start(clicks: Any, names: Any, held: Any) -> Any:
+        if not clicks:
+            return no_update
+        try:
+            return {"id": jobs.submit(_wanted(context, view_of(held), names)).id}
+        except TensorOptError as error:
+            return {"refused": str(error), "click": clicks}
+
+    @app.callback(
+        Output("beside-said", "children"),
+        Output("beside-told", "data"),
+        Input("beside-job", "data"),
+        Input("told", "data"),
+        State("beside-told", "data"),
+        prevent_initial_call=True,
+    )
+    def say(started: Any, _: Any, told: Any) -> Any:
+        """How the job is going, asked every second; said again only when it is something new."""
+        if not isinstance(started, dict):
             return no_update, no_update
-        job = next((j for j in jobs.jobs() if j.id == id), None)
-        return (no_update, no_update) if job is None else (_words(job), job.id if job.active else None)
+        if "refused" in started:
+            news, words = ["refused", started.get("click")], note(str(started["refused"]), "error")
+        else:
+            job = next((j for j in jobs.jobs() if j.id == started.get("id")), None)
+            if job is None:
+                return no_update, no_update
+            stage = job.stages[-1] if job.stages else None
+            news = [job.id, job.state, *((stage.name, stage.done, stage.total) if stage else ())]
+            words = _words(job)
+        return (no_update, no_update) if news == told else (words, news)
 
 
 def _wanted(context: Context, view: View, names: Any) -> Beside:

@@ -36,6 +36,8 @@ def layout(context: Context) -> Any:
         dcc.Store(id="written"),
         dcc.Store(id="drawn"),
         dcc.Store(id="finished"),
+        dcc.Store(id="asked"),
+        dcc.Store(id="told"),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
     pages = {
@@ -111,6 +113,13 @@ def register(app: Dash, context: Context) -> None:
         State("chosen-scheme", "data"),
     )
     browser("page", Output("page", "data"), Output("narrow", "data"), Input("url", "pathname"))
+    browser(
+        "ask",
+        Output("asked", "data"),
+        Input("tick", "n_intervals"),
+        State("told", "data"),
+        State("asked", "data"),
+    )
     browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
     browser(
         "split",

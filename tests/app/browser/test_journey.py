@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,30 @@ def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable
     first.click(".job button:has-text('cancel') >> nth=0")
     second.wait_for_selector(".job .state-cancelled")
     assert second.locator(".job .state-running").count() == 1
+
+
+@pytest.fixture
+def slow(explorations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A dashboard that takes longer to answer than the page waits before it asks again."""
+    monkeypatch.setattr("tensoropt_app.pages.planners.recorded_of", lambda _: None)  # needs none here
+    with running(tmp_path / "home", explorations, workers_app.quick) as found:
+        for name in ("submit", "jobs"):
+            monkeypatch.setattr(found.jobs, name, after(1.5, getattr(found.jobs, name)))
+        yield found
+
+
+def after(seconds: float, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def late(*args: Any) -> Any:
+        time.sleep(seconds)
+        return answer(*args)
+
+    return late
+
+
+def test_a_slow_server_is_heard(slow: Any, opened: Callable[..., Any]) -> None:
+    page = opened(slow.url(query="x=opened-small"))
+    page.wait_for_selector("#card-title")
+    page.click("#beside-start")
+    page.wait_for_selector("text=open the frontier with its marks")
+    page.click("#nav-explore")
+    page.wait_for_selector(".job .state-done")

@@ -49,6 +49,14 @@ window.dash_clientside = window.dash_clientside || {};
       return [now, now, now === "dark" ? "Light" : "Dark", clicks ? now : chosen || SAME()];
     },
 
+    // Which controls fired, the latest last.
+    fired: function () {
+      const values = Array.from(arguments);
+      const known = values[values.length - 1] || [];
+      const now = window.dash_clientside.callback_context.triggered.map((t) => t.prop_id);
+      return known.filter((name) => !now.includes(name)).concat(now);
+    },
+
     page: function (path) {
       const name = (path || "").replace(/^\/+|\/+$/g, "");
       const page = ["explore", "frontier", "plan", "export"].includes(name) ? name : "frontier";

@@ -27,6 +27,9 @@ def layout(context: Context) -> Any:
         [
             html.H1("Frontier", className="unseen"),
             html.Div(id="frontier-empty"),
+            dcc.Store(id="handled"),
+            dcc.Store(id="filled"),
+            dcc.Store(id="fired"),
             html.Div(
                 [
                     html.Div(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, Patch, State, ctx, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
 
@@ -63,24 +63,37 @@ def _register_events(app: Dash, context: Context) -> None:
         *(Input(name, "n_clicks") for name in BUTTONS),
     ]
 
+    app.clientside_callback(
+        ClientsideFunction("tensoropt", "fired"),
+        Output("fired", "data"),
+        inputs,
+        State("fired", "data"),
+        prevent_initial_call=True,
+    )
+
     @app.callback(
         Output("state", "data"),
         Output("budget-text", "error"),
         Output("target-text", "error"),
         Output("answered", "data"),
+        Output("handled", "data"),
         inputs,
         State("state", "data"),
+        State("handled", "data"),
+        State("filled", "data"),
+        State("fired", "data"),
         State("budget-text", "value"),
         State("target-text", "value"),
         State("click-mode", "value"),
     )
     def change(*values: Any) -> Any:
-        held, budget_text, target_text, mode = values[len(inputs) :]
-        fired = {item["prop_id"].rpartition(".")[0]: item["value"] for item in ctx.triggered}
+        held, handled, filled, order, budget_text, target_text, mode = values[len(inputs) :]
+        now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
+        fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
         if held is None or "url" in fired:
             opened = _from_url(context, values[0])
             news = no_update if held is not None and opened == view_of(held) else stored(opened)
-            return news, None, None, no_update
+            return news, None, None, _number(fired.get("key")), now
         view = view_of(held)
         if fired.get("exploration"):
             view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
@@ -90,8 +103,36 @@ def _register_events(app: Dash, context: Context) -> None:
         return (
             no_update if view == view_of(held) else stored(view),
             *(errors.get(name) for name in typed),
-            _number(fired["key"]) if "key" in fired else no_update,
+            _number(fired.get("key")),
+            now,
         )
+
+
+def unhandled(
+    now: Mapping[str, Any], handled: Any, filled: Any, order: Any, triggered: Sequence[str]
+) -> dict[str, Any]:
+    """The values of the controls that fired and had no answer yet, by control, the latest last.
+
+    A browser drops the answer to a question that is asked again meanwhile: on a slow server, that to a click
+    which another control followed. What that click did is still there, as a value that no answer has handled.
+
+    Args:
+        now: values by ``control.property``.
+        handled: the same as the last answer that arrived found them; None before the first.
+        filled: the same as the page itself set them.
+        order: the names as they fired since the page was opened.
+        triggered: what fired this time.
+    """
+    known = handled if isinstance(handled, Mapping) else now
+    shown = filled if isinstance(filled, Mapping) else {}
+    missed = [
+        name
+        for name, value in now.items()
+        if name not in triggered and value not in (known.get(name), shown.get(name))
+    ]
+    if isinstance(order, list):
+        missed.sort(key=lambda name: order.index(name) if name in order else -1)
+    return {name.rpartition(".")[0]: now[name] for name in (*missed, *triggered) if name in now}
 
 
 def _number(key: Any) -> Any:
@@ -154,6 +195,7 @@ def _register_controls(app: Dash, context: Context) -> None:
         *(Output(n, "value", allow_duplicate=True) for n in controls),
         *(Output(n, p) for n, p in scales),
         *(Output(n, "data") for n in filters),
+        Output("filled", "data"),
         Input("state", "data"),
         *(State(n, "value") for n in controls),
         *(State(n, p) for n, p in scales),
@@ -164,12 +206,14 @@ def _register_controls(app: Dash, context: Context) -> None:
         view, values, limits = view_of(held), have[: len(controls)], have[len(controls) :]
         data = context.frontier(view)
         if data is None:
-            return (view.exploration, *[no_update] * (len(controls) + len(scales) + len(filters) - 1))
+            kept = [no_update] * (len(controls) + len(scales) + len(filters) - 1)
+            return view.exploration, *kept, {"exploration.value": view.exploration}
         wanted, ranges = _wanted(view, data)
         return (
             *(no_update if old == wanted[n] else wanted[n] for n, old in zip(controls, values, strict=True)),
             *(no_update if old == ranges[n] else ranges[n] for n, old in zip(scales, limits, strict=True)),
             *(data.filters()[n.removeprefix("filter-")] for n in filters),
+            {f"{n}.value": wanted[n] for n in controls},
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tensoropt_app.pages import frontier_callbacks
 
 PIXEL = """([x, y]) => {
   const plot = document.querySelector('#graph .js-plotly-plot'), l = plot._fullLayout;
@@ -68,6 +70,24 @@ def test_keys_pressed_faster_than_answers_come_all_count(site: Any, opened: Call
     for key in ("ArrowRight",) * 23 + ("PageUp",) * 3 + ("ArrowLeft",) * 6:
         page.keyboard.press(key)
     page.wait_for_selector(f"#card-title:text-matches('Point {500 + 23 + 30 - 6} of')")
+
+
+def test_clicks_faster_than_answers_all_count(
+    site: Any, opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*values: Any) -> Any:
+        time.sleep(1.0)
+        return applied(*values)
+
+    page = drawn(opened(site.url(query="x=opened-small&point=4")), "Point 4 of 8")
+    applied = frontier_callbacks._applied
+    monkeypatch.setattr(frontier_callbacks, "_applied", late)
+    page.click("#compare-this")
+    page.click("#pick-leanest")
+    page.click("text=log memory")
+    page.wait_for_selector("#card-title:text-matches('Point 0 of 8')")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.layout.xaxis.type === 'log'")
+    page.wait_for_function("location.search.includes('other=4')")
 
 
 def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened: Callable[..., Any]) -> None:

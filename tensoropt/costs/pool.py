@@ -33,6 +33,8 @@ from tensoropt.errors import MeasurementError
 _WORKER = "from tensoropt.costs.rank_worker import main; main()"
 _GRACE_S = 3.0  # how long the other ranks may take to answer once one has failed
 _EXIT_S = 2.0  # how long an idle worker may take to leave
+_STACK_S = 5.0  # how long hanging workers may take to write where they stand
+_OUTERMOST = "in <module>"  # of a stack, whose last line this ends
 _LOG_TAIL = 2000  # characters of a worker's own output that an error shows
 
 
@@ -72,6 +74,14 @@ class _Worker:
         self.connection.close()
         with contextlib.suppress(OSError):
             os.close(self.lifeline)
+
+    def write_stack(self, deadline: float) -> None:
+        """Have faulthandler write to the log where the worker stands; waits for it."""
+        known = len(self.output())
+        with contextlib.suppress(OSError):
+            self.process.send_signal(signal.SIGUSR1)
+        while _OUTERMOST not in self.output()[known:] and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def output(self) -> str:
         try:
@@ -347,10 +357,9 @@ class RankPool:
         return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
 
     def _hang(self, ranks: list[int], what: str, timeout_s: float) -> RankError:
-        for rank in ranks:  # faulthandler writes the stack to the worker's log
-            with contextlib.suppress(OSError):
-                self._workers[rank].process.send_signal(signal.SIGUSR1)
-        time.sleep(0.3)
+        deadline = time.monotonic() + _STACK_S
+        for rank in ranks:
+            self._workers[rank].write_stack(deadline)
         named = ", ".join(str(rank) for rank in ranks)
         return RankError(
             f"rank {named} did not finish {what} within {timeout_s:g} s; raise timeout_s or look where it"

@@ -1,11 +1,13 @@
 """Scale on paper: Llama-3-405B on 64 to 16,384 H100s, beside what was published of that job. Not a test.
 
-    python -m tests.benchmarks.papers.scale [--quick] [devices ...]
+    python -m tests.benchmarks.papers.scale [--quick] [--all-meshes] [devices ...]
 
 The job of the Llama 3 paper (arXiv 2407.21783, table 4): sequences of 8,192 tokens, 2,048 of them in a step
 (16 million tokens), bfloat16 with Adam; the same step on every number of DGX H100 nodes. Nothing is run:
-seconds are data sheets'. Results: tests/benchmarks/results/papers/DATE-scale.{json,md,svg}, written after
-each cluster; ``--quick`` takes two layers and 64 devices and writes into out/papers.
+seconds are data sheets'. Searched is the mesh nodes x GPUs of a node; ``--all-meshes`` adds those that are
+flat or cut one of the two again (seven more: 11,188 pieces of work instead of some hundreds). Results:
+tests/benchmarks/results/papers/DATE-scale.{json,md,svg}, written after each cluster; ``--quick`` takes two
+layers and 64 devices and writes into out/papers.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import argparse
 import resource
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tensoropt import zoo
 from tensoropt.api import explore
+from tensoropt.cluster import Cluster
 from tensoropt.console import Progress
 from tensoropt.plan import Exploration
 from tests.benchmarks.charts import Chart, figure
@@ -27,19 +31,41 @@ DEVICES = (64, 256, 1024, 16384)
 PER_NODE, CAPACITY_BYTES = 8, 80 * 2**30
 BATCH, SEQUENCE = 2048, 8192
 POINTS, EPSILON = 200, 0.005
+BYTES_PER_PARAMETER = 16
+"""A float32 parameter, its gradient and Adam's two moments."""
 PUBLISHED = {
-    16384: "TP 8 in the node, PP 16, DP 128 (FSDP), batch 16 per DP group, 400 TFLOP/s per GPU",
+    1024: "tensor parallelism 8, pipeline 8, context 2, the rest data parallel (NVIDIA's recipe "
+    "`llama31_405b_pretrain_1024gpu_h100_bf16_config` of Megatron Bridge)",
+    16384: "tensor parallelism 8 in the node, pipeline 16, data parallelism 128 with sharded states, "
+    "400 TFLOP/s per GPU (Llama 3 paper, table 4)",
 }
-"""Grattafiori et al., table 4: the row of 16,384 GPUs with sequences of 8,192."""
+OF_NODES = {"pin": [{"operators": "*cross_entropy*", "axes": {
+    axis: ["none", "d0.0", "d0.1", "classes"] for axis in ("node", "gpu")
+}}]}  # fmt: skip
+"""Forbids nothing (these are all the loss' dims), but holds on a mesh with just these axes only."""
+MEANING = {
+    "batch": ("d0", "d0.0", "batch0"),
+    "sequence": ("d1", "d0.1", "queries"),
+    "features": ("d2", "out_features", "in_features", "heads", "vocabulary", "classes", "hidden"),
+    "whole": ("none", "partial", "partial_grad"),
+}
+"""What splitting a dim of this model's operators amounts to."""
+
+
+def meaning(label: str) -> str:
+    """``in_features.1@S(0)`` is a split of features."""
+    plain = label.partition("@")[0]
+    stem = plain.partition(".")[0]
+    return next((name for name, labels in MEANING.items() if plain in labels or stem in labels), label)
 
 
 def micro_batches(devices: int) -> tuple[int, ...]:
-    """Counts that leave each node one sequence at a time, and four."""
+    """Counts that leave each node, or each GPU, one sequence at a time."""
     most = max(1, BATCH * PER_NODE // devices)
-    return tuple(sorted({most, max(1, most // 4)}))
+    return tuple(sorted({most, max(1, most // PER_NODE)}))
 
 
-def measure(devices: int, layers: int | None) -> dict[str, Any]:
+def measure(devices: int, layers: int | None, all_meshes: bool) -> dict[str, Any]:
     built = zoo.build(
         "llama3-405b", device="meta", batch=BATCH, sequence=SEQUENCE, **({"layers": layers} if layers else {})
     )
@@ -47,13 +73,17 @@ def measure(devices: int, layers: int | None) -> dict[str, Any]:
     found = explore(
         built.model, built.args, built.kwargs, cluster=f"dgx-h100x{devices // PER_NODE}", dtype="bfloat16",
         micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS, source="zoo:llama3-405b",
-        progress=Progress(),
+        constraints=None if all_meshes else OF_NODES, progress=Progress(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     fits = [i for i, p in enumerate(found.points) if p.memory_bytes <= CAPACITY_BYTES]
     chosen = fits[-1] if fits else 0
     return {
+        "key": f"{devices}{', all meshes' if all_meshes else ''}",
         "devices": devices,
+        "all_meshes": all_meshes,
+        "state_bytes": BYTES_PER_PARAMETER * built.parameter_count / devices,
+        "spaces": len(found.spaces),
         "micro_batches": micro_batches(devices),
         "points": len(found.points),
         "worst_gap": max(p.gap for p in found.points),
@@ -72,13 +102,24 @@ def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
     """What a plan does: its mesh, which dims its axes split, where parameters live."""
     point, plan = found.points[index], found.plan(index)
     tokens = BATCH * SEQUENCE
-    splits = {
-        axis: Counter(of.axes.get(axis, "none") for of in plan.operators.values()).most_common(6)
-        for axis in plan.mesh.names
+    space = found.spaces[point.space]
+    rows: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+    for name, of in plan.operators.items():
+        owned = space.groups[name]["parameters"]
+        role = space.keys[owned[0]].split(".")[-2] if owned else name.rstrip("0123456789").rstrip("_")
+        splits = tuple(of.axes.get(axis, "none") for axis in plan.mesh.names)
+        rows.setdefault(role, []).append((splits, plan.parameters[owned[0]].stored if owned else ()))
+    usual = {role: Counter(of).most_common(1)[0] for role, of in rows.items()}
+    layers = max(map(len, rows.values()))
+    meant = {
+        axis: Counter(
+            meaning(splits[i])
+            for role, of in rows.items()
+            if role.endswith("_proj") or "attention" in role
+            for splits, _ in of
+        ).most_common()
+        for i, axis in enumerate(plan.mesh.names)
     }
-    stored = Counter(
-        ", ".join(of.stored) for of in plan.parameters.values()
-    ).most_common(4)  # fmt: skip
     return {
         "memory_bytes": point.memory_bytes,
         "memory_split": list(point.memory),
@@ -90,9 +131,27 @@ def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
         "axes": dict(zip(plan.mesh.names, plan.mesh.shape, strict=True)),
         "micro_batches": plan.micro_batches,
         "recomputed_regions": len(plan.recomputed),
-        "splits": {axis: [list(pair) for pair in pairs] for axis, pairs in splits.items()},
-        "stored": [list(pair) for pair in stored],
+        "layers": layers,
+        "collectives": [list(of) for of in point.collectives],
+        "hops": hops(point.collectives, plan.mesh.shape, Cluster.from_dict(found.cluster)),
+        "usual": {
+            role: {"splits": splits, "stored": stored, "so": count, "of": len(rows[role])}
+            for role, ((splits, stored), count) in usual.items()
+        },
+        "meaning": meant,
         "tflops_per_device": 6 * parameters * tokens / point.time_s / found.devices / 1e12,
+    }
+
+
+def hops(collectives: Sequence[Sequence[Any]], shape: Sequence[int], cluster: Cluster) -> dict[str, float]:
+    """How many collectives run over nodes, and the seconds that the hops of their rings alone take."""
+    over_nodes = [(kind, count) for kind, axes, _, count in collectives if list(axes) == [0]]
+    passes = sum(count * (2 if kind == "all_reduce" else 1) for kind, count in over_nodes)
+    latency_s = cluster.levels[0].link.latency_s
+    return {
+        "collectives": sum(count for _, count in over_nodes),
+        "hop_s": latency_s,
+        "seconds": passes * (shape[0] - 1) * latency_s,
     }
 
 
@@ -100,11 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("devices", nargs="*", type=int, help="numbers of GPUs; default: all four")
     parser.add_argument("--quick", action="store_true", help="two layers on 64 devices, to see that it works")
+    parser.add_argument("--all-meshes", action="store_true", help="also flat meshes and those of three axes")
     options = parser.parse_args()
     about = {"batch": BATCH, "sequence": SEQUENCE, "epsilon": EPSILON}
     results = Results("papers", "scale", about, quick=options.quick)
     for devices in options.devices or (DEVICES[:1] if options.quick else DEVICES):
-        results.add("devices", measure(devices, 2 if options.quick else None))
+        results.add("key", measure(devices, 2 if options.quick else None, options.all_meshes))
+        results.data["rows"].sort(key=lambda row: (row["devices"], row["all_meshes"]))
         results.write(markdown(results.data, results.stem.name), picture(results.data))
         print(markdown(results.data, results.stem.name), flush=True)
 
@@ -116,59 +177,71 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         f"![frontiers]({stem}.svg)",
         "",
         f"One step of {BATCH:,} sequences of {SEQUENCE:,} tokens, bfloat16 with float32 master weights,",
-        "Adam; DGX H100 nodes. Nothing was run: seconds are data-sheet figures. TFLOP/s count 6 FLOP per",
-        "parameter and token. Exploring: seconds on a machine with the load below, and CPU seconds.",
+        "Adam; DGX H100 nodes, mesh nodes x GPUs of a node. Nothing was run: seconds are data-sheet figures.",
+        "TFLOP/s count 6 FLOP per parameter and token. Searched in: seconds and CPU seconds, from the module",
+        "to the judged frontier, and the load of the machine when it was done.",
         "",
         f"Machine: {described(data['machine'])}.",
         "",
         "| GPUs | points | fit 80 GiB | least memory | chosen: memory, step | TFLOP/s per GPU |"
-        " mesh, micro-batches | explored in (CPU) | peak |",
+        " mesh, micro-batches | searched in (CPU), load | peak memory |",
         "|" + " --- |" * 9,
     ]
     for row in data["rows"]:
         one = row["chosen"]
         cells = [
-            f"{row['devices']:,}",
+            f"{row['devices']:,}{', all meshes' if row['all_meshes'] else ''}",
             f"{row['points']}, gap at most {row['worst_gap']:.2%}",
             str(row["points_that_fit"]),
             f"{row['frontier'][0][0] / 2**30:.1f} GiB",
             f"{one['memory_bytes'] / 2**30:.1f} GiB, {one['time_s']:.1f} s",
             f"{one['tflops_per_device']:.0f}",
             f"{one['mesh']}, {one['micro_batches']}",
-            f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s)",
+            f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s), {row['load']:.0f}",
             f"{row['peak_mib'] / 1024:.1f} GiB",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "*Chosen*: the fastest plan that fits 80 GiB, else the leanest.", ""]
     for row in data["rows"]:
-        lines += [f"## {row['devices']:,} GPUs", "", *_words(row), ""]
+        lines += [f"## {row['key']} GPUs", "", *_words(row), ""]
     return "\n".join(lines)
 
 
 def _words(row: dict[str, Any]) -> list[str]:
-    one = row["chosen"]
-    lines = [
-        f"- axis `{axis}` of {one['axes'][axis]}: "
-        + ", ".join(f"{dim} ({count} groups)" for dim, count in pairs)
-        for axis, pairs in one["splits"].items()
-    ]
-    lines.append(
-        "- parameters stored (micro-batches, then axes): "
-        + "; ".join(f"{stored} ({count})" for stored, count in one["stored"])
-    )
+    one, lines = row["chosen"], []
+    if not row["points_that_fit"]:
+        lines.append(
+            f"- does not fit: parameters, gradients and Adam's state alone are "
+            f"{row['state_bytes'] / 2**30:.0f} GiB per GPU, however they are spread"
+        )
+    for axis, counts in one["meaning"].items():
+        total = sum(count for _, count in counts)
+        shares = ", ".join(f"{name} {count / total:.0%}" for name, count in counts)
+        lines.append(f"- axis `{axis}` of {one['axes'][axis]}: products and attention split {shares}")
     lines.append(
         f"- {one['recomputed_regions']} blocks recomputed; {one['compute_s']:.1f} s compute, "
         f"{one['exposed_s']:.1f} s of {one['communication_s']:.1f} s communication waited for"
     )
+    if "hops" in one and len(one["axes"]) == 2:
+        nodes, _ = one["axes"].values()
+        of = one["hops"]
+        lines.append(
+            f"- {of['collectives']:,} collectives run over the nodes; the {nodes - 1:,} hops of "
+            f"{1e6 * of['hop_s']:.1f} µs in each of their rings are {of['seconds']:.1f} s of that"
+        )
     if row["devices"] in PUBLISHED:
-        lines.append(f"- published (Llama 3 paper, table 4): {PUBLISHED[row['devices']]}")
+        lines.append(f"- published: {PUBLISHED[row['devices']]}")
+    head = ["layer's", *(f"`{axis}`" for axis in one["axes"]), "stored (micro-batches, axes)", "so"]
+    lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for role, of in one["usual"].items():
+        lines.append(
+            f"| {role} | {' | '.join(of['splits'])} | {', '.join(of['stored'])} | {of['so']} of {of['of']} |"
+        )
     return lines
 
 
 def picture(data: dict[str, Any]) -> str:
-    stairs = {
-        f"{row['devices']:,} GPUs": [(m / 2**30, t) for m, t in row["frontier"]] for row in data["rows"]
-    }
+    stairs = {f"{row['key']} GPUs": [(m / 2**30, t) for m, t in row["frontier"]] for row in data["rows"]}
     limit = {"80 GiB": CAPACITY_BYTES / 2**30}
     chart = Chart("Llama-3-405B", "memory per GPU, GiB", "step, s", stairs, {}, limit, stairs=True)
     return figure([chart], columns=1)

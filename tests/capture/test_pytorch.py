@@ -222,6 +222,19 @@ def test_equal_constants_are_one():
     assert len(graph.constants) == 1
 
 
+def test_pieces_of_constants_are_constants():
+    def forward(m, x):
+        first, second = torch.arange(16.0).split(8)
+        return (x * m.w * first + second).sum()
+
+    graph = capture(Lambda(forward, w=8), (X,)).graph
+    assert {tuple(value.tolist()) for value in graph.constants.values()} == {
+        tuple(map(float, range(8))),
+        tuple(map(float, range(8, 16))),
+    }
+    assert targets(graph) == ["mul.Tensor", "mul.Tensor", "add.Tensor", "sum"]
+
+
 def test_random_numbers_are_not_folded():
     graph = capture(Lambda(lambda m, x: (x * m.w * torch.rand(8)).sum(), w=8), (X,)).graph
     assert "rand" in targets(graph)

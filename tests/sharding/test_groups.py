@@ -114,6 +114,23 @@ def test_a_tensor_with_several_readers_is_a_hub():
     assert "partial" in labels(graph, "add")  # the residual sum may stay unreduced
 
 
+def test_a_detached_tensor_stays_with_its_maker():
+    """An edge into ``detach`` would be priced with a gradient that never comes back on it."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.a(x)
+            return torch.where(x > 0, x * x, self.b(x))
+
+    graph = group_model(Gated(), torch.randn(4, 8))
+    (detached,) = (op for op in graph.atoms.graph.operators if op.target == "aten.detach.default")
+    assert graph.group_of[detached.name] is graph.group_of["linear"]
+
+
 def test_residual_stream_carries_partial_sums():
     graph = grouped("gpt2")
     adds = [g for g in graph.groups if g.anchor.target == "aten.add.Tensor"]

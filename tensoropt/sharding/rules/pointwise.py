@@ -6,7 +6,7 @@ from tensoropt.graph import Ref, iter_refs
 from tensoropt.sharding.rules.registry import Builder, rule
 
 _LINEAR = """
-    neg.default clone.default
+    neg.default clone.default detach.default
 """
 _NONLINEAR = """
     abs.default acos.default atan.default bitwise_not.default ceil.default clamp.default clamp.Tensor
@@ -25,7 +25,7 @@ _NONLINEAR = """
     le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor logical_and.default logical_or.default
     logical_xor.default bitwise_and.Tensor bitwise_or.Tensor bitwise_and.Scalar bitwise_or.Scalar
     __and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar addcmul.default addcdiv.default
-    lerp.Scalar lerp.Tensor atan2.default fill.Scalar detach.default rsub.Scalar
+    lerp.Scalar lerp.Tensor atan2.default fill.Scalar rsub.Scalar
     multiply.Tensor divide.Tensor true_divide.Tensor max.other min.other fmax.default fmin.default
     clamp_min.Tensor clamp_max.Tensor pow.Tensor_Scalar_out rsub.Tensor asin.default asinh.default
     acosh.default atanh.default sinh.default cosh.default exp2.default log10.default erfinv.default

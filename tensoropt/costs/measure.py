@@ -1,8 +1,9 @@
 """Measuring workloads on this machine's ranks, all ranks at once.
 
 Ranks share caches and memory bandwidth (GPUs: power and the way to the host): a lone measurement is too kind.
-Every rank therefore times the same workload at the same moment, one thread each. What counts is how long the
-slower one takes each time: in a step the other waits for it, at the next collective at the latest.
+Every rank therefore times the same workload at the same moment, one thread each. What counts is the rank that
+is usually slower. The slower one of each repeat would be too much: what holds up one rank here and the other
+there evens out over the operators between two collectives, where ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -23,7 +25,8 @@ from tensoropt.errors import MeasurementError
 from tensoropt.sharding.kernels import SingleDevice
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says."""
+"""A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says; in
+whole laps over its copies."""
 WAYS = ("forward", "backward")
 _ELSEWHERE = "another rank could not run it"
 Progress = Callable[[int, int, str], None]
@@ -65,10 +68,10 @@ def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> 
     if world_size > 1:
         dist.barrier()
     try:
-        given = {name: random_tensor(spec, watch.device) for name, spec, _ in work.inputs}
-        _laps(work, given, training, watch, 1)
-        first = _laps(work, given, training, watch, 1)
-        wanted = int(TARGET_S / max(sum(first["forward"] + first["backward"]), 1e-6))
+        copies = _copies(work, training, watch)
+        _lap(work, copies, training, watch)
+        first = _seconds([_lap(work, copies, training, watch)], watch)
+        wanted = int(TARGET_S / max(sum(first["forward"] + first["backward"]) / len(copies), 1e-6))
         wanted = min(watch.most_repeats, max(MIN_REPEATS, wanted))
     except Exception:
         _agreed(0, world_size, watch)  # the others must not wait for this rank
@@ -76,9 +79,10 @@ def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> 
     repeats = _agreed(wanted, world_size, watch)
     if not repeats:
         return {"error": _ELSEWHERE}
-    found = _laps(work, given, training, watch, repeats)
+    laps = range(ceil(repeats / len(copies)))
+    found = _seconds([_lap(work, copies, training, watch) for _ in laps], watch)
     if watch.also_warm:
-        warm = _laps(work, given, training, watch, repeats, cold=False)
+        warm = _seconds([_lap(work, copies[:1], training, watch, cold=False) for _ in laps], watch)
         found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
     return found
 
@@ -92,41 +96,78 @@ def _agreed(repeats: int, world_size: int, watch: Stopwatch) -> int:
     return int(count)
 
 
-def _laps(
+def _copies(work: Workload, training: bool, watch: Stopwatch) -> list[dict[str, torch.Tensor]]:
+    """What the workload is given, as often as the stopwatch wants it: layers that are alike but for their
+    tensors. Activations it reads are common to all, and made anew for each visit."""
+    given = {name: random_tensor(spec, watch.device) for name, spec, _ in work.inputs}
+    tensors = dict(given)
+    with torch.set_grad_enabled(training):
+        run(work, tensors, SingleDevice())
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    reads = {name for name, _, role in work.inputs if role == "read"}
+    others = range(watch.copies(size) - 1)
+    return [given, *({n: t if n in reads else anew(t) for n, t in given.items()} for _ in others)]
+
+
+def anew(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf with the same content, lying alike in memory of its own."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+Lap = list[tuple[Mark, Mark, Mark, Mark]]
+"""Begin and end of forward, begin and end of backward of each copy."""
+
+
+def _lap(
     work: Workload,
-    given: Mapping[str, torch.Tensor],
+    copies: Sequence[Mapping[str, torch.Tensor]],
     training: bool,
     watch: Stopwatch,
-    repeats: int,
     *,
     cold: bool = True,
-) -> dict[str, list[float]]:
-    """Seconds per direction of each repeat; the device is waited for after the last."""
-    marks = [_once(work, given, training, watch, cold) for _ in range(repeats)]
-    seconds = watch.seconds([span for m in marks for span in ((m[0], m[1]), (m[2], m[3]))])
-    return {"forward": seconds[::2], "backward": seconds[1::2]}
+) -> Lap:
+    """A step of a model made of the copies: forward through all of them, backward in the other order.
+
+    As in a model, what a visit reads was made just before it, and what the copy has of its own was last
+    touched when all others had not been yet.
+    """
+    ways = [_forward(work, own, training, watch, cold) for own in copies]
+    kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
+    lap: Lap = []
+    while ways:
+        start, middle, tensors = ways.pop()
+        results, leaves = differentiable(work, tensors) if training else ([], [])
+        if not results or not leaves:
+            lap.append((start, middle, middle, middle))
+            continue
+        gradients = [torch.ones_like(r) for r in results]
+        if cold:
+            watch.leave_cache()
+        begin = watch.mark()
+        kept.append(torch.autograd.grad(results, leaves, gradients, allow_unused=True))
+        lap.append((start, middle, begin, watch.mark()))
+    return lap
 
 
-def _once(
-    work: Workload, given: Mapping[str, torch.Tensor], training: bool, watch: Stopwatch, cold: bool
-) -> tuple[Mark, Mark, Mark, Mark]:
-    """Begin and end of forward, begin and end of backward; cold: neither finds its tensors in a cache."""
-    tensors = dict(given)
+def _forward(
+    work: Workload, own: Mapping[str, torch.Tensor], training: bool, watch: Stopwatch, cold: bool
+) -> tuple[Mark, Mark, dict[str, torch.Tensor]]:
+    """Begin and end of one copy's forward, and its tensors; without training only what it was given."""
+    tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
     if cold:
         watch.leave_cache()
     with torch.set_grad_enabled(training):
         start = watch.mark()
         run(work, tensors, SingleDevice())
         middle = watch.mark()
-    results, leaves = differentiable(work, tensors) if training else ([], [])
-    if not results or not leaves:
-        return start, middle, middle, middle
-    gradients = [torch.ones_like(r) for r in results]
-    if cold:
-        watch.leave_cache()
-    begin = watch.mark()
-    torch.autograd.grad(results, leaves, gradients, allow_unused=True)
-    return start, middle, begin, watch.mark()
+    return start, middle, tensors if training else {}
+
+
+def _seconds(laps: Sequence[Lap], watch: Stopwatch) -> dict[str, list[float]]:
+    """Of each visit, once the device has done all of them."""
+    marks = [m for lap in laps for m in lap]
+    seconds = watch.seconds([span for m in marks for span in ((m[0], m[1]), (m[2], m[3]))])
+    return {"forward": seconds[::2], "backward": seconds[1::2]}
 
 
 def time_workloads(
@@ -214,14 +255,14 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a workload from what each rank found: ``forward_s`` and ``backward_s`` as they are for
-    the last rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs ``forward_warm_s``
+    """The record of a workload from what each rank found: ``forward_s`` and ``backward_s`` of the slower
+    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs ``forward_warm_s``
     and ``backward_warm_s`` as well; or an ``error``, that of a rank which could not rather than of one that
     was told so."""
     errors = [record for record in ranks if "error" in record]
     if errors:
         return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
-    slowest = {way: [max(t) for t in zip(*(r[way] for r in ranks), strict=True)] for way in ranks[0]}
+    slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in WAYS))
     both = [f + b for f, b in zip(*(slowest[way] for way in WAYS), strict=True)]
     seconds = {f"{way}_s": usual(times) for way, times in slowest.items()}
     return {**seconds, "spread": _spread(both), "repeats": len(both)}

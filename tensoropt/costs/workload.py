@@ -30,7 +30,7 @@ from tensoropt.sharding.resharding import edge_steps
 
 Order = tuple[int, ...]
 """The dims of a tensor from the one with the largest stride to the one with the smallest."""
-VERSION = 5
+VERSION = 6
 """Part of every key; raised when the way of measuring changes."""
 
 

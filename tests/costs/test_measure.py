@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tensoropt.costs import measure as measuring
 from tensoropt.costs.measure import (
     MIN_REPEATS,
     joined,
@@ -15,7 +16,7 @@ from tensoropt.costs.measure import (
     usual,
 )
 from tensoropt.costs.pool import RankPool
-from tensoropt.costs.stopwatch import WallClock
+from tensoropt.costs.stopwatch import CACHE_BYTES, MOST_COPIES, WallClock
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import TensorSpec, Workload
 from tensoropt.errors import MeasurementError
@@ -71,7 +72,7 @@ def test_measures_forward_and_backward(pool, store):
     for record in records.values():
         assert 0 < record["forward_s"] < 1
         assert 0 < record["backward_s"] < 1
-        assert MIN_REPEATS <= record["repeats"] <= WallClock.most_repeats
+        assert MIN_REPEATS <= record["repeats"] < WallClock.most_repeats + MOST_COPIES  # whole laps
         assert record["spread"] >= 0
     assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
     assert seen[0][:2] == (0, 2)
@@ -157,13 +158,58 @@ def test_a_batch_that_breaks_the_ranks_is_tried_one_by_one(pool, store):
     assert records[works[2].key]["forward_s"] > 0
 
 
-def test_the_slower_rank_counts_each_time():
+def test_the_slower_rank_counts():
     one = {"forward": [1.0, 4.0, 1.0, 4.0], "backward": [2.0] * 4}
     other = {"forward": [3.0, 2.0, 3.0, 2.0], "backward": [1.0] * 4}
     record = joined([one, other])
-    assert (record["forward_s"], record["backward_s"]) == (3.5, 2.0)
+    assert (record["forward_s"], record["backward_s"]) == (2.5, 2.0)
     assert record["repeats"] == 4
     assert joined([one, {"error": "no"}, other]) == {"error": "no"}
+
+
+class Counting(WallClock):
+    """Counts instead of telling the time."""
+
+    def __init__(self, copies: int):
+        self.wanted = copies
+        self.marks = 0
+
+    def copies(self, size_bytes: int) -> int:
+        assert size_bytes == 4 * (8 * 16 + 32 * 16 + 8 * 32)
+        return self.wanted
+
+    def mark(self) -> float:
+        self.marks += 1
+        return float(self.marks)
+
+
+def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
+    """Parameters are each copy's own, what is read is made for each visit; backward starts at the last."""
+    visits = []
+    original = measuring.run
+
+    def noted(work, tensors, context):
+        visits.append({n: tensors[n].data_ptr() for n, _, _ in work.inputs})
+        return original(work, tensors, context)
+
+    monkeypatch.setattr(measuring, "run", noted)
+    work = linear(8, 16, 32)
+    read = next(n for n, _, role in work.inputs if role == "read")
+    copies = measuring._copies(work, True, watch := Counting(3))
+    visits.clear()
+    lap = measuring._lap(work, copies, True, watch)
+    assert [m[0] for m in lap] == [5.0, 3.0, 1.0]
+    assert [m[2] for m in lap] == [7.0, 9.0, 11.0]
+    for name in visits[0]:
+        assert len({visit[name] for visit in visits}) == 3
+        assert (len({c[name].data_ptr() for c in copies}) == 1) == (name == read)
+
+
+@pytest.mark.parametrize(
+    ("size", "copies"), [(1, MOST_COPIES), (CACHE_BYTES // 3, 3), (CACHE_BYTES // 3 + 9, 3), (CACHE_BYTES, 1)]
+)
+def test_copies_fill_the_cache(size, copies):
+    assert WallClock().copies(size) == copies
 
 
 def test_what_was_disturbed_does_not_count():

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from tensoropt.execute.engine import Engine
 from tensoropt.execute.steps import Step
 
 
-class _Totals(MemTracker):
-    """Without statistics of modules, which it refuses to make of one that is called several times
-    (micro-batches)."""
+class NoModules:
+    """Stands where PyTorch's tracker keeps its tracker of modules.
 
-    def _pre_fw_hook(self, module: Any, inputs: Any) -> None: ...
+    That one calls ``register_multi_grad_hook`` with the tensors that a module is called with, to learn when
+    its backward ends. The engine calls its module with the parameters, so the hook holds the gradient of each
+    until all are there; and what somebody else holds, autograd copies instead of taking it over. A step that
+    nobody watches does neither (test_torch_tracker.py shows both).
+    """
 
-    def _post_fw_hook(self, module: Any, inputs: Any, outputs: Any) -> None: ...
+    parents = frozenset({"Global"})
+    is_bw = False
 
-    def _pre_bw_hook(self, module: Any, args: Any) -> None: ...
+    def register_user_hooks(self, *hooks: Any) -> None: ...
 
-    def _post_bw_hook(self, module: Any, args: Any) -> None: ...
+    def clear_user_hooks(self) -> None: ...
+
+    def __enter__(self) -> NoModules:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
 
 
-def torch_peak_bytes(step: Step) -> int:
-    """The most bytes alive in a step, by ``torch.distributed._tools.mem_tracker``; inputs and constants count
-    where an operator gives a view of them.
-
-    While it watches, autograd copies the gradients it accumulates, which otherwise it takes over: up to the
-    largest gradient more, and it may go on doing so, so that a step is to be watched by this one last.
+def torch_peak_bytes(step: Step, modules: Any = None) -> int:
+    """The most bytes alive in a step, inputs and constants left out, by PyTorch's ``mem_tracker``.
 
     Args:
         step: one that was run already, so that the optimizer's state is there.
+        modules: tracks modules, instead of :class:`NoModules`.
     """
-    shards = step.engine.shards
-    tracker = _Totals()
-    tracker.track_external(
-        *shards.leaves.values(), *(flat for _, flat in shards.buckets), *step.optimizer_state()
-    )
+    engine = step.engine
+    # Views of them are seen, so they are counted in any case; then they are taken off.
+    aside = {
+        id(value.untyped_storage()): value
+        for value in itertools.chain(step.inputs, engine.module.buffers(), engine.buffers.values())
+    }
+    shards = engine.shards
+    kept = [*shards.leaves.values(), *(flat for _, flat in shards.buckets), *step.optimizer_state()]
+    if isinstance(engine, Engine):
+        kept += [*engine.runtime.held.values(), *engine.held.waiting.values()]
+    tracker = MemTracker()
+    tracker._mod_tracker = modules or NoModules()
+    tracker.track_external(*kept, *aside.values())
+    del kept  # the step replaces the held copies, so nobody else may keep the old ones
     with tracker:
         step()
     peak = tracker.get_tracker_snapshot("peak")
-    return sum(int(kinds["Total"]) for kinds in peak.values())
+    total = sum(int(kinds["Total"]) for kinds in peak.values())
+    return total - sum(value.untyped_storage().nbytes() for value in aside.values())

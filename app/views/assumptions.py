@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tensoropt.plan.table import timing_words
 from tensoropt.plan.verified import Verified
 
 from ..state import View
@@ -46,7 +47,7 @@ def assumptions(
         Fact("time", "one step by the judge: compute, communication it waits for, idle"),
         Fact("memory", "peak of the largest device, by the judge; inputs and buffers left out"),
         Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
-        Fact("figures", _figures(report)),
+        Fact("figures", timing_words(exploration)),
         *(
             Fact("predicted / measured", line)
             for line in ((fault,) if fault else verified_lines(data, verified))
@@ -83,11 +84,3 @@ def _batch(call: Any) -> int | None:
         if isinstance(value, Mapping) and value.get("tensor"):
             return int(value["tensor"][0])
     return None
-
-
-def _figures(report: Mapping[str, Any]) -> str:
-    measured = report.get("workloads_measured", 0)
-    if not measured:
-        return f"data sheets: no {report.get('device', 'such device')} was here to measure on"
-    spread = report.get("median_spread")
-    return f"{measured} pieces of work measured" + (f", median spread {percent(spread)}" if spread else "")

@@ -133,6 +133,27 @@ def marks_of(exploration: Exploration) -> dict[int, list[str]]:
     return marks
 
 
+def timing_words(exploration: Exploration) -> str:
+    """What was timed; where nothing was, why not, and what the figures rest on instead."""
+    report = exploration.report
+    known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
+    pieces = f"{known} distinct pieces of work"
+    if report.get("median_spread") is not None:
+        pieces += f", median spread {100 * report['median_spread']:.0f} %"
+    if failed:
+        pieces += f", {failed} failed and were ruled out"
+    if known and report.get("timed_now", True):
+        return f"timed: {pieces}"
+    # Timing that nobody wanted says nothing of what is here.
+    refused = exploration.settings.get("measure") == "never"
+    absent = f"{report.get('device', 'the device')} is not here"
+    reason = "timing was refused (--measure never)" if refused else absent
+    bases = [f"the profile store, which knows {pieces}"] if known else []
+    bases += ["a fit to what it knows"] if report.get("fit") else []
+    bases += [] if known or report.get("fit") else ["data sheets"]
+    return f"nothing was timed: {reason}; figures are of {' and '.join(bases)}"
+
+
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     """How well what was timed predicts what was not, by class of operator."""
     if not errors:
@@ -171,20 +192,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
         lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
     notes = [*report.get("notes", []), *(n for s in exploration.spaces for n in s.notes)]
     lines += [f"note: {note}" for note in dict.fromkeys(notes)]
-    measured = report.get("workloads_measured", 0)
-    if measured:
-        spread = report.get("median_spread")
-        when = "timed" if report.get("timed_now", True) else "known from the profile store"
-        text = f"{when}: {measured} distinct pieces of work"
-        if spread is not None:
-            text += f", median spread {100 * spread:.0f} %"
-        if report.get("failed_measurements"):
-            text += f", {report['failed_measurements']} failed and were ruled out"
-        lines.append(text)
-    elif not report.get("fit"):
-        lines.append(
-            f"nothing was timed: {report.get('device', 'the device')} is not here; figures are of data sheets"
-        )
+    lines.append(timing_words(exploration))
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:

@@ -16,6 +16,7 @@ from tensoropt.plan.table import (
     shown_points,
     split_words,
     summary_lines,
+    timing_words,
 )
 from tests.plan.explorations import MIB, point, small_exploration
 
@@ -55,6 +56,35 @@ def test_the_summary_names_what_has_no_rule() -> None:
     assert "aten.odd" in text
     assert "note: a note" in text
     assert "nothing was timed" in text
+
+
+@pytest.mark.parametrize(
+    ("report", "measure", "said"),
+    [
+        ({}, "all", "nothing was timed: T4 is not here; figures are of data sheets"),
+        ({}, "never", "nothing was timed: timing was refused (--measure never); figures are of data sheets"),
+        (
+            {"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]},
+            "never",
+            "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
+            "which knows 3 distinct pieces of work and a fit to what it knows",
+        ),
+        ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures are of a fit"),
+        (
+            {"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1},
+            "all",
+            "timed: 3 distinct pieces of work, median spread 4 %, 1 failed and were ruled out",
+        ),
+    ],
+)
+def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) -> None:
+    found = small_exploration()
+    found = replace(
+        found,
+        report={**found.report, "device": "T4", **report},
+        settings={**found.settings, "measure": measure},
+    )
+    assert timing_words(found).startswith(said)
 
 
 def test_points_as_data_use_the_words_of_the_csv() -> None:

@@ -479,7 +479,7 @@ def _report(
         },
         "split_share_of_flops": split_share,
         "micro_batches_refused": problem.refusal,
-        "notes": [*graph.notes, *_left_out(costs.cluster), *costs.saved_notes(), *notes],
+        "notes": [*graph.notes, *_left_out(costs.cluster), *costs.notes(), *notes],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
         "points_before_judging": played,
         "workloads_measured": len(costs.measured),

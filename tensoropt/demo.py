@@ -13,7 +13,7 @@ from typing import Any
 from tensoropt import api, verify
 from tensoropt.cluster import load_cluster
 from tensoropt.console import Progress, columns
-from tensoropt.costs.source import is_local
+from tensoropt.costs.here import cores_here
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
 from tensoropt.plan.picture import frontier_svg
@@ -39,7 +39,7 @@ def run_demo(
         (data, text, exit code): 1 if a run does not agree with the unsplit model.
     """
     where = load_cluster(cluster)
-    if not is_local(where):
+    if not cores_here(where):
         raise TensorOptError(
             f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: use local:N"
         )

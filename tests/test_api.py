@@ -12,6 +12,9 @@ from torch import nn
 
 import tensoropt
 from tensoropt import zoo
+from tensoropt.api import recost
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan.problem import prepare
@@ -209,3 +212,48 @@ def test_eight_gpus_from_data_sheets(tmp_path):
     assert exploration.devices == 8
     assert {name for p in exploration.frontier for name in p.sources} == {"data sheet"}
     assert len({s.mesh.shape for s in exploration.spaces}) > 1
+
+
+def nodes(between: str) -> Cluster:
+    """Two nodes of two devices, 10 GB/s inside."""
+    links = {
+        "intra_node": {"latency": "5us", "bandwidth": "10GB/s"},
+        "inter_node": {"latency": "5us", "bandwidth": between},
+    }
+    devices = [{"kind": "V100-16GB", "count": 2}]
+    return cluster_from({"devices": devices, "nodes": 2, "links": links}, name=between)
+
+
+def crossing_bytes(plan) -> int:
+    """Bytes of the collectives whose groups have ranks of both nodes."""
+    mesh = Mesh(shape=tuple(plan.mesh.shape))
+    return sum(
+        c.bytes * c.count
+        for c in plan.predicted.collectives
+        if any(len({rank // 2 for rank in group}) > 1 for group in mesh.groups(c.axes))
+    )
+
+
+def test_the_chosen_plan_keeps_off_a_slow_link(tmp_path):
+    """A tenth of the bandwidth between the nodes: within the same memory, less goes there."""
+    layers = [m for _ in range(3) for m in (nn.Linear(512, 512), nn.ReLU())]
+    with ProfileStore(tmp_path / "profile.sqlite") as profile:
+        even = tensoropt.explore(
+            nn.Sequential(*layers),
+            (torch.randn(1024, 512),),
+            loss=lambda y: y.square().mean(),
+            cluster=nodes("10GB/s"),
+            store=profile,
+            micro_batches=(1,),
+            recompute="never",
+            measure="never",
+        )
+        slow, _ = recost(even, cluster=nodes("1GB/s"), store=profile)
+    leanest, spared = slow.frontier[0].memory_bytes, 0
+    for i, point in enumerate(even.frontier):
+        before = even.plan(i)
+        if point.memory_bytes < leanest or not crossing_bytes(before):
+            continue
+        after = slow.choose(memory_bytes=point.memory_bytes)
+        spared += crossing_bytes(after) < crossing_bytes(before)
+    assert spared >= 3

@@ -15,6 +15,10 @@ from tensoropt.cluster.nvml import gpu_cluster
 # for AVX2; one for AVX-512, as many parts have a single 512-bit unit or halve it.
 _FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
 _DEFAULT_HERTZ = 2.5e9
+THIS_MACHINE = "this machine"
+"""The source of a cluster of CPU ranks that was found here, not described by anybody."""
+ANY_CORE = "CPU-core"
+"""The kind that stands for a core of whatever machine asks."""
 
 
 def local_cluster() -> Cluster:
@@ -30,7 +34,7 @@ def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
         name=name or f"local:{ranks}",
         devices=(cpu_kind(ranks),) * ranks,
         levels=(level,),
-        source="this machine",
+        source=THIS_MACHINE,
     )
 
 
@@ -65,7 +69,7 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
 
 def cpu_kind(ranks: int) -> DeviceKind:
     """One core of this machine: peak from its clock and vector width, memory from the machine's total."""
-    base = device_kind("CPU-core")
+    base = device_kind(ANY_CORE)
     model, hertz, flags = _cpu_info()
     flop_per_cycle = next((flop for flag, flop in _FLOP_PER_CYCLE if flag in flags), 8)
     peak = hertz * flop_per_cycle

@@ -7,18 +7,20 @@ Every figure knows its source: ``measured`` (this very workload on these ranks),
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tensoropt.costs.facts import Facts
-from tensoropt.costs.roofline import RooflineCompute
+from tensoropt.costs.roofline import DATA_SHEET, FITTED, RooflineCompute
 from tensoropt.costs.workload import Workload
 from tensoropt.errors import MeasurementError
 
 MEASURED = "measured"
+SOURCES = (MEASURED, FITTED, DATA_SHEET)
+"""Where seconds come from, the most trusted first."""
 
 
 def processor_name() -> str:
@@ -80,3 +82,34 @@ class MeasuredCompute:
         if "error" in record:
             return float("inf"), float("inf")
         return float(record["forward_s"]), float(record["backward_s"])
+
+
+class SlowestCompute:
+    """The pace of a sharded plan on devices of several kinds: each operator's slowest kind, for which the
+    ranks of the others wait.
+
+    Which kind that is differs by operator: one has the fewer FLOP/s, another the slower memory.
+    """
+
+    def __init__(self, kinds: Sequence[MeasuredCompute]):
+        self.kinds = tuple(kinds)
+
+    @property
+    def source(self) -> str:
+        return self._slowest_optimizer.source
+
+    @property
+    def optimizer_s_per_element(self) -> float:
+        return self._slowest_optimizer.optimizer_s_per_element
+
+    @property
+    def _slowest_optimizer(self) -> MeasuredCompute:
+        return max(self.kinds, key=lambda kind: kind.optimizer_s_per_element)
+
+    def source_of(self, work: Workload) -> str:
+        """The least of their sources: measured only where each of them was."""
+        return max((kind.source_of(work) for kind in self.kinds), key=SOURCES.index)
+
+    def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
+        return max(forward), max(backward)

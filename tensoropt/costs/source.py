@@ -1,6 +1,7 @@
 """Where costs come from on a cluster, and the tables made from them.
 
-CPU ranks and GPUs of this machine are measured; hardware that is not here is priced from its data sheet.
+CPU ranks and GPUs of this machine are measured; hardware that is not here is priced from its data sheet. The
+links of a cluster file are what the file says.
 Everything that the search can choose is measured before anything is priced.
 """
 
@@ -16,13 +17,14 @@ import torch
 from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import MeasuredCompute, measurement_prefix
+from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.facts import Facts, find_facts, find_facts_here
+from tensoropt.costs.here import cores_here, links_here
 from tensoropt.costs.links import load_links, measure_links
 from tensoropt.costs.measure import measure, measure_optimizer
 from tensoropt.costs.pool import RankError, RankPool
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.roofline import (
     Efficiencies,
     RooflineCompute,
@@ -32,7 +34,13 @@ from tensoropt.costs.roofline import (
 )
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, known_upkeep, measure_upkeep
+from tensoropt.costs.upkeep import (
+    Upkeep,
+    data_sheet_upkeep,
+    known_upkeep,
+    measure_upkeep,
+    slowest_upkeep,
+)
 from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
@@ -85,7 +93,7 @@ class CostSource:
 
     @property
     def prefix(self) -> str:
-        device = None if is_local(self.cluster) else self.cluster.device.name
+        device = None if cores_here(self.cluster) else self.cluster.device.name
         return measurement_prefix(
             self.cluster.device_count if device is None else 1, 1, self.training, device
         )
@@ -134,6 +142,15 @@ class CostSource:
         share = f"{others} of {len(self.facts)} pieces of work" if self.on_gpu else "all pieces of work"
         return (f"saved tensors are those of CPU kernels for {share}; kernels of GPUs keep some others",)
 
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the figures should know of where they come from."""
+        kinds = [kind.name for kind in self.cluster.device_kinds]
+        mixed = (
+            f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
+            "fits the smallest memory; placed plans have each device's own times"
+        )
+        return (*self.saved_notes(), *((mixed,) if len(kinds) > 1 else ()))
+
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
         if self.pool is None:
@@ -152,12 +169,15 @@ class CostSource:
             )
         )
 
-    def compute(self, device: DeviceKind | None = None) -> MeasuredCompute:
-        """Seconds of workloads.
+    def compute(self) -> ComputeCosts:
+        """Seconds of workloads that all devices run at once, at the pace of the slowest."""
+        kinds = self.cluster.device_kinds
+        if self.pool is not None or len(kinds) == 1:
+            return self.compute_on(self.cluster.device)
+        return SlowestCompute([self.compute_on(kind) for kind in kinds])
 
-        Args:
-            device: another kind than the cluster's slowest; only that one's measurements are known.
-        """
+    def compute_on(self, kind: DeviceKind) -> MeasuredCompute:
+        """Seconds of workloads on one kind of device; measurements are known of one kind per cluster."""
         if self.pool is not None:
             per_element = (
                 measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
@@ -165,7 +185,6 @@ class CostSource:
                 else 0.0
             )
             return MeasuredCompute(self.measured, per_element)
-        kind = device or self.cluster.device
         rest = RooflineCompute(kind, self.settings.optimizer, self.efficiencies)
         records = self.measured if kind == self.cluster.device else {}
         return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
@@ -183,15 +202,18 @@ class CostSource:
 
     def upkeep(self) -> Upkeep:
         if self.pool is None:
-            return known_upkeep(self.store, self.prefix) or data_sheet_upkeep(self.cluster.device)
+            known = known_upkeep(self.store, self.prefix)
+            return known or slowest_upkeep(data_sheet_upkeep(kind) for kind in self.cluster.device_kinds)
         return measure_upkeep(self.pool, self.store, self.prefix)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
         fits = None
-        if self.pool is None and is_local(self.cluster) and mesh.size > 1:
+        if mesh.size == 1 or not links_here(self.cluster):
+            return CommunicationModel(self.cluster, mesh)
+        if self.pool is None and cores_here(self.cluster):
             fits = load_links(self.cluster, mesh, self.store, functional=False)
-        if self.pool is not None and mesh.size > 1:
+        if self.pool is not None:
             fits = measure_links(
                 self.cluster,
                 mesh,
@@ -202,11 +224,6 @@ class CostSource:
                 progress=lambda done, total, what: self.progress("links", done, total, what),
             )
         return CommunicationModel(self.cluster, mesh, fits)
-
-
-def is_local(cluster: Cluster) -> bool:
-    """Whether the cluster's devices are CPU ranks, which exist on any machine."""
-    return cluster.device_type == "cpu"
 
 
 def real_shape(mesh: Mesh) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -100,3 +101,9 @@ def known_upkeep(store: ProfileStore, prefix: str) -> Upkeep | None:
 def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
     """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes."""
     return Upkeep(2 / device.memory_bandwidth, 3 / device.memory_bandwidth, _LAUNCH_S)
+
+
+def slowest_upkeep(kinds: Iterable[Upkeep]) -> Upkeep:
+    """Of ranks that wait for each other."""
+    rows = zip(*(astuple(kind) for kind in kinds), strict=True)
+    return Upkeep(*(max(row) for row in rows))

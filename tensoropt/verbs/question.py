@@ -25,7 +25,7 @@ def explored(
     cluster = load_cluster(options.cluster)
     folder = writable_folder(options.out) if options.out else None
     from tensoropt import api
-    from tensoropt.costs.source import is_local
+    from tensoropt.costs.here import cores_here
     from tensoropt.plan.problem import Settings
 
     settings = Settings(
@@ -41,7 +41,7 @@ def explored(
         options.measure,
     )
     progress.note(defaults_line(options, cluster, settings))
-    loaded = build_model(options, on_meta=not is_local(cluster))
+    loaded = build_model(options, on_meta=not cores_here(cluster))
     found = api.explore(
         loaded.model,
         loaded.args,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from tensoropt.cluster import load_cluster
-from tensoropt.costs.compute import MeasuredCompute, measurement_prefix, processor_name
+from tensoropt.cluster import DeviceKind, load_cluster
+from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix, processor_name
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.roofline import RooflineCompute
 from tensoropt.costs.workload import TensorSpec, Workload
@@ -41,6 +42,26 @@ def test_what_has_no_record_is_priced_by_the_rest():
     found = MeasuredCompute({known.key: {"forward_s": 1.5, "backward_s": 2.5}}, 1e-9, rest)
     assert (found.source_of(known), found.source_of(unknown)) == ("measured", "data sheet")
     assert found.seconds(unknown, facts(1e12)) == rest.seconds(unknown, facts(1e12))
+
+
+def test_mixed_kinds_go_at_the_pace_of_the_slower_one_for_each_operator():
+    """Half the FLOP/s on the one, half the memory bandwidth on the other."""
+    base = load_cluster("dgx-v100").device
+    kinds = (
+        replace(base, flops={"float32": base.flops["float32"] / 2}),
+        replace(base, memory_bandwidth=base.memory_bandwidth / 2),
+    )
+    single = [MeasuredCompute({}, r.optimizer_s_per_element, r) for r in map(roofline, kinds)]
+    both, some = SlowestCompute(single), work("aten.exp.default")
+    busy, moving = facts(flops=1e13), facts(traffic=10**10)
+    assert both.seconds(some, busy) == single[0].seconds(some, busy) > single[1].seconds(some, busy)
+    assert both.seconds(some, moving) == single[1].seconds(some, moving) > single[0].seconds(some, moving)
+    assert both.optimizer_s_per_element == single[1].optimizer_s_per_element
+    assert (both.source, both.source_of(some)) == ("data sheet", "data sheet")
+
+
+def roofline(kind: DeviceKind) -> RooflineCompute:
+    return RooflineCompute(kind, "adam")
 
 
 def test_prefix_tells_machines_and_modes_apart():

@@ -88,7 +88,7 @@ class PlacedPrices:
 
     def compute(self) -> tuple[ComputeCosts, ...]:
         """Per kind of device, with all that is measured by now."""
-        return tuple(self.costs.compute(kind) for kind in self.cluster.device_kinds)
+        return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
 
     @cached_property
     def links(self) -> CommunicationModel:

@@ -27,6 +27,8 @@ from tensoropt.sharding.kernels import SingleDevice
 MIN_REPEATS, TARGET_S = 5, 0.12
 """A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says; in
 whole laps over its copies."""
+_BOTH_WAYS = 3
+"""Forward and backward over forward, about."""
 WAYS = ("forward", "backward")
 _ELSEWHERE = "another rank could not run it"
 Progress = Callable[[int, int, str], None]
@@ -67,46 +69,73 @@ def _default_device(work: Workload, watch: Stopwatch) -> contextlib.AbstractCont
 def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> dict[str, Any]:
     if world_size > 1:
         dist.barrier()
-    try:
-        copies = _copies(work, training, watch)
-        _lap(work, copies, training, watch)
-        first = _seconds([_lap(work, copies, training, watch)], watch)
-        wanted = int(TARGET_S / max(sum(first["forward"] + first["backward"]) / len(copies), 1e-6))
-        wanted = min(watch.most_repeats, max(MIN_REPEATS, wanted))
-    except Exception:
-        _agreed(0, world_size, watch)  # the others must not wait for this rank
-        raise
-    repeats = _agreed(wanted, world_size, watch)
-    if not repeats:
+    given: dict[str, torch.Tensor] = {}
+    laps: list[Lap] = []
+
+    def copies_wanted() -> int:
+        given.update({name: random_tensor(spec, watch.device) for name, spec, _ in work.inputs})
+        return _copies_wanted(work, given, training, watch)
+
+    count = _agreed(copies_wanted, world_size, watch)
+    if not count:
         return {"error": _ELSEWHERE}
-    laps = range(ceil(repeats / len(copies)))
-    found = _seconds([_lap(work, copies, training, watch) for _ in laps], watch)
+
+    def laps_wanted() -> int:
+        copies[:] = _copies(work, given, count)
+        _lap(work, copies, training, watch)
+        laps.append(_lap(work, copies, training, watch))
+        visit = sum(map(sum, _seconds(laps, watch).values())) / count
+        return ceil(min(watch.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
+
+    copies: list[Mapping[str, torch.Tensor]] = []
+    wanted = _agreed(laps_wanted, world_size, watch)
+    if not wanted:
+        return {"error": _ELSEWHERE}
+    laps += [_lap(work, copies, training, watch) for _ in range(wanted - 1)]
+    found = _seconds(laps, watch)
     if watch.also_warm:
         warm = _seconds([_lap(work, copies[:1], training, watch, cold=False) for _ in laps], watch)
         found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
     return found
 
 
-def _agreed(repeats: int, world_size: int, watch: Stopwatch) -> int:
-    """All ranks repeat equally often, so that none ever runs alone; never where one of them cannot."""
+def _agreed(wanted: Callable[[], int], world_size: int, watch: Stopwatch) -> int:
+    """The least number that a rank wants: all repeat equally often, so that none ever runs alone. None where
+    one of them fails, as the others must not wait for it."""
+    try:
+        mine = wanted()
+    except Exception:
+        if world_size > 1:
+            dist.all_reduce(torch.tensor(0, device=watch.device), op=dist.ReduceOp.MIN)
+        raise
     if world_size == 1:
-        return repeats
-    count = torch.tensor(repeats, device=watch.device)
+        return mine
+    count = torch.tensor(mine, device=watch.device)
     dist.all_reduce(count, op=dist.ReduceOp.MIN)
     return int(count)
 
 
-def _copies(work: Workload, training: bool, watch: Stopwatch) -> list[dict[str, torch.Tensor]]:
-    """What the workload is given, as often as the stopwatch wants it: layers that are alike but for their
-    tensors. Activations it reads are common to all, and made anew for each visit."""
-    given = {name: random_tensor(spec, watch.device) for name, spec, _ in work.inputs}
+def _copies_wanted(
+    work: Workload, given: Mapping[str, torch.Tensor], training: bool, watch: Stopwatch
+) -> int:
+    """As many as the stopwatch wants of tensors so large, but no more than there is time for."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
+        start = watch.mark()
         run(work, tensors, SingleDevice())
+        (took,) = watch.seconds([(start, watch.mark())])
     size = sum(t.numel() * t.element_size() for t in tensors.values())
+    return max(1, min(watch.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
+
+
+def _copies(
+    work: Workload, given: Mapping[str, torch.Tensor], count: int
+) -> list[Mapping[str, torch.Tensor]]:
+    """What the workload is given, several times: layers that are alike but for their tensors. Activations it
+    reads are common to all, and made anew for each visit."""
     reads = {name for name, _, role in work.inputs if role == "read"}
-    others = range(watch.copies(size) - 1)
-    return [given, *({n: t if n in reads else anew(t) for n, t in given.items()} for _ in others)]
+    others = ({n: t if n in reads else anew(t) for n, t in given.items()} for _ in range(count - 1))
+    return [given, *others]
 
 
 def anew(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from tensoropt.costs.measure import (
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.stopwatch import CACHE_BYTES, MOST_COPIES, WallClock
 from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.workload import TensorSpec, Workload
+from tensoropt.costs.workload import TensorSpec, Workload, random_tensor
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
 from tensoropt.sharding.local import LocalCall
@@ -168,19 +168,29 @@ def test_the_slower_rank_counts():
 
 
 class Counting(WallClock):
-    """Counts instead of telling the time."""
+    """Counts instead of telling the time; wants three copies."""
 
-    def __init__(self, copies: int):
-        self.wanted = copies
+    def __init__(self, unit_s: float):
+        self.unit_s = unit_s
         self.marks = 0
 
     def copies(self, size_bytes: int) -> int:
         assert size_bytes == 4 * (8 * 16 + 32 * 16 + 8 * 32)
-        return self.wanted
+        return 3
 
     def mark(self) -> float:
         self.marks += 1
-        return float(self.marks)
+        return self.marks * self.unit_s
+
+
+@pytest.mark.parametrize(
+    ("unit_s", "visits"), [(1e-9, 96), (0.12 / 60, 30), (0.12 / 9, 6), (0.12 / 6, 6), (0.12 / 3, 5), (1.0, 5)]
+)
+def test_so_many_visits_as_there_is_time_for(unit_s, visits):
+    """One forward and one backward take a unit each: 60 visits would take twice the time that is wanted."""
+    found = time_workload(0, 1, linear(8, 16, 32), True, Counting(unit_s))
+    assert [len(found[way]) for way in ("forward", "backward")] == [visits, visits]
+    assert found["forward"] == pytest.approx([unit_s] * visits)
 
 
 def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
@@ -195,8 +205,9 @@ def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
     monkeypatch.setattr(measuring, "run", noted)
     work = linear(8, 16, 32)
     read = next(n for n, _, role in work.inputs if role == "read")
-    copies = measuring._copies(work, True, watch := Counting(3))
-    visits.clear()
+    watch = Counting(1.0)
+    given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+    copies = measuring._copies(work, given, 3)
     lap = measuring._lap(work, copies, True, watch)
     assert [m[0] for m in lap] == [5.0, 3.0, 1.0]
     assert [m[2] for m in lap] == [7.0, 9.0, 11.0]

@@ -87,6 +87,8 @@ class Facts:
             the gradients of parameters once they are added to their buckets.
         forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call that reads a
             parameter runs; gathered parameters are there only then.
+        handed_peak_bytes, handed_parameters_peak_bytes: of backward where the incoming gradients are
+            somebody else's too, who counts them.
     """
 
     kept_bytes: int
@@ -100,6 +102,8 @@ class Facts:
     backward_peak_bytes: int
     forward_parameters_peak_bytes: int
     backward_parameters_peak_bytes: int
+    handed_peak_bytes: int = 0
+    handed_parameters_peak_bytes: int = 0
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,11 +116,15 @@ class Facts:
 
 
 class _Alive(TorchDispatchMode):
-    """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic."""
+    """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic.
+
+    ``lent``: what is made now is somebody else's too: alive, but not in ``own``, nor in its peak.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = self.own = self.own_peak = 0
+        self.lent = False
         self.traffic = self.flops = 0
         self._seen: dict[int, weakref.ref] = {}
 
@@ -146,14 +154,23 @@ class _Alive(TorchDispatchMode):
         if known is not None and known() is not None:
             return 0
 
+        own = 0 if self.lent else size
+
         def gone(_: Any) -> None:
             self._seen.pop(key, None)
-            self.now -= size
+            self._count(-size, -own)
 
         self._seen[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+        self._count(size, own)
         return size
+
+    def _count(self, size: int, own: int) -> None:
+        self.now, self.own = self.now + size, self.own + own
+        self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
+
+    def restart(self) -> None:
+        """Look for the peaks from now on."""
+        self.peak, self.own_peak = self.now, self.own
 
 
 def find_facts(work: Workload, training: bool = True) -> Facts:
@@ -182,13 +199,17 @@ class _Given(torch.autograd.Function):
     """Joins results under one root whose backward makes their gradients, and lets go of them."""
 
     @staticmethod
-    def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, alive: _Alive, *results: torch.Tensor) -> torch.Tensor:
+        ctx.alive = alive
         ctx.like = [(r.shape, r.dtype, r.device) for r in results]
         return torch.zeros((), device=results[0].device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
+        ctx.alive.lent = True
+        made = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
+        ctx.alive.lent = False
+        return None, *made
 
 
 class _Probe:
@@ -223,11 +244,11 @@ class _Probe:
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
-        forward, forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
+        (forward, _), forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
         self.saved.clear()
         if self.training:
             self._backward()
-        backward = self.peaks.take()
+        backward, handed = self.peaks.take()
         return Facts(
             kept_bytes=kept,
             reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
@@ -240,6 +261,8 @@ class _Probe:
             backward_peak_bytes=max(0, max(backward) - kept),
             forward_parameters_peak_bytes=max(0, forward[True] - kept),
             backward_parameters_peak_bytes=max(0, backward[True] - kept),
+            handed_peak_bytes=max(0, max(handed) - kept),
+            handed_parameters_peak_bytes=max(0, handed[True] - kept),
         )
 
     def _after_call(self, position: int) -> None:
@@ -263,11 +286,11 @@ class _Probe:
                 bucket = torch.zeros_like(self.tensors[name])
                 self.alive.ignore(bucket)
                 self.tensors[name].grad = bucket
-        root = _Given.apply(*results)
+        root = _Given.apply(self.alive, *results)
         del results
         for name in self.work.writes:
             self.tensors.pop(name, None)
-        self.alive.peak = self.alive.now
+        self.alive.restart()
         start = torch.ones((), device=root.device)
         with self.alive:
             root.backward(start, inputs=leaves)
@@ -275,20 +298,22 @@ class _Probe:
 
 
 class _Peaks:
-    """The peak of what was alive, apart for calls that read parameters."""
+    """The peaks of what was alive, and of what was nobody else's, apart for calls that read parameters."""
 
     def __init__(self, alive: _Alive):
         self.alive = alive
-        self._most = [0, 0]
+        self._most, self._own = [0, 0], [0, 0]
 
     def book(self, with_parameters: bool) -> None:
         """What has peaked since the last booking."""
         self._most[with_parameters] = max(self._most[with_parameters], self.alive.peak)
-        self.alive.peak = self.alive.now
+        self._own[with_parameters] = max(self._own[with_parameters], self.alive.own_peak)
+        self.alive.restart()
 
-    def take(self) -> tuple[int, int]:
-        """(without, with) parameters, and begin anew."""
-        found, self._most = (self._most[0], self._most[1]), [0, 0]
+    def take(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """((without, with parameters) of all, of its own), and begin anew."""
+        found = (self._most[0], self._most[1]), (self._own[0], self._own[1])
+        self._most, self._own = [0, 0], [0, 0]
         return found
 
 

@@ -45,6 +45,8 @@ from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 
+FACTS = "facts-2"
+"""What records of facts say; those of another are found anew."""
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, what)."""
 
@@ -132,7 +134,7 @@ class CostSource:
         return None if record is None or "error" in record else Facts.from_record(record)
 
     def _facts_key(self, work: Workload) -> str:
-        return f"torch-{torch.__version__}/{'train' if self.training else 'inference'}/{work.key}"
+        return f"{FACTS}/torch-{torch.__version__}/{'train' if self.training else 'inference'}/{work.key}"
 
     def saved_notes(self) -> tuple[str, ...]:
         """Whose saved tensors the memory of a cluster of GPUs counts, in words."""

@@ -55,8 +55,14 @@ class GroupPieces(PieceMaker):
         facts: Facts,
         stored: Mapping[str, Layout],
         recomputed: bool = False,
+        handed: bool = False,
     ) -> Piece:
-        """A group in a configuration, its parameters stored so; ``recomputed``: with its region."""
+        """A group in a configuration, its parameters stored so.
+
+        Args:
+            recomputed: with its region.
+            handed: its result's gradient is another tensor's too, which counts it.
+        """
         forward_s = backward_s = 0.0
         source = ""
         if self.prices is not None:
@@ -91,7 +97,10 @@ class GroupPieces(PieceMaker):
             ]
         else:
             effects += self._gather(GATHER_BACK, again, stored, needed + buffers_back)
-        with_needed = max(needed + facts.backward_parameters_peak_bytes, facts.backward_peak_bytes)
+        back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
+        if handed:
+            back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
+        with_needed = max(needed + back_parameters, back)
         freed = needed if recomputed else 0
         effects += [
             Effect(COMPUTE_BACK, spot=max(with_needed - freed, 0), local_s=backward_s, source=source),

@@ -22,6 +22,7 @@ from tensoropt.plan.overlap import BLOCKING, Overlap
 from tensoropt.plan.pieces import Piece, Reading
 from tensoropt.plan.tensor_pieces import TensorPieces
 from tensoropt.sharding.buckets import arrival_order, fill_buckets, reduction_axes
+from tensoropt.sharding.groups import Group
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import region_of
 
@@ -117,18 +118,18 @@ class Play:
         owners = []
         for group in self.graph.groups:
             names = (*group.parameters, *group.shared)
-            chosen = self.choices[group.name]
-            firsts, which = distinct([chosen, *(self.stored[n][0] for n in names)])
+            chosen, handed = self.choices[group.name], self._handed(group)
+            firsts, which = distinct([chosen, handed, *(self.stored[n][0] for n in names)])
             configurations, facts = self.menu.configurations(group), self.menu.facts(group)
             works, again, pieces = self.menu.works(group), self.menu.again(group), []
             for r in firsts:
                 i = int(chosen[r])
                 stored = {n: self.stored[n][1][self.stored[n][0][r]] for n in names}
-                key = ("group", self.menu.look(group), i, tuple(stored.values()))
-
-                def make(i: int = i, stored: Mapping[str, Layout] = stored, works: Any = works) -> Piece:
-                    return self.group_pieces.group(configurations[i], works[i], facts[i], stored, again[i])  # noqa: B023
-
+                given = bool(handed[r])
+                key = ("group", self.menu.look(group), i, tuple(stored.values()), given)
+                make = partial(
+                    self.group_pieces.group, configurations[i], works[i], facts[i], stored, again[i], given
+                )
                 pieces.append(self._piece(key, make))
             slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
             slots.append(self._slot("backward", "parameters", group.name))
@@ -136,6 +137,30 @@ class Play:
             slots += [self._slot("optimizer", kind, group.name) for kind in ("waited", "held")]
             owners.append(Owner(tuple(slots), tuple(pieces), which))
         return owners
+
+    def _handed(self, group: Group) -> Indices:
+        """Per strategy 1 where the gradient of all that a group writes is also that of a sum's other operand,
+        which counts it: neither is resharded on its way."""
+        if len(group.writes) != 1 or group.writes[0] not in self.course.handed_on:
+            return np.zeros(self.count, dtype=np.int64)
+        reader = self.course.readers[group.writes[0]][0]
+        found = np.ones(self.count, dtype=np.int64)
+        for name in reader.reads:
+            found &= self._unmoved(name, reader)
+        return found
+
+    def _unmoved(self, name: str, reader: Group) -> Indices:
+        """Per strategy 1 where a reader's gradient is already where the tensor was found."""
+        read, wanted = self._readings(reader.name, name, writes=False)
+        if self._hub(name):
+            at, homes = _merged(list(self.menu.hubs(name)), self.choices[f"hub:{name}"])
+        else:
+            writer = next(group.name for group in self.graph.groups if name in group.writes)
+            at, written = self._readings(writer, name, writes=True)
+            homes = [writing.layout for writing in written]
+        firsts, which = distinct([at, read])
+        moved = [self.tensor_pieces.steps(name, homes[at[r]], wanted[read[r]].layout)[1] for r in firsts]
+        return np.array([not steps for steps in moved], dtype=np.int64)[which]
 
     def _tensors(self) -> list[Owner]:
         graph, owners = self.graph, []

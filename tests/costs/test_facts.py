@@ -171,6 +171,7 @@ def test_backward_peak_of_a_linear():
     """At its end the incoming gradient and those of input, weight and bias are there together."""
     facts = find_facts(linear(32, 24, 16))
     assert facts.backward_peak_bytes == 4 * (32 * 16 + 32 * 24 + 16 * 24 + 16)
+    assert facts.handed_peak_bytes == 4 * (32 * 24 + 16 * 24 + 16)  # another counts the incoming one
 
 
 def test_backward_lets_go_of_what_it_used():
@@ -182,6 +183,7 @@ def test_backward_lets_go_of_what_it_used():
     at_tanh = hidden + hidden + hidden  # tanh's result, its gradient, the gradient of its input
     at_linear = hidden + 4 * (32 * 24 + 16 * 24 + 16)
     assert facts.backward_peak_bytes == max(at_tanh, at_linear) - facts.kept_bytes
+    assert facts.handed_peak_bytes == max(at_tanh - hidden, at_linear) - facts.kept_bytes
 
 
 def test_forward_lets_go_of_what_nobody_needs():

@@ -72,7 +72,6 @@ def measure(name: str, source: str, settings: dict[str, int], csv: Path) -> dict
         "worst_gap": max(p.gap for p in points),
         "explore_s": spent[0],
         "cpu_s": spent[1],
-        "operators": found.report["operators"],
         "notes": [note for space in found.spaces for note in space.notes],
         "seconds": found.report["seconds"],
         "frontier": [[points[i].memory_bytes, points[i].time_s] for i in shown],
@@ -107,12 +106,13 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         cells = [row["model"], f"{row['parameters'] / 1e9:.2f} G", f"{row['points']}, {gap}"]
         cells += [_place(*first), _place(*last)]
         cells += [_rival(rivals.get(name)) for name in RIVALS]
-        lines.append("| " + " | ".join([*cells, f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s)"]) + " |")
+        cpu = f" ({row['cpu_s']:.0f} s)" if "cpu_s" in row else ""
+        lines.append("| " + " | ".join([*cells, f"{row['explore_s']:.0f} s{cpu}"]) + " |")
     lines += ["", "`+` of a planner: its time over the frontier's at the same memory.", "", *ABOUT, ""]
     for row in data["rows"]:
         settings = "".join(f", {key} {value}" for key, value in row["settings"].items())
-        lines.append(f"- {row['model']}: `zoo:{row['source']}`{settings}, {row['operators']} operators")
-        lines += [f"- {row['model']}: {shortened(note)}" for note in dict.fromkeys(row["notes"])]
+        lines.append(f"- {row['model']}: `zoo:{row['source']}`{settings}")
+        lines += [f"- {row['model']}: {shortened(note)}" for note in dict.fromkeys(row.get("notes", ()))]
         lines += [
             f"- {row['model']}, {RIVALS[p['planner']]}: {shortened(note)}"
             for p in row["planners"]

@@ -60,9 +60,8 @@ def meaning(label: str) -> str:
 
 
 def micro_batches(devices: int) -> tuple[int, ...]:
-    """Counts that leave each node, or each GPU, one sequence at a time."""
-    most = max(1, BATCH * PER_NODE // devices)
-    return tuple(sorted({most, max(1, most // PER_NODE)}))
+    """The count that leaves each node one sequence at a time."""
+    return (max(1, BATCH * PER_NODE // devices),)
 
 
 def measure(devices: int, layers: int | None, all_meshes: bool) -> dict[str, Any]:
@@ -208,7 +207,8 @@ def markdown(data: dict[str, Any], stem: str) -> str:
 
 
 def _words(row: dict[str, Any]) -> list[str]:
-    one, lines = row["chosen"], []
+    one = row["chosen"]
+    lines = [f"- searched with {' and '.join(map(str, row['micro_batches']))} micro-batches"]
     if not row["points_that_fit"]:
         lines.append(
             f"- does not fit: parameters, gradients and Adam's state alone are "

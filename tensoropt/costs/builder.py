@@ -134,9 +134,10 @@ class TableBuilder:
         """(memory, compute, communication) of a configuration, a row per way to store its parameters."""
         group = configuration.group
         forward, backward = self.prices.compute.seconds(work, facts)
+        again = self.prices.again_s(work, forward) if forwards > 1 else 0.0
         base = (
             float(facts.kept_bytes) if forwards == 1 else 0.0,
-            (forward * forwards + backward) * self.mesh[0],
+            (forward + again + backward) * self.mesh[0],
             self._inner_s(group, configuration, forwards),
         )
         kept = self._kept_parameters(group, facts)

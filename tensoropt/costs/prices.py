@@ -135,6 +135,11 @@ class Prices:
         arriving = float(self.arrival_s(sends[0].axes)) if sends else 0.0
         return local + arriving + sum(send.seconds for send in sends)
 
+    def again_s(self, work: Workload, forward_s: float) -> float:
+        """Seconds that recomputing adds to a group: its second forward, and what checkpointing hangs on each
+        of its calls."""
+        return forward_s + len(work.calls) * self.upkeep.again_s
+
     def edge_s(self, name: str, source: Layout, target: Layout) -> tuple[float, float]:
         """(forward, backward) seconds of an edge, one micro-batch."""
         if source == target:
@@ -276,7 +281,8 @@ class Prices:
         for group in strategy.graph.groups:
             forwards = strategy.forwards(group.name)
             forward, backward = self.compute.seconds(works[group.name], facts[group.name])
-            compute += (forward * forwards + backward) * micro
+            again = self.again_s(works[group.name], forward) if forwards > 1 else 0.0
+            compute += (forward + again + backward) * micro
             for op in group.operators:
                 placed = strategy.configurations[group.name].placed(
                     op.name, strategy.graph.atoms, self.mesh, None

@@ -1,38 +1,44 @@
 """Upkeep: what a step spends beside operators and collectives.
 
-Copies around collectives, the way of each gradient into its bucket, and the fixed cost of issuing an
-edge: small per item, but a plan with many edges and micro-batches has hundreds of them.
+Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge, and
+what checkpointing hangs on every tensor of a recomputed region: small per item, but a plan with many edges
+and micro-batches has hundreds of them.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from tensoropt.cluster import DeviceKind
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.stopwatch import stopwatch_here
 from tensoropt.costs.store import ProfileStore
+from tensoropt.sharding.placement import chunk, local_shape
 
 _ELEMENTS = 1 << 22
-_CALLS = 200
+_CALLS, _CHAIN = 200, 40
+_KEY = "upkeep-2"  # counts how often the way of measuring changed
 _LAUNCH_S = 2e-5
 """Issuing one edge on a GPU: Python, autograd and a launch; data sheets do not say."""
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """Seconds per byte of a local copy and of an in-place addition, and per issued edge direction."""
+    """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, and per
+    operator call of a recomputed region beside its second forward (on a GPU hidden behind its queue)."""
 
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
     call_s: float = 0.0
+    again_s: float = 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1) -> float:
         """Seconds per micro-batch until a gradient is in its bucket: the first one's is copied there, those
@@ -41,21 +47,32 @@ class Upkeep:
         return gradient_bytes * (self.copy_s_per_byte + added) / micro_batches
 
 
-class _Pass(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
+class _Cut(torch.autograd.Function):
+    """An edge without a collective, on a tensor that costs nothing to copy: each way a shard is looked up,
+    taken and laid out."""
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return grad
+    def forward(ctx: Any, x: torch.Tensor, mesh: tuple[int, ...]) -> torch.Tensor:
+        ctx.mesh = mesh
+        return _cut(x, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return _cut(grad, ctx.mesh), None
+
+
+def _cut(x: torch.Tensor, mesh: tuple[int, ...]) -> torch.Tensor:
+    size = ((x.numel(),),)
+    own = local_shape(size, (-1,) * len(mesh), mesh, (0,) * len(mesh))
+    piece = x.reshape(own).narrow(0, *chunk(own[0], 1, 0)).clone(memory_format=torch.contiguous_format)
+    return piece.reshape(own)
 
 
 def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
     """Upkeep on this rank, all ranks at once (runs in the pool)."""
     watch = stopwatch_here()
     x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
-    spans, calls = [], []
+    spans = []
     for _ in range(7):
         if world_size > 1:
             dist.barrier()
@@ -66,19 +83,61 @@ def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
         spans += [(start, middle), (middle, watch.mark())]
     seconds = watch.seconds(spans)
     copies, additions = seconds[::2], seconds[1::2]
-    small = torch.randn(64, requires_grad=True, device=watch.device)
-    for _ in range(5):  # issuing takes the processor's time on any device
-        value, start = small, time.perf_counter()
-        for _ in range(_CALLS):
-            value = _Pass.apply(value)
-        value.sum().backward()
-        calls.append((time.perf_counter() - start) / (2 * _CALLS))
     size = x.numel() * x.element_size()
+    on_cpu = watch.device.type == "cpu"
     return asdict(
         Upkeep(
-            statistics.median(copies) / size, statistics.median(additions) / size, statistics.median(calls)
+            statistics.median(copies) / size,
+            statistics.median(additions) / size,
+            _edge_s(watch.device),
+            _again_s() if on_cpu else 0.0,
         )
     )
+
+
+def _edge_s(device: torch.device) -> float:
+    """Seconds of one direction of an edge; issuing takes the processor's time on any device."""
+    small, mesh = torch.randn(64, requires_grad=True, device=device), (1, 1)
+
+    def run() -> None:
+        value = small
+        for _ in range(_CALLS):
+            value = _Cut.apply(value, mesh)
+        value.sum().backward()
+
+    return _usual_s(run) / (2 * _CALLS)
+
+
+def _again_s() -> float:
+    """What a call more takes in a checkpointed chain, second forward included, over what its forward and
+    backward and one more forward take."""
+    x = torch.randn(8, 16, requires_grad=True)
+    weights = [torch.randn(16, 16, requires_grad=True) for _ in range(_CHAIN // 2)]
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x
+
+    def plain() -> None:
+        chain(x).sum().backward()
+
+    def again() -> None:
+        checkpoint(chain, x, use_reentrant=False, early_stop=False).sum().backward()
+
+    with torch.no_grad():
+        forward = _usual_s(lambda: chain(x))
+    return max(_usual_s(again) - _usual_s(plain) - forward, 0.0) / _CHAIN
+
+
+def _usual_s(run: Callable[[], object], repeats: int = 7) -> float:
+    run()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str) -> Upkeep:
@@ -88,13 +147,13 @@ def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str) -> Upkeep:
         return known
     ranks = pool.run(time_upkeep)
     record = {name: max(r[name] for r in ranks) for name in ranks[0]}
-    store.put(f"{prefix}/upkeep", record)
+    store.put(f"{prefix}/{_KEY}", record)
     return Upkeep(**record)
 
 
 def known_upkeep(store: ProfileStore, prefix: str) -> Upkeep | None:
     """What was measured before."""
-    record = store.get(f"{prefix}/upkeep")
+    record = store.get(f"{prefix}/{_KEY}")
     return Upkeep(**record) if record is not None else None
 
 

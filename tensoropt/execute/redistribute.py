@@ -9,7 +9,9 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -62,8 +64,7 @@ def run_steps(
 
     Layouts are one-directional here: sharding codes only matter, for the exact shard sizes.
     """
-    sizes = [size for dim in local_atoms(spec.atoms, start, spec.mesh, runtime.place) for size in dim]
-    global_sizes = [size for dim in spec.atoms for size in dim]
+    sizes, global_sizes = _sizes(spec.atoms, start, spec.mesh, runtime.place)
     value = value.reshape(sizes)
     current = list(start)
     for step in steps:
@@ -71,6 +72,15 @@ def run_steps(
         for axis in step.axes:
             current[axis] = -1 if step.kind not in ("slice", "reduce_scatter", "all_to_all") else end[axis]
     return value.reshape(local_shape(spec.atoms, end, spec.mesh, runtime.place))
+
+
+@lru_cache(maxsize=1 << 16)
+def _sizes(
+    atoms: Atoms, layout: Layout, mesh: tuple[int, ...], place: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of a shard's atoms, and of the whole tensor's."""
+    own = local_atoms(atoms, layout, mesh, place)
+    return tuple(size for dim in own for size in dim), tuple(size for dim in atoms for size in dim)
 
 
 def _parts(step: Step, mesh: tuple[int, ...]) -> int:
@@ -93,7 +103,7 @@ def _all_reduce(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch
     return x
 
 
-def _sharded_size(step: Step, current: list[int], global_sizes: list[int], mesh: tuple[int, ...]) -> int:
+def _sharded_size(step: Step, current: list[int], global_sizes: Sequence[int], mesh: tuple[int, ...]) -> int:
     """Size of the step's atom before its axes cut it: what remains after the outer axes."""
     size = global_sizes[step.atom]
     for axis, code in enumerate(current):
@@ -103,7 +113,12 @@ def _sharded_size(step: Step, current: list[int], global_sizes: list[int], mesh:
 
 
 def _all_gather(
-    runtime: Runtime, x: torch.Tensor, step: Step, current: list[int], sizes: list[int], mesh: tuple[int, ...]
+    runtime: Runtime,
+    x: torch.Tensor,
+    step: Step,
+    current: list[int],
+    sizes: Sequence[int],
+    mesh: tuple[int, ...],
 ) -> torch.Tensor:
     group, parts = runtime.group(step.axes), _parts(step, mesh)
     if group is None:
@@ -160,7 +175,12 @@ def _mask(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tenso
 
 
 def _pad(
-    runtime: Runtime, x: torch.Tensor, step: Step, current: list[int], sizes: list[int], mesh: tuple[int, ...]
+    runtime: Runtime,
+    x: torch.Tensor,
+    step: Step,
+    current: list[int],
+    sizes: Sequence[int],
+    mesh: tuple[int, ...],
 ) -> torch.Tensor:
     whole = _sharded_size(step, current, sizes, mesh)
     start, length = chunk(whole, _parts(step, mesh), runtime.coordinate(step.axes))

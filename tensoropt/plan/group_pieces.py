@@ -63,10 +63,11 @@ class GroupPieces(PieceMaker):
             recomputed: with its region.
             handed: its result's gradient is another tensor's too, which counts it.
         """
-        forward_s = backward_s = 0.0
+        forward_s = again_s = backward_s = 0.0
         source = ""
         if self.prices is not None:
             forward_s, backward_s = self.prices.compute.seconds(work, facts)
+            again_s = self.prices.again_s(work, forward_s)
             source = self.prices.compute.source_of(work)
         gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
         kept = facts.kept_bytes + self._copied(configuration, facts, stored) if self.training else 0
@@ -90,7 +91,7 @@ class GroupPieces(PieceMaker):
                     kept=kept,
                     transient=needed,
                     spot=max(running - needed, 0),
-                    local_s=forward_s,
+                    local_s=again_s,
                     source=source,
                 ),
                 *self._inner(INNER_AGAIN, configuration, backward=False),

@@ -144,6 +144,9 @@ def facts_of(work: Workload, training: bool = True) -> Facts:
     return _FACTS[work.key, training]
 
 
+AGAIN_S = 3e-6
+
+
 def tables_of(
     prepared: Problem,
     mesh: tuple[int, ...],
@@ -154,7 +157,6 @@ def tables_of(
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
-    prices = Prices(
-        prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, Upkeep(copy_s_per_byte=1 / copy)
-    )
+    upkeep = Upkeep(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
+    prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, upkeep)
     return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions).build()

@@ -23,6 +23,7 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.resharding import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
 from tests.costs.models import (
+    AGAIN_S,
     ToyCommunication,
     ToyCompute,
     gates,
@@ -106,7 +107,8 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
     for group in strategy.graph.groups:
         work = workload(strategy.graph, strategy.configurations[group.name], strategy.mesh)
         forward, backward = ToyCompute().seconds(work, facts[group.name])
-        total += (forward * runs(strategy, group.name) + backward) * strategy.mesh[0]
+        again = runs(strategy, group.name) - 1
+        total += (forward + again * (forward + len(work.calls) * AGAIN_S) + backward) * strategy.mesh[0]
     for name, layout in strategy.stored.items():
         if strategy.tensor(name).requires_grad:
             elements = prod(strategy.local_shape(name, layout))

@@ -1,0 +1,37 @@
+"""What a step spends beside operators and collectives, as two ranks measure it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.cluster import DeviceKind
+from tensoropt.costs.pool import RankPool
+from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, known_upkeep, measure_upkeep, slowest_upkeep
+
+pytestmark = pytest.mark.distributed
+
+
+def test_measured_once_and_kept(tmp_path):
+    with ProfileStore(tmp_path / "profile.sqlite") as store:
+        store.put(
+            "here/upkeep", {"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 1.0}
+        )  # an older way
+        assert known_upkeep(store, "here") is None
+        with RankPool(2, timeout_s=60) as pool:
+            found = measure_upkeep(pool, store, "here")
+        assert 0 < found.copy_s_per_byte < 1e-6
+        assert 0 < found.add_s_per_byte < 1e-6
+        assert 0 < found.call_s < 1e-2
+        assert 0 <= found.again_s < 1e-2
+        assert known_upkeep(store, "here") == found
+        assert known_upkeep(store, "elsewhere") is None
+
+
+def test_data_sheet_and_slowest():
+    kind = DeviceKind(
+        name="card", type="cuda", memory_bytes=1 << 30, flops={"float32": 1e12}, memory_bandwidth=2e12
+    )
+    sheet = data_sheet_upkeep(kind)
+    assert (sheet.copy_s_per_byte, sheet.add_s_per_byte) == pytest.approx((1e-12, 1.5e-12))
+    assert slowest_upkeep([Upkeep(1, 5, 2, 0), Upkeep(3, 4, 1, 7)]) == Upkeep(3, 5, 2, 7)

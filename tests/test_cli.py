@@ -109,11 +109,11 @@ def refused(answer: tuple[int, str, str], words: str) -> None:
 def test_help_and_version_are_quick_and_light() -> None:
     for flag in ("--help", "--version"):
         code = (
-            "import sys, time; t = time.perf_counter()\n"
+            "import sys, time\n"
             "from tensoropt.cli import main\n"
             f"try: main(['{flag}'])\n"
             "except SystemExit: pass\n"
-            "assert time.perf_counter() - t < 0.5, time.perf_counter() - t\n"
+            "assert time.process_time() < 0.5, time.process_time()\n"  # of the processor, whatever else runs
             "assert not {'torch', 'numpy', 'numba'} & set(sys.modules)"
         )
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

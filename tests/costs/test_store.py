@@ -52,7 +52,7 @@ json_values = st.recursive(
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     data=st.dictionaries(texts, st.dictionaries(texts, json_values, max_size=3), max_size=8),
     kind=st.sampled_from(KINDS),
@@ -200,10 +200,10 @@ def test_bad_imports_change_nothing(path, tmp_path, text):
 def test_fast_with_many_entries(path):
     with ProfileStore(path) as store:
         store.put_many({f"operator|{i:07d}": RECORD for i in range(100_000)})
-        begin = time.perf_counter()
+        begin = time.process_time()
         for i in range(0, 100_000, 100):
             assert store.get(f"operator|{i:07d}") is not None
-        assert (time.perf_counter() - begin) / 1000 < 2e-3  # about 20 microseconds when nothing else runs
+        assert (time.process_time() - begin) / 1000 < 2e-3  # about 20 microseconds
 
 
 def test_the_default_place_can_be_set(monkeypatch, tmp_path):

@@ -23,7 +23,7 @@ from tensoropt.execute.parameters import shard_of
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.strategy import Strategy
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Board:

@@ -1,4 +1,4 @@
-"""Runs notebooks, each in an empty folder with an empty profile store.
+"""Runs notebooks, each in an empty folder and, to be kept, with an empty profile store.
 
     python -m tests.notebooks.execute [NAME ...]     # run and keep what they print; default: all
 
@@ -24,8 +24,11 @@ def notebooks() -> list[Path]:
     return sorted(FOLDER.glob("[0-9]*.ipynb"))
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
+def executed(path: Path, store: Path | None = None) -> nbformat.NotebookNode:
     """The notebook with fresh outputs.
+
+    Args:
+        store: folder of the profile store; an empty one for None.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
@@ -36,7 +39,7 @@ def executed(path: Path) -> nbformat.NotebookNode:
         for helper in FOLDER.glob("*.py"):
             shutil.copy(helper, folder)
         paths = os.pathsep.join([str(FOLDER.parent), folder])
-        os.environ |= {"TENSOROPT_CACHE": folder, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        os.environ |= {"TENSOROPT_CACHE": str(store or folder), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         try:
             place = {"metadata": {"path": folder}}
             times = {"timeout": TIMEOUT_S, "startup_timeout": TIMEOUT_S}

@@ -64,7 +64,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.distributed
 def test_torchrun_trains_it(plan_file: Path, tmp_path: Path) -> None:
     process = torchrun(str(plan_file), "--steps", "4", "--json", str(tmp_path / "result.json"))
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     result = json.loads((tmp_path / "result.json").read_text())
     assert len(result["losses"]) == 4

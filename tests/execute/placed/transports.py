@@ -10,7 +10,7 @@ import torch
 
 from tensoropt.execute.placed.order import Transfer
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Switchboard:

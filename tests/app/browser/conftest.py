@@ -79,7 +79,7 @@ class Watch:
         page.on("request", self._request)
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
-        page.set_default_timeout(float(os.environ.get("TENSOROPT_BROWSER_TIMEOUT_MS", 60_000)))
+        page.set_default_timeout(float(os.environ.get("TENSOROPT_BROWSER_TIMEOUT_MS", 120_000)))
         return page
 
     def _request(self, request: Any) -> None:
@@ -99,7 +99,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def open_page(url: str, *, beside: Any = None, **options: Any) -> Any:
         if beside is None:
-            context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+            context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
             contexts.append(context)
         else:
             context = beside.context

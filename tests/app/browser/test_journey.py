@@ -45,7 +45,9 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
     page.keyboard.press("Home")  # the least budget of the slider lies below every plan
     page.wait_for_selector("text=/No plan fits .*; the smallest needs/")
     for _ in range(6):
+        at = page.evaluate("location.search")
         page.keyboard.press("ArrowRight")
+        page.wait_for_function("at => location.search !== at", arg=at)
     page.wait_for_selector("text=/No plan fits/", state="detached")
     page.wait_for_selector("#card-title:not(:has-text('fastest'))")
     assert "budget=" in page.url
@@ -121,11 +123,11 @@ def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp
     small_onnx(tmp_path / "small.onnx")
     page = opened(site.url("explore"))
     page.wait_for_function("document.querySelector('#kind')?.value === 'H100-80GB'")
-    assert not page.is_visible("#dims")
+    page.wait_for_selector("#dims", state="hidden")
     page.set_input_files("#upload input[type=file]", tmp_path / "small.onnx")
     page.wait_for_selector("text=small.onnx is here")
     page.wait_for_selector("#dims", state="visible")
-    assert not page.is_visible("#batch")
+    page.wait_for_selector("#batch", state="hidden")
     for control, value in (("dims", "batch=8"), ("per-node", "2"), ("micro", "1")):
         page.fill(f"#{control}", value)
     page.click("#start")
@@ -144,7 +146,7 @@ def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]
     page.click("text=open 2 frontiers", timeout=240_000)
     page.wait_for_selector("#profile td:has-text('1 × H100-80GB')")
     page.click("#profile tr:has-text('2 × H100-80GB') a >> nth=-1")
-    page.wait_for_function("location.search.includes('2-devices')")
+    page.wait_for_selector("#profile td strong:has-text('2 × H100-80GB')")
     page.click("#beside-start")
     page.click("text=open the frontier with its marks", timeout=240_000)
     page.wait_for_selector("#planner-table td:has-text('Megatron')")

@@ -66,20 +66,20 @@ bench-planners: $(STAMP) ## seconds of the placing planners on large graphs (ARG
 	$(BIN)/python -m tests.benchmarks.planners.bench_planners $(ARGS)
 
 test: $(STAMP) ## the test suite
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 test-all: $(STAMP) ## the test suite with its slow part, and coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --cov $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov $(ARGS)
 
 test-nojit: $(STAMP) ## the search without compiled kernels, as plain Python
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) tests/frontier tests/search $(ARGS)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/frontier tests/search $(ARGS)
 
 test-oldest: $(STAMP) ## the test suite with the oldest supported versions of everything, in .venv-oldest
 	"$(PYTHON)" -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python .ci/oldest.py > $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python .ci/install-torch.py --index "$(TORCH_INDEX)" --requirement "$(TORCH)"
 	$(OLDEST)/bin/python -m pip install --constraint $(OLDEST)/oldest.txt --editable ".[all,test]"
-	$(OLDEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 dist: $(STAMP) ## wheel and source distribution, in dist/
 	$(BIN)/python -m build

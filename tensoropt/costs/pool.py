@@ -103,8 +103,9 @@ class RankPool:
         interface: network interface of gloo, the loopback by default.
         prefixes: per rank, a command put before the worker's (such as ``ip netns exec NAME``).
 
-    Use it as a context manager, or call :meth:`close`. Workers also end when the pool is collected
-    or its process dies. One run at a time; further threads wait.
+    Use it as a context manager, or call :meth:`close`. Workers start with the first run: a pool of which nothing
+    is asked costs nothing. They also end when the pool is collected or its process dies. One run at a time;
+    further threads wait.
     """
 
     def __init__(
@@ -151,7 +152,6 @@ class RankPool:
         return tuple(worker.process.pid for worker in self._workers)
 
     def __enter__(self) -> RankPool:
-        self.start()
         return self
 
     def __exit__(
@@ -160,7 +160,11 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none run; ``run`` does it by itself (also again after a failure)."""
+        """Start the workers if none run; ``run`` does it by itself (also again after a failure).
+
+        Raises:
+            MeasurementError: they do not start; no :class:`RankError`, as it is no run that failed.
+        """
         with self._lock:
             if self._closed:
                 raise MeasurementError("this pool is closed; make a new one")
@@ -170,7 +174,10 @@ class RankPool:
                 for rank in range(self.world_size):
                     self._workers.append(self._spawn(rank))
                 self._send_all("setup", [self._setup(rank) for rank in range(self.world_size)])
-                self._collect("start", self._start_timeout_s)
+                try:
+                    self._collect("start", self._start_timeout_s)
+                except RankError as error:
+                    raise MeasurementError(f"the ranks do not start: {error}") from error
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
         """Call ``function(rank, world_size, *args)`` on all ranks at once.

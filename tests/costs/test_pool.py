@@ -94,6 +94,25 @@ def test_ranks_have_one_thread_and_a_core_of_their_own(pool):
         assert all(len(affinity) == 1 for affinity in cores)
 
 
+def test_a_pool_of_which_nothing_is_asked_starts_nothing():
+    with RankPool(2) as idle:
+        assert idle.process_ids == ()
+        idle.close()
+        with pytest.raises(MeasurementError, match="closed"):
+            idle.run(echo)
+
+
+def test_ranks_that_do_not_start_are_no_failed_run():
+    """What a run's failure leads to (another try, a note on a workload) would be done for each workload."""
+    with (
+        RankPool(1, prefixes=[["false"]]) as pool,
+        pytest.raises(MeasurementError, match="do not start") as caught,
+    ):
+        pool.run(echo)
+    assert not isinstance(caught.value, RankError)
+    assert pool.process_ids == ()
+
+
 def test_arguments_for_each_rank(pool):
     assert pool.run_each(echo, [(1, "a"), (2, "b")]) == [(1, "a"), (2, "b")]
     with pytest.raises(MeasurementError, match="one per rank"):

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
@@ -18,10 +19,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tensoropt.costs.pool import RankPool
+
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+TIMEOUT_S = 600.0
+"""Of a run on ranks, and of their start: a limit against hanging, not a measure of a machine."""
 _created = pytest.StashKey[str]()
 
 
@@ -40,6 +45,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _created in config.stash:
         shutil.rmtree(config.stash[_created], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Two ranks, started once: starting costs seconds, a run milliseconds."""
+    with RankPool(2, timeout_s=TIMEOUT_S, start_timeout_s=TIMEOUT_S) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    with RankPool(4, timeout_s=TIMEOUT_S, start_timeout_s=TIMEOUT_S) as pool:
+        yield pool
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -103,9 +103,9 @@ class RankPool:
         interface: network interface of gloo, the loopback by default.
         prefixes: per rank, a command put before the worker's (such as ``ip netns exec NAME``).
 
-    Use it as a context manager, or call :meth:`close`. Workers start with the first run: a pool of which nothing
-    is asked costs nothing. They also end when the pool is collected or its process dies. One run at a time;
-    further threads wait.
+    Use it as a context manager, or call :meth:`close`. Workers start with the first run: a pool of which
+    nothing is asked costs nothing. They also end when the pool is collected or its process dies. One run at a
+    time; further threads wait.
     """
 
     def __init__(

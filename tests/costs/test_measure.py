@@ -15,7 +15,6 @@ from tensoropt.costs.measure import (
     time_workload,
     usual,
 )
-from tensoropt.costs.pool import RankPool
 from tensoropt.costs.stopwatch import CACHE_BYTES, MOST_COPIES, WallClock
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import TensorSpec, Workload, random_tensor
@@ -26,10 +25,9 @@ from tensoropt.sharding.local import LocalCall
 pytestmark = pytest.mark.distributed
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with RankPool(2, timeout_s=60) as ranks:
-        yield ranks
+@pytest.fixture
+def pool(ranks):
+    return ranks
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def gone(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def pool():
-    with RankPool(2, timeout_s=60) as shared:
+    with RankPool(2, timeout_s=600) as shared:
         yield shared
 
 
@@ -186,7 +186,7 @@ SCRIPT = """
     from tensoropt.costs.pool import RankPool
     from tests_pool_helper import answer
     print("started", flush=True)            # would show up again if a worker imported this script
-    pool = RankPool(1, timeout_s=60)
+    pool = RankPool(1)
     print(pool.run(answer), pool.process_ids[0], flush=True)
     try:
         pool.run(lambda rank, world_size: 0)

@@ -97,7 +97,7 @@ def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened:
     page.wait_for_selector("#card-title:text-matches('Point 2 of 8')")
     veil = "document.querySelector('#graph .js-plotly-plot')?.layout.shapes[2]"
     page.wait_for_function(f"{veil}.visible && {veil}.x0 === 35")
-    page.wait_for_function("document.querySelector('#budget-text').value === '35.0 GiB'")  # nothing else follows
+    page.wait_for_function("document.querySelector('#budget-text').value === '35.0 GiB'")
     page.fill("#budget-text", "8 GiB")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=No plan fits 8.00 GiB; the smallest needs 10.0 GiB.")

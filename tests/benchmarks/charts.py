@@ -32,11 +32,15 @@ class Chart:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 between them on short axes."""
-    steps = (1, 2, 5) if math.log10(high / low) < 2 else (1,)
+    """Powers of ten, on short axes with as many between them as it takes to see three."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    found = [s * 10.0**e for e in range(first, last + 1) for s in steps]
-    return [t for t in found if low <= t * 1.0001 and t <= high * 1.0001]
+    found: list[float] = []
+    for steps in ((10,), (10, 20, 50), range(10, 100, 10), range(10, 100, 5), range(10, 100)):
+        every = [s * 10.0 ** (e - 1) for e in range(first, last + 1) for s in steps]
+        found = [t for t in every if low <= t * 1.0001 and t <= high * 1.0001]
+        if len(found) >= 3:
+            break
+    return found
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

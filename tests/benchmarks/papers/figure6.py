@@ -140,10 +140,12 @@ def _rival(row: dict[str, Any] | None) -> str:
 def picture(data: dict[str, Any]) -> str:
     charts = []
     for row in data["rows"]:
+        rivals = {p["planner"]: p for p in row["planners"] if p["time_s"] is not None}
         marks = {
-            RIVALS[p["planner"]]: [(p["memory_bytes"] / 2**30, 1e3 * p["time_s"])]
-            for p in row["planners"]
-            if p["time_s"] is not None
+            title if name in rivals else f"{title} (refuses)": [
+                (p["memory_bytes"] / 2**30, 1e3 * p["time_s"]) for p in [rivals.get(name)] if p
+            ]
+            for name, title in RIVALS.items()
         }
         stairs = {"frontier": [(m / 2**30, 1e3 * t) for m, t in row["frontier"]]}
         charts.append(

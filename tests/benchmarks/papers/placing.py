@@ -181,6 +181,8 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         gain = row["first_ready_s"] / row["enforced_s"] - 1
         times = [_ms(row["enforced_s"]), _ms(row["first_ready_s"]), f"{gain:+.1%}"]
         lines.append(_line([row["model"], str(row["devices"]), row["planner"], *times]))
+    if gains := [row["first_ready_s"] / row["enforced_s"] - 1 for row in by_section["order"]]:
+        lines += ["", f"Under this judge the order is worth between {min(gains):+.1%} and {max(gains):+.1%}."]
     lines += [
         "",
         f"## NetSplit's comparison, `{NETSPLIT}`",

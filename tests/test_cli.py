@@ -479,3 +479,9 @@ def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "two"))
     assert main(["profiles", "--import", str(tmp_path / "records")]) == 0
     assert "10 records added" in capsys.readouterr().out
+
+
+def test_a_refused_exploration_leaves_no_empty_folder(run, place) -> None:
+    code, _, _ = run("explore", "zoo:no-such-model", "--cluster", "local:2", "--out", "fresh")
+    assert code == 2
+    assert not (place / "fresh").exists()

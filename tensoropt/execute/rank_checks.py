@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tensoropt.execute.reference import (
     after_steps,
     difference,
     first_step,
+    has_kinks,
     outputs_difference,
     precision,
     reference,
@@ -71,6 +73,38 @@ def check_plan(
         found["memory"] = tracked_memory(step)
     found["times_s"] = step_times(step, options.timed_steps)
     return found
+
+
+def narrow_distance(
+    rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
+) -> dict[str, float]:
+    """How far this rank's gradients are from the unsplit model's in double precision, in the model's own one.
+
+    Returns:
+        ``split``: norm of the difference over all parameters here, relative to that of the gradients;
+        ``unsplit``: the same of the unsplit model in its own precision, what rounding alone does;
+        ``kinked``: 1 where rounding may change whole elements (:func:`has_kinks`), else 0.
+    """
+    loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
+    exact = reference(wide, options.seed).gradients
+    unsplit = reference(loaded, options.seed).gradients
+    engine = engine_of(loaded, strategy_data, options.seed)
+    _, got = first_step(engine, loaded)
+    shard = engine.shards.shard
+    return {
+        "split": _distance((value.double(), shard(name, exact[name])) for name, value in got.items()),
+        "unsplit": _distance((value.double(), exact[name]) for name, value in unsplit.items()),
+        "kinked": float(has_kinks(loaded)),
+    }
+
+
+def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Norm of the differences of (got, wanted) pairs relative to that of what is wanted."""
+    apart = size = 0.0
+    for got, want in pairs:
+        apart += float((got - want).square().sum())
+        size += float(want.square().sum())
+    return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
 def engine_of(loaded: LoadedModel, data: Mapping[str, Any], seed: int) -> AnyEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -194,6 +195,19 @@ def precision(loaded: LoadedModel) -> str:
     used = {t.dtype for t in loaded.captured.graph.tensors.values()}
     order = ("bfloat16", "float16", "float32", "float64")
     return next((dtype for dtype in order if dtype in used), "float32")
+
+
+_KINKED = re.compile(
+    r"(leaky_|p|r)?relu6?|hard\w+|softshrink|threshold|clamp\w*|abs|(arg|a)?(max|min)|maximum|minimum|"
+    r"(adaptive_)?max_pool\w+|topk|sort|gt|ge|lt|le|round|floor|ceil|trunc|sign|l1_loss"
+)
+
+
+def has_kinks(loaded: LoadedModel) -> bool:
+    """Whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a maximum
+    between equals, a comparison."""
+    packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
+    return any(_KINKED.fullmatch(packet) for packet in packets)
 
 
 def draws_at_random(loaded: LoadedModel) -> bool:

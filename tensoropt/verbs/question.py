@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tensoropt.units import format_bytes
 def explored(
     options: argparse.Namespace, progress: Progress, memory_bytes: float | None, **more: Any
 ) -> tuple[Path | None, Any]:
-    """(the folder of ``--out`` if there is one, the exploration, saved there)."""
+    """(the folder of ``--out`` if there is one, the exploration, saved there); none is left empty."""
     counts = micro_batch_option(options.micro_batches)
     from tensoropt.plan.constraints import constraints_of
 
@@ -23,7 +25,27 @@ def explored(
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)
+    there = options.out is not None and Path(options.out).exists()
     folder = writable_folder(options.out) if options.out else None
+    try:
+        return folder, _explored(options, progress, cluster, constraints, counts, memory_bytes, folder, more)
+    except BaseException:
+        if folder is not None and not there:
+            with contextlib.suppress(OSError):  # not empty: something was saved
+                folder.rmdir()
+        raise
+
+
+def _explored(
+    options: argparse.Namespace,
+    progress: Progress,
+    cluster: Any,
+    constraints: Any,
+    counts: str | tuple[int, ...],
+    memory_bytes: float | None,
+    folder: Path | None,
+    more: Mapping[str, Any],
+) -> Any:
     from tensoropt import api
     from tensoropt.costs.here import cores_here
     from tensoropt.plan.problem import Settings
@@ -65,7 +87,7 @@ def explored(
     found = with_origin(found, options, loaded.notes)
     if folder is not None:
         found.save(folder)
-    return folder, found
+    return found
 
 
 def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tensoropt.execute import redistribute
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.parallel import parallelize
@@ -336,3 +337,18 @@ def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
         except PlanError as error:
             found["refusals"].append(str(error))
     return found
+
+
+_run_steps = redistribute.run_steps
+
+
+def spoil_narrow_gradients(rank: int, world: int, spoil: bool) -> None:
+    """Let gradients in float32 be cast to bfloat16 on their way between ranks, or stop that."""
+
+    def spoilt(runtime: Any, value: torch.Tensor, spec: Any, steps: Any, *ends: Any) -> torch.Tensor:
+        result = _run_steps(runtime, value, spec, steps, *ends)
+        if steps and steps is spec.backward and result.dtype == torch.float32:
+            return result.to(torch.bfloat16).float()
+        return result
+
+    redistribute.run_steps = spoilt if spoil else _run_steps

@@ -16,9 +16,11 @@ from tensoropt.costs.workload import Workload, workload
 from tensoropt.execute.models import ModelSpec, load_model
 from tensoropt.execute.rank_checks import CheckOptions
 from tensoropt.execute.recorder import compare_collectives
+from tensoropt.execute.reference import has_kinks
 from tensoropt.execute.verify import (
     DIFFERENCES,
     is_rounding,
+    near_enough,
     verify_module,
     verify_strategies,
     within_tolerance,
@@ -168,3 +170,38 @@ def test_what_shrinks_with_precision_is_rounding(single: float, double: float, r
     found = {key: dict.fromkeys(DIFFERENCES, 0.0) | {"parameter_difference": value}
              for key, value in (("single", single), ("double", double))}  # fmt: skip
     assert is_rounding(found["single"], found["double"]) is rounding
+
+
+@pytest.mark.parametrize(
+    ("split", "unsplit", "kinked", "precision", "near"),
+    [
+        (3e-6, 1e-6, 0, "float32", True),
+        (4e-3, 1e-6, 0, "float32", False),  # a cast to bfloat16 where nothing can cross a kink
+        (1.3e-2, 5.6e-6, 1, "float32", True),  # a ResNet's ReLU crossed
+        (0.1, 5.6e-6, 1, "float32", False),
+        (0.22, 4.3e-2, 1, "bfloat16", True),
+        (0.9, 4.3e-2, 1, "bfloat16", False),
+        (math.nan, 1e-6, 1, "float32", False),
+    ],
+)
+def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, near) -> None:
+    assert near_enough({"split": split, "unsplit": unsplit, "kinked": kinked}, precision) is near
+
+
+def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
+    """Gradients are cast to bfloat16 on their way between ranks in float32, and not in float64."""
+    strategies = draw("mlp", (1, 2), 1)
+    ranks.run(jobs.spoil_narrow_gradients, True)
+    try:
+        (spoilt,) = verify_strategies(jobs.spec("mlp"), strategies, pool=ranks, options=NUMERICS)
+    finally:
+        ranks.run(jobs.spoil_narrow_gradients, False)
+    assert "right in float64, wrong in float32" in spoilt["error"]
+    assert spoilt["compared_in"] == "float64"
+    assert spoilt["gradient_difference"] < 1e-9
+    assert not spoilt["numerics_ok"]
+
+
+@pytest.mark.parametrize(("name", "kinks"), [("mlp", False), ("vgg_norm", True)])
+def test_kinks_are_found(name: str, kinks: bool) -> None:
+    assert has_kinks(load_model(jobs.spec(name))) is kinks

@@ -13,7 +13,7 @@ from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
 from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import Workload
-from tensoropt.sharding.buckets import BUCKET_BYTES
+from tensoropt.sharding.buckets import BUCKET_BYTES, copies_gradient
 from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import Placed, localise
@@ -170,9 +170,8 @@ class Prices:
         )
         compute = communication = 0.0
         if tensor.requires_grad:
-            arrivals = self.arrivals(stored)
-            arrival = self.upkeep.arrival_s(elements * tensor.stored_element_bytes, arrivals)
-            compute = elements * self.compute.optimizer_s_per_element + arrival * arrivals
+            arrival = self.gradient_arrival_s(elements * tensor.stored_element_bytes, stored)
+            compute = elements * self.compute.optimizer_s_per_element + arrival * self.arrivals(stored)
         axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
         if axes and tensor.requires_grad:
             share = elements * tensor.stored_element_bytes / BUCKET_BYTES
@@ -182,6 +181,11 @@ class Prices:
     def arrivals(self, stored: Layout) -> int:
         """How often in a step a gradient comes to where its parameter lives."""
         return 1 if stored[0] == WAITING else self.mesh[0]
+
+    def gradient_arrival_s(self, size: float, stored: Layout) -> float:
+        """Seconds of one of these :meth:`arrivals`, of ``size`` bytes; see :func:`copies_gradient`."""
+        copied = copies_gradient(stored, self.mesh)
+        return self.upkeep.arrival_s(size, self.arrivals(stored), copied=copied)
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
         """From where a parameter lives to a use of it."""

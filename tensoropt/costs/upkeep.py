@@ -40,11 +40,15 @@ class Upkeep:
     call_s: float = 0.0
     again_s: float = 0.0
 
-    def arrival_s(self, gradient_bytes: float, micro_batches: int = 1) -> float:
-        """Seconds per micro-batch until a gradient is in its bucket: the first one's is copied there, those
-        of the others are added."""
-        added = (micro_batches - 1) * self.add_s_per_byte
-        return gradient_bytes * (self.copy_s_per_byte + added) / micro_batches
+    def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
+        """Seconds per micro-batch until a gradient is where it waits for the optimizer.
+
+        Args:
+            copied: the first micro-batch's is copied to a bucket, not left where autograd made it; those of
+                the others are added.
+        """
+        first = self.copy_s_per_byte if copied else 0.0
+        return gradient_bytes * (first + (micro_batches - 1) * self.add_s_per_byte) / micro_batches
 
 
 class _Cut(torch.autograd.Function):

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from tensoropt.execute.gradients import Gradients
 from tensoropt.execute.redistribute import EdgeSpec, take_shard
 from tensoropt.execute.runtime import Runtime
-from tensoropt.sharding.buckets import Bucket, gradient_buckets
+from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.placement import Atoms, Layout, local_atoms
 from tensoropt.sharding.strategy import Strategy
 
@@ -60,12 +60,8 @@ class ParameterShards:
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """Per trained parameter its view into a bucket."""
+        """Per trained parameter its gradient."""
         return self.book.views
-
-    @property
-    def buckets(self) -> list[tuple[Bucket, torch.Tensor]]:
-        return self.book.buckets
 
     def clear(self) -> None:
         self.book.clear()

@@ -75,7 +75,7 @@ def tracked_memory(step: Step) -> dict[str, int]:
         copies, waiting = list(engine.runtime.held.values()), list(engine.held.waiting.values())
     parts = {
         "parameters": [v.detach() for v in (*engine.shards.leaves.values(), *copies)],
-        "gradients": [*(flat for _, flat in engine.shards.buckets), *waiting],
+        "gradients": [*engine.shards.book.tensors, *waiting],
         "optimizer": step.optimizer_state(),
     }
     del copies  # the step replaces them, so nobody else may keep the old ones

@@ -253,7 +253,7 @@ class GroupPieces(PieceMaker):
         summed, arrived = gradients or size, GIVE_SHARED if stored[0] == WAITING else ARRIVED
         arrival_s = step_s = 0.0
         if self.prices is not None:
-            arrival_s = self.prices.upkeep.arrival_s(size, self.prices.arrivals(stored))
+            arrival_s = self.prices.gradient_arrival_s(size, stored)
             step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
         waiting = (
             Effect(FIRST_ARRIVED, later=True, transient=summed),

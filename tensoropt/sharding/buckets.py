@@ -11,7 +11,7 @@ from math import prod
 
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.placement import PARTIAL_GRAD, Layout
+from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING, Layout
 from tensoropt.sharding.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20
@@ -34,6 +34,14 @@ class Bucket:
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
     """Real axes over which the gradient of a parameter stored so is a partial sum."""
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
+
+
+def copies_gradient(stored: Layout, mesh: Sequence[int]) -> bool:
+    """Whether the gradient of a parameter stored so is copied to where it waits for the optimizer.
+
+    To a bucket that is reduced, or from beside a held copy; any other stays where autograd made it.
+    """
+    return stored[0] == WAITING or bool(reduction_axes(stored, mesh))
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:

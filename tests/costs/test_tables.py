@@ -113,7 +113,9 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
         if strategy.tensor(name).requires_grad:
             elements = prod(strategy.local_shape(name, layout))
             total += elements * ToyCompute().optimizer_s_per_element
-            total += elements * strategy.tensor(name).stored_element_bytes / COPY  # into its bucket, once
+            reduced = any(a and n > 1 and layout[a] == PARTIAL_GRAD for a, n in enumerate(strategy.mesh))
+            if reduced or layout[0] == WAITING:  # into its bucket, once; any other stays where it was made
+                total += elements * strategy.tensor(name).stored_element_bytes / COPY
     return total
 
 

@@ -47,7 +47,7 @@ def torch_peak_bytes(step: Step, modules: Any = None) -> int:
         for value in itertools.chain(step.inputs, engine.module.buffers(), engine.buffers.values())
     }
     shards = engine.shards
-    kept = [*shards.leaves.values(), *(flat for _, flat in shards.buckets), *step.optimizer_state()]
+    kept = [*shards.leaves.values(), *shards.book.tensors, *step.optimizer_state()]
     if isinstance(engine, Engine):
         kept += [*engine.runtime.held.values(), *engine.held.waiting.values()]
     tracker = MemTracker()

@@ -164,7 +164,7 @@ def tracked_peak(build, strategy: Strategy, optimizer_of) -> int:
     tracker.exclude((*inputs, *engine.lowered.module.buffers(), *engine.buffers.values()))
     states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     tracker.add(v.detach() for v in engine.shards.leaves.values())
-    tracker.add(flat for _, flat in engine.shards.buckets)
+    tracker.add(engine.shards.book.tensors)
     tracker.add(states)
     with tracker:
         step()

@@ -83,12 +83,8 @@ class HomeParameters:
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """Per trained parameter its view into a bucket."""
+        """Per trained parameter its gradient."""
         return self.book.views
-
-    @property
-    def buckets(self) -> list[tuple[Bucket, torch.Tensor]]:
-        return self.book.buckets
 
     def clear(self) -> None:
         self.book.clear()

@@ -311,7 +311,6 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
             sizes[2] += size * OPTIMIZER_STATE[prices.optimizer]
             for kind, rate in enumerate(rates):
                 seconds[kind] += tensor.elements * rate.optimizer_s_per_element
-                seconds[kind] += prices.upkeep[kind].arrival_s(size)
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
     return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}

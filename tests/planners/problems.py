@@ -60,12 +60,18 @@ def small(
 
 
 @cache
-def frontier(name: str, *more) -> tuple[Point, ...]:
-    """The exact frontier of :func:`small`, judged."""
+def searched(name: str, *more) -> tuple[Point, ...]:
+    """What the exact search finds for :func:`small`, judged: a frontier in what is added up."""
     question = small(name, *more)
     selections = [
         s
         for number, space in enumerate(question.spaces)
         for s in selections_of(number, track_frontier(cost_graph(space.tables), epsilon=0.0))
     ]
-    return reduce_points(question.points("frontier", selections), lambda p: (p.memory_bytes, p.time_s))
+    return tuple(question.points("frontier", selections))
+
+
+@cache
+def frontier(name: str, *more) -> tuple[Point, ...]:
+    """The exact frontier of :func:`small` under the judge."""
+    return reduce_points(searched(name, *more), lambda p: (p.memory_bytes, p.time_s))

@@ -11,7 +11,7 @@ from tensoropt.planners import ENTRIES, UnsuitableError, exact, netsplit, netspl
 from tensoropt.planners import flexflow as flexflow_module
 from tensoropt.planners.netsplit import NetSplit
 from tensoropt.planners.pesto import Pesto
-from tests.planners.problems import frontier, small
+from tests.planners.problems import frontier, searched, small
 
 CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]
 IDS = ["layers 2", "gpt2 2", "gpt2 4 and 2x2"]
@@ -92,7 +92,7 @@ def test_an_impossible_limit_is_refused(name):
 @pytest.mark.parametrize("name", SHARDED)
 def test_nobody_beats_the_frontier_in_what_is_added_up(name):
     case = CASES[1]
-    best = frontier(*case)
+    best = searched(*case)  # the judge may find the leanest of them worse than another
     for plan in plans(name, small(*case)):
         mine = plan.predicted
         within = [p for p in best if p.additive_memory_bytes <= mine.additive_memory_bytes * (1 + 1e-9)]

@@ -41,7 +41,8 @@ def measurement_prefix(ranks: int, threads: int, training: bool, device: str | N
         device: a kind of GPU; None for this machine's processor.
     """
     mode = "train" if training else "inference"
-    on = device or f"{processor_name()}/kept-memory"  # see tensoropt.costs.allocator
+    # How a CPU is timed: tensoropt.costs.allocator, tensoropt.costs.stopwatch.
+    on = device or f"{processor_name()}/kept-memory,copies"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 

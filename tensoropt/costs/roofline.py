@@ -99,12 +99,17 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
     }
 
 
+_SUPERSEDED = "/kept-memory/torch-"
+"""In keys of what was timed after a walk through other data (:mod:`tensoropt.costs.stopwatch`)."""
+
+
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """Samples among records of the store; what failed, or was kept without its class, is passed over."""
+    """Samples among records of the store; what failed, was kept without its class, or was timed in a way that
+    made small work too slow, is passed over."""
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
-        if "class" in r and "error" not in r
+        if "class" in r and "error" not in r and _SUPERSEDED not in key
     )
 
 

@@ -30,8 +30,8 @@ from tensoropt.sharding.resharding import edge_steps
 
 Order = tuple[int, ...]
 """The dims of a tensor from the one with the largest stride to the one with the smallest."""
-VERSION = 6
-"""Part of every key; raised when the way of measuring changes."""
+VERSION = 5
+"""Part of every key, in stores and saved explorations; raised when what a workload says changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,10 @@ def in_this_process(arguments: list[str], what: str) -> None:
 
 def serves(command: list[str]) -> None:
     """The server says where it is, and ends when interrupted."""
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore it
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    signal.signal(signal.SIGINT, before)
+    with started as server:
         assert server.stderr is not None
         try:
             said = ""
@@ -92,6 +95,7 @@ def serves(command: list[str]) -> None:
                 line = server.stderr.readline()
                 assert line, said
                 said += line
-        finally:
             server.send_signal(signal.SIGINT)
             server.wait(timeout=60)
+        finally:
+            server.kill()  # else leaving would wait for it

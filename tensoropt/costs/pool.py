@@ -326,7 +326,8 @@ class RankPool:
                     verdict, content = pickle.loads(item.recv_bytes())
                 except (EOFError, OSError):
                     died = True
-                    failure = failure or self._death(rank, what)
+                    # What another rank says may be no more than that this one is gone, and may come first.
+                    failure = failure if failure and failure.kind == "died" else self._death(rank, what)
                 except Exception as error:
                     failure = failure or RankError(
                         f"rank {rank}: the result of {what} cannot be read here ({error})",

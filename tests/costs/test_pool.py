@@ -148,6 +148,18 @@ def test_a_rank_that_dies(pool):
     assert pool.run(add_ranks, 0.0)[1].tolist() == [1.0] * 3
 
 
+def die_late(rank: int, world_size: int, dying: int) -> None:
+    if rank != dying:
+        raise RuntimeError("Connection reset by peer")
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_death_counts_before_what_others_say_of_it(pool):
+    with pytest.raises(RankError, match="rank 1 died by signal SIGKILL"):
+        pool.run(die_late, 1)
+
+
 def test_a_rank_that_hangs_shows_where(pool):
     pool.run(echo)  # so that this module is imported there
     with pytest.raises(RankError, match="rank 1 did not finish hang_on within 2 s") as caught:

@@ -70,6 +70,7 @@ def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> 
     if world_size > 1:
         dist.barrier()
     given: dict[str, torch.Tensor] = {}
+    copies: list[Mapping[str, torch.Tensor]] = []
     laps: list[Lap] = []
 
     def copies_wanted() -> int:
@@ -87,7 +88,6 @@ def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> 
         visit = sum(map(sum, _seconds(laps, watch).values())) / count
         return ceil(min(watch.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
 
-    copies: list[Mapping[str, torch.Tensor]] = []
     wanted = _agreed(laps_wanted, world_size, watch)
     if not wanted:
         return {"error": _ELSEWHERE}

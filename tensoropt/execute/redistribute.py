@@ -9,7 +9,6 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -20,6 +19,8 @@ import torch.distributed as dist
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.placement import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
 from tensoropt.sharding.resharding import Step, gradient_placements
+
+Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,13 @@ def run_steps(
 
 
 @lru_cache(maxsize=1 << 16)
-def _sizes(
-    atoms: Atoms, layout: Layout, mesh: tuple[int, ...], place: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _sizes(atoms: Atoms, layout: Layout, mesh: Sizes, place: Sizes) -> tuple[Sizes, Sizes]:
     """Of a shard's atoms, and of the whole tensor's."""
     own = local_atoms(atoms, layout, mesh, place)
     return tuple(size for dim in own for size in dim), tuple(size for dim in atoms for size in dim)
 
 
-def _parts(step: Step, mesh: tuple[int, ...]) -> int:
+def _parts(step: Step, mesh: Sizes) -> int:
     return math.prod(mesh[a] for a in step.axes)
 
 
@@ -103,7 +102,7 @@ def _all_reduce(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch
     return x
 
 
-def _sharded_size(step: Step, current: list[int], global_sizes: Sequence[int], mesh: tuple[int, ...]) -> int:
+def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Sizes) -> int:
     """Size of the step's atom before its axes cut it: what remains after the outer axes."""
     size = global_sizes[step.atom]
     for axis, code in enumerate(current):
@@ -113,12 +112,7 @@ def _sharded_size(step: Step, current: list[int], global_sizes: Sequence[int], m
 
 
 def _all_gather(
-    runtime: Runtime,
-    x: torch.Tensor,
-    step: Step,
-    current: list[int],
-    sizes: Sequence[int],
-    mesh: tuple[int, ...],
+    runtime: Runtime, x: torch.Tensor, step: Step, current: list[int], sizes: Sizes, mesh: Sizes
 ) -> torch.Tensor:
     group, parts = runtime.group(step.axes), _parts(step, mesh)
     if group is None:
@@ -175,12 +169,7 @@ def _mask(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tenso
 
 
 def _pad(
-    runtime: Runtime,
-    x: torch.Tensor,
-    step: Step,
-    current: list[int],
-    sizes: Sequence[int],
-    mesh: tuple[int, ...],
+    runtime: Runtime, x: torch.Tensor, step: Step, current: list[int], sizes: Sizes, mesh: Sizes
 ) -> torch.Tensor:
     whole = _sharded_size(step, current, sizes, mesh)
     start, length = chunk(whole, _parts(step, mesh), runtime.coordinate(step.axes))

@@ -11,8 +11,8 @@ tests/benchmarks/results/execute/DATE-step.{json,md,svg}; ``--quick``: two round
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -172,10 +172,15 @@ def svg(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
-    wanted = [a for a in sys.argv[1:] if not a.startswith("--")] or list(MODELS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two rounds, results in out/execute")
+    parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(MODELS)}; default: all")
+    options = parser.parse_args()
+    quick = options.quick
+    if unknown := [name for name in options.models if name not in MODELS]:
+        parser.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
     results = Results("execute", "step", {}, quick=quick)
-    for name in wanted:
+    for name in options.models or MODELS:
         start = time.perf_counter()
         row = measure(name, 2 if quick else ROUNDS)
         results.add("model", row)

@@ -39,6 +39,10 @@ class Sequenced:
     finish_s: float
     ranks: Ranks
 
+    @property
+    def answer(self) -> PlacedAnswer:
+        return PlacedAnswer(self.placement, expected_s=self.finish_s)
+
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
     """Algorithm 1 under the judge's memory.
@@ -48,8 +52,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     """
     units = units_of(problem)
 
-    def attempt(memory: Memory) -> tuple[Placement, tuple[str, ...]]:
-        return sequence(problem, units, memory).placement, ()
+    def attempt(memory: Memory) -> PlacedAnswer:
+        return sequence(problem, units, memory).answer
 
     return settle("dpos", problem, units, memory_limit_bytes, attempt)
 

@@ -3,27 +3,47 @@
 Z. Jia, S. Lin, C. R. Qi, A. Aiken, *Exploring Hidden Dimensions in Parallelizing Convolutional Neural
 Networks*, ICML 2018, section 5: a node between two others is replaced by an edge that costs the best of its
 configurations (node elimination), parallel edges are added up (edge elimination). A node with one neighbour
-is folded into it, which is what enumerating the final graph would do to it.
+is folded into it. What then remains, the final graph, is enumerated: algorithm 1 tries all its strategies at
+once, which K nodes of C configurations make C^K; here it is one node after the other, over the strategies of
+its neighbours only, which finds the same optimum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-MOST_IN_FINAL_GRAPH = 2
+MOST_NEIGHBOURS = 2
+"""Of a node that node elimination takes out."""
+MOST_ENTRIES = 2**23
+"""Of one table of the final graph: 64 MiB."""
+
+
+class Cheapest(NamedTuple):
+    """The cheapest strategy.
+
+    Attributes:
+        choice: configuration per node.
+        final: nodes of the final graph, which no elimination takes out; none where one node remains.
+    """
+
+    cost: float
+    choice: dict[str, int]
+    final: tuple[str, ...]
 
 
 class IrreducibleError(Exception):
-    """More nodes remain than the method enumerates.
+    """The final graph is too large to be enumerated.
 
     Attributes:
-        remaining: their names.
+        remaining: its nodes.
     """
 
     def __init__(self, remaining: Sequence[str]):
@@ -37,25 +57,23 @@ class ImpossibleError(ValueError):
 
 @dataclass(frozen=True)
 class _Removed:
-    """A node taken out: the best of its configurations for every pair of its neighbours'."""
+    """A node taken out: the best of its configurations for every strategy of its neighbours."""
 
     name: str
-    left: str
-    right: str
-    best: NDArray[np.int64]
+    neighbours: tuple[str, ...]
+    best: NDArray[np.int32]
 
 
-def cheapest(
-    nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]
-) -> tuple[float, dict[str, int]]:
-    """(cost, configuration per node) of the cheapest strategy.
+def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]) -> Cheapest:
+    """The cheapest strategy of a graph.
 
     Args:
         nodes: per node (K,) costs; inf marks the impossible.
         edges: (a, b, costs (Ka, Kb)); parallel ones are added.
 
     Raises:
-        IrreducibleError: node and edge elimination leave more than two nodes connected.
+        IrreducibleError: node and edge elimination leave a graph of which some table of best configurations
+            would have more than ``MOST_ENTRIES``.
         ImpossibleError: nothing is possible.
     """
     weights = {name: np.array(costs, dtype=np.float64) for name, costs in nodes.items()}
@@ -67,14 +85,14 @@ def cheapest(
     waiting = sorted(graph.nodes)
     while waiting:
         name = waiting.pop()
-        if name not in graph or graph.degree(name) > MOST_IN_FINAL_GRAPH:
+        if name not in graph or graph.degree(name) > MOST_NEIGHBOURS:
             continue
         neighbours = sorted(graph.neighbors(name))
         removed.append(_eliminate(graph, weights, name, neighbours))
         waiting.extend(n for n in neighbours if n not in waiting)
-    if graph.number_of_nodes():
-        raise IrreducibleError(sorted(graph.nodes))
-    return _total(nodes, edges, _unroll(removed))
+    final = tuple(sorted(graph.nodes))
+    removed += _Final(graph, weights).run()
+    return _total(nodes, edges, _unroll(removed), final)
 
 
 def _add(graph: nx.Graph, a: str, b: str, costs: Floats) -> None:
@@ -93,44 +111,107 @@ def _table(graph: nx.Graph, a: str, b: str) -> Floats:
 def _eliminate(graph: nx.Graph, weights: dict[str, Floats], name: str, neighbours: list[str]) -> _Removed:
     own = weights[name]
     if not neighbours:
-        best = np.array(int(np.argmin(own)))
-        removed = _Removed(name, "", "", best)
+        best = np.array(np.argmin(own))
     elif len(neighbours) == 1:
         (left,) = neighbours
         costs = _table(graph, left, name) + own[None, :]
         weights[left] = weights[left] + costs.min(axis=1)
-        removed = _Removed(name, left, "", costs.argmin(axis=1))
+        best = costs.argmin(axis=1)
     else:
         left, right = neighbours
         to_left, to_right = _table(graph, left, name) + own[None, :], _table(graph, name, right)
         table = np.empty((len(to_left), to_right.shape[1]))
-        best = np.empty(table.shape, dtype=np.int64)
+        best = np.empty(table.shape, dtype=np.int32)
         for row, costs in enumerate(to_left):
             sums = costs[:, None] + to_right
             best[row] = sums.argmin(axis=0)
             table[row] = sums.min(axis=0)
         _add(graph, left, right, table)
-        removed = _Removed(name, left, right, best)
     graph.remove_node(name)
-    return removed
+    return _Removed(name, tuple(neighbours), best.astype(np.int32))
+
+
+@dataclass(frozen=True)
+class _Term:
+    """Costs of some nodes together: an array with a dimension for each."""
+
+    names: tuple[str, ...]
+    costs: Floats
+
+
+class _Final:
+    """The final graph, enumerated node by node."""
+
+    def __init__(self, graph: nx.Graph, weights: Mapping[str, Floats]):
+        self.graph = graph.copy()
+        self.nodes = tuple(sorted(graph.nodes))
+        self.sizes = {name: len(weights[name]) for name in graph}
+        self.terms = [_Term((name,), weights[name]) for name in self.nodes]
+        self.terms += [_Term((a, b), _table(graph, a, b)) for a, b in graph.edges]
+
+    def run(self) -> list[_Removed]:
+        """Nodes in the order in which they were taken out.
+
+        Raises:
+            IrreducibleError: a table would have more than ``MOST_ENTRIES``.
+        """
+        order = self._order()
+        return [self._take(name) for name in order]
+
+    def _entries(self, name: str) -> int:
+        return prod(self.sizes[other] for other in self.graph[name])
+
+    def _order(self) -> list[str]:
+        """Next the node with the smallest table; known before any is computed."""
+        order: list[str] = []
+        while self.graph:
+            name = min(self.graph, key=lambda n: (self._entries(n) * self.sizes[n], n))
+            if self._entries(name) > MOST_ENTRIES:
+                raise IrreducibleError(self.nodes)
+            neighbours = sorted(self.graph[name])
+            self.graph.remove_node(name)
+            self.graph.add_edges_from((a, b) for i, a in enumerate(neighbours) for b in neighbours[:i])
+            order.append(name)
+        return order
+
+    def _take(self, name: str) -> _Removed:
+        mine = [term for term in self.terms if name in term.names]
+        self.terms = [term for term in self.terms if name not in term.names]
+        names = tuple(sorted({n for term in mine for n in term.names} - {name}))
+        least = np.full([self.sizes[n] for n in names], np.inf)
+        best = np.zeros(least.shape, dtype=np.int32)
+        for index in range(self.sizes[name]):
+            costs = sum((self._slice(term, name, index, names) for term in mine), np.zeros(()))
+            better = costs < least
+            np.copyto(best, index, where=better)
+            np.copyto(least, np.broadcast_to(costs, least.shape), where=better)
+        self.terms.append(_Term(names, least))
+        return _Removed(name, names, best)
+
+    @staticmethod
+    def _slice(term: _Term, name: str, index: int, names: tuple[str, ...]) -> Floats:
+        """A term where ``name`` has configuration ``index``, with a dimension for each of ``names``."""
+        rest = tuple(n for n in term.names if n != name)
+        costs: Floats = np.asarray(term.costs.take(index, axis=term.names.index(name)))
+        costs = costs.transpose([rest.index(n) for n in names if n in rest])
+        return costs.reshape([costs.shape[sorted(rest).index(n)] if n in rest else 1 for n in names])
 
 
 def _unroll(removed: Sequence[_Removed]) -> dict[str, int]:
     choice: dict[str, int] = {}
     for step in reversed(removed):
-        best = step.best
-        for neighbour in (step.left, step.right):
-            if neighbour:
-                best = best[choice[neighbour]]
-        choice[step.name] = int(best)
+        choice[step.name] = int(step.best[tuple(choice[n] for n in step.neighbours)])
     return choice
 
 
 def _total(
-    nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]], choice: dict[str, int]
-) -> tuple[float, dict[str, int]]:
+    nodes: Mapping[str, Floats],
+    edges: Sequence[tuple[str, str, Floats]],
+    choice: dict[str, int],
+    final: tuple[str, ...],
+) -> Cheapest:
     total = sum(float(costs[choice[name]]) for name, costs in nodes.items())
     total += sum(float(costs[choice[a], choice[b]]) for a, b, costs in edges)
     if not np.isfinite(total):
         raise ImpossibleError("no strategy is possible")
-    return total, choice
+    return Cheapest(total, choice, final)

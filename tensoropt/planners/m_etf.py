@@ -19,8 +19,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     """
     units = units_of(problem)
 
-    def attempt(memory: Memory) -> tuple[Placement, tuple[str, ...]]:
-        return placement_of(problem, earliest_first(problem, units, memory)), ()
+    def attempt(memory: Memory) -> PlacedAnswer:
+        return PlacedAnswer(placement_of(problem, earliest_first(problem, units, memory)))
 
     return settle("m_etf", problem, units, memory_limit_bytes, attempt)
 

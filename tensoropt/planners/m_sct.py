@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from tensoropt.plan.placed import Placement, PlacementProblem
+from tensoropt.plan.placed import PlacementProblem
 from tensoropt.planners.earliest import earliest_first
 from tensoropt.planners.m_etf import placement_of
 from tensoropt.planners.placing import Memory, PlacedAnswer, Units, settle, units_of
@@ -61,8 +61,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     favourite = favourites(problem.size, graph)
     notes = not_small(graph)
 
-    def attempt(memory: Memory) -> tuple[Placement, tuple[str, ...]]:
-        return placement_of(problem, earliest_first(problem, units, memory, favourite)), notes
+    def attempt(memory: Memory) -> PlacedAnswer:
+        return PlacedAnswer(placement_of(problem, earliest_first(problem, units, memory, favourite)), notes)
 
     return settle("m_sct", problem, units, memory_limit_bytes, attempt)
 

@@ -24,7 +24,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     share = float(units.bytes.sum()) / problem.devices.count + float(units.bytes.max(initial=0.0))
     """A device's cap, section 3.1: an equal share of the memory, and the largest operator's on top."""
 
-    def attempt(memory: Memory) -> tuple[Placement, tuple[str, ...]]:
+    def attempt(memory: Memory) -> PlacedAnswer:
         device = np.full(len(units.members), -1)
         current = 0
         for unit in units.of:
@@ -40,6 +40,6 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
             memory.book(units, unit, chosen)
             if len(allowed) == problem.devices.count:
                 current = max(current, chosen)
-        return Placement.in_order([int(device[u]) for u in units.of], problem.devices.count), ()
+        return PlacedAnswer(Placement.in_order([int(device[u]) for u in units.of], problem.devices.count))
 
     return settle("m_topo", problem, units, memory_limit_bytes, attempt)

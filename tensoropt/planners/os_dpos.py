@@ -12,11 +12,11 @@ a piece already is cut anew as a whole: the same dims and counts are tried for i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.placed import Placement, PlacementProblem
+from tensoropt.plan.placed import PlacementProblem
 from tensoropt.planners.dpos import Sequenced, sequence
 from tensoropt.planners.placing import (
     Memory,
@@ -123,14 +123,14 @@ def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnsw
         best, cut = _search(first, limit, flies)
         graph, units = best.graph, best.units
 
-    def attempt(memory: Memory) -> tuple[Placement, tuple[str, ...]]:
-        return sequence(graph.problem, units, memory).placement, ()
+    def attempt(memory: Memory) -> PlacedAnswer:
+        return sequence(graph.problem, units, memory).answer
 
     answer = settle("os_dpos", graph.problem, units, limit, attempt)
     told = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
     listed = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
     notes = (note, f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
-    return graph, PlacedAnswer(answer.placement, notes)
+    return graph, replace(answer, notes=notes)
 
 
 def _try(graph: S, limit: float | None, flies: bool) -> _Try[S] | None:

@@ -13,7 +13,7 @@ what an operator needs while it runs. :func:`settle` asks again with less room u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,10 +36,12 @@ class PlacedAnswer:
     Attributes:
         placement: within the capacity and the limit under the judge.
         notes: what the method says of it: what was approximated, tightened, or left unproven.
+        expected_s: the method's own estimate of the step; None where it makes none.
     """
 
     placement: Placement
     notes: tuple[str, ...] = ()
+    expected_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,8 @@ def ceilings(problem: PlacementProblem, limit: float | None) -> Floats:
     return capacity if limit is None else np.minimum(capacity, limit)
 
 
-Attempt = Callable[[Memory], tuple[Placement, tuple[str, ...]]]
-"""A method under given caps: its placement and notes, or :class:`NoRoomError`."""
+Attempt = Callable[[Memory], PlacedAnswer]
+"""A method under given caps: its answer, or :class:`NoRoomError`."""
 
 
 def settle(
@@ -230,14 +232,14 @@ def _settle(
     for number in range(ATTEMPTS):
         memory = Memory.empty(caps.copy(), flies)
         try:
-            placement, notes = attempt(memory)
+            answer = attempt(memory)
         except NoRoomError as full:
             raise InfeasibleError(_refusal(name, problem, units, most, caps, full.unit)) from None
         if np.isinf(most).all():
-            return PlacedAnswer(placement, notes)
-        peaks = np.array(play_placement(problem, placement).peak_bytes)
+            return answer
+        peaks = np.array(play_placement(problem, answer.placement).peak_bytes)
         if (peaks <= most).all():
-            return PlacedAnswer(placement, (*notes, *_tightened(most, caps, number)))
+            return replace(answer, notes=(*answer.notes, *_tightened(most, caps, number)))
         booked = memory.used + (memory.flight if flies else 0.0)
         caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
     worst = int((peaks - most).argmax())

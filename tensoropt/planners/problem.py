@@ -20,10 +20,14 @@ from tensoropt.plan import problem as prepared
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
 from tensoropt.plan.judge import CHUNK, judge
 from tensoropt.plan.overlap import overlap_of
-from tensoropt.plan.placed import Placement, play_placement
+from tensoropt.plan.placed import PlacedPlay, play_placement
 from tensoropt.plan.placed.points import placed_point
 from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
-from tensoropt.units import format_bytes
+from tensoropt.planners.placing import PlacedAnswer
+from tensoropt.units import format_bytes, format_seconds
+
+NOTABLE = 0.05
+"""How much longer than expected a step takes before a note says so."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,24 @@ class Problem:
             )
         return (fitting[-1],)
 
-    def placed_answer(
-        self, planner: str, graph: PricedGraph, placement: Placement, notes: tuple[str, ...]
-    ) -> Found:
+    def placed_answer(self, planner: str, graph: PricedGraph, answer: PlacedAnswer) -> Found:
         """A placement as the judge sees it."""
-        play = play_placement(graph.problem, placement)
-        notes = (*notes, *graph.prices.limits.notes)
+        play = play_placement(graph.problem, answer.placement)
+        notes = (*answer.notes, *disappointed(answer, play), *graph.prices.limits.notes)
         space = len(self.base.spaces) - 1
         return Found(placed_point(graph, play, planner=planner, space=space, notes=notes), notes)
+
+
+def disappointed(answer: PlacedAnswer, play: PlacedPlay) -> tuple[str, ...]:
+    """A note where the judge's step takes longer than the method expected, with the busiest link."""
+    expected = answer.expected_s
+    if expected is None or play.time_s <= expected * (1 + NOTABLE):
+        return ()
+    lane, busy = play.busiest_lane
+    return (
+        f"it expects a step of {format_seconds(expected)}, the judge plays {format_seconds(play.time_s)}: "
+        f"messages queue, which its estimate does not count; {lane} is busy for {format_seconds(busy)}",
+    )
 
 
 class Found(NamedTuple):

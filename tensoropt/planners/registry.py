@@ -60,7 +60,7 @@ class Entry:
             graph, answer = module.place_split(graph, memory_limit_bytes, seed)
         else:
             answer = module.place(graph.problem, memory_limit_bytes, seed)
-        return (problem.placed_answer(self.name, graph, answer.placement, answer.notes),)
+        return (problem.placed_answer(self.name, graph, answer),)
 
     def __call__(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         found = self.points(problem, memory_limit_bytes, seed)

@@ -4,8 +4,10 @@ M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow
 EuroSys 2019, section 5: the devices are divided step by step (by two where their number is a power of two);
 each step splits every operator and every tensor once, by the dynamic program that needs the least
 communication for it (section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do
-not grow). Here a step is a mesh axis, outermost first. An operator or parameter that cannot be split on an
-axis stays whole there; the plan's notes say so.
+not grow). Before that the graph is coarsened (section 5.1): forward and backward are one here anyway, what is
+element-wise mostly belongs to a group, and timesteps of recurrent networks are coalesced (:mod:`.timesteps`).
+Here a step is a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays
+whole there; the plan's notes say so.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tensoropt.costs.tables import CostTables, Variable
 from tensoropt.planners.elimination import ImpossibleError, IrreducibleError, cheapest
 from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
 from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.timesteps import coalesced, repeated
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 MOST_NAMED = 6
@@ -34,6 +37,8 @@ class _Recursion:
             g.name: [labels_of(space, g.name, i) for i in range(len(self.tables.by_name[g.name].memory))]
             for g in self.tables.graph.groups
         }
+        self.first = repeated(space)
+        self.final: tuple[str, ...] = ()
 
     def run(self) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
         chosen: dict[str, tuple[str, ...]] = dict.fromkeys(self.labels, ())
@@ -48,7 +53,14 @@ class _Recursion:
         more = f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else ""
         shown = ", ".join(left[:MOST_NAMED]) + more
         notes = (f"not split on every axis: {shown}",) if left else ()
-        return choice, options, notes
+        return choice, options, (*self._coarsened(), *notes)
+
+    def _coarsened(self) -> tuple[str, ...]:
+        merged = sum(name != first for name, first in self.first.items())
+        found = (f"timesteps coalesced: {merged} variables follow those of another step",) if merged else ()
+        if not self.final:
+            return found
+        return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
 
     def _allowed(self, variable: Variable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
         """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
@@ -64,16 +76,19 @@ class _Recursion:
 
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Least communication of everything chosen so far; among equals the least memory."""
+        kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
         nodes = {}
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
             sent = np.array([float(n[m.argmin()]) for n, m in zip(v.communication, v.memory, strict=True)])
-            nodes[v.name] = np.where(allowed[v.name], sent + memory * _TIE_S_PER_BYTE, np.inf)
+            nodes[v.name] = (sent + memory * _TIE_S_PER_BYTE)[kept[v.name]]
         edges = []
         for e in self.tables.edges:
             costs = e.table[:, :, 1] + e.table[:, :, 0] * _TIE_S_PER_BYTE
-            edges.append((e.a, e.b, costs[np.ix_(e.rows, e.cols)]))
-        return cheapest(nodes, edges)[1]
+            edges.append((e.a, e.b, costs[np.ix_(e.rows[kept[e.a]], e.cols[kept[e.b]])]))
+        found = cheapest(*coalesced(nodes, edges, self.first))
+        self.final = max(self.final, found.final, key=len)
+        return {name: int(kept[name][found.choice[self.first[name]]]) for name in nodes}
 
     def _leanest(self, variable: Variable, index: int) -> int:
         return int(variable.memory[index].argmin())
@@ -98,8 +113,9 @@ def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> lis
             choice, options, notes = _Recursion(space).run()
         except IrreducibleError as error:
             raise UnsuitableError(
-                f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay "
-                f"entangled ({', '.join(error.remaining[:3])}, ...); use the frontier or ilp"
+                f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay too "
+                f"entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the frontier "
+                "or ilp"
             ) from None
         except ImpossibleError:
             continue

@@ -56,6 +56,26 @@ class Gates(nn.Module):
         return F.mse_loss(self.leave(self.norm(torch.sigmoid(self.left(hub)) * self.right(hub) + hub)), y)
 
 
+class Unrolled(nn.Module):
+    """Three steps of ``h = tanh(A x + B h) * h + h``: each step reads both weights."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.enter = nn.Linear(width, width)
+        self.again = nn.Linear(width, width, bias=False)
+        self.leave = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.enter(x[:, 0]))
+        for step in x.unbind(1):
+            h = torch.tanh(self.enter(step) + self.again(h)) * h + h
+        return F.mse_loss(self.leave(h), y)
+
+
+def unrolled() -> Recipe:
+    return Unrolled(), (torch.randn(16, 3, 16), torch.randn(16, 4)), {}
+
+
 def two_layers() -> Recipe:
     return TwoLayers(), (torch.randn(16, 24), torch.randn(16, 8)), {}
 

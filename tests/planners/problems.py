@@ -19,9 +19,9 @@ from tensoropt.plan.problem import Settings
 from tensoropt.planners.problem import Problem, TableSpace
 from tensoropt.planners.restricted import selections_of
 from tensoropt.search import track_frontier
-from tests.costs.models import gates, gpt2, problem, tables_of, two_layers
+from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled
 
-MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2}
+MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "unrolled": unrolled}
 
 
 def mesh_of(cluster, shape: tuple[int, ...]) -> Mesh:

@@ -13,6 +13,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.plan.placed import PlacementProblem, play_placement
 from tensoropt.planners.dpos import Sequenced, place, sequence
 from tensoropt.planners.placing import Memory, units_of
+from tensoropt.planners.problem import disappointed
 from tensoropt.planners.ranks import placed_ranks, ranks_of
 from tests.planners.hand import problem_of
 from tests.planners.placements import random_problem
@@ -166,3 +167,21 @@ def test_its_estimate_of_a_training_step_is_kept_where_nothing_queues(seed, mixe
     problem = replace(problem, devices=replace(problem.devices, lanes=dict.fromkeys(pairs, ())))
     found = sequenced(problem)
     assert play_placement(problem, found.placement).time_s <= found.finish_s * (1 + 1e-9)
+
+
+def test_what_it_expects_is_told_beside_what_queues():
+    # 0 feeds three of 10 s; both messages of 4 s take the one wire, so that the second reader starts at 9
+    problem = problem_of(
+        [1.0, 10.0, 10.0, 10.0],
+        [(0, 1), (0, 2), (0, 3)],
+        devices=3,
+        message_s=4.0,
+        lanes={(i, j): ("wire",) for i in range(3) for j in range(3) if i != j},
+    )
+    answer = place(problem, None, 0)
+    play = play_placement(problem, answer.placement)
+    assert (answer.expected_s, play.time_s, play.busiest_lane) == (15.0, 19.0, ("wire", 8.0))
+    [told] = disappointed(answer, play)
+    assert "expects a step of 15 s, the judge plays 19 s" in told
+    assert not disappointed(replace(answer, expected_s=18.5), play)
+    assert not disappointed(replace(answer, expected_s=None), play)

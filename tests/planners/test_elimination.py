@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensoropt.planners import elimination
 from tensoropt.planners.elimination import IrreducibleError, cheapest
 
 
@@ -28,7 +29,7 @@ def total(nodes, edges, choice) -> float:
 
 @st.composite
 def graphs(draw):
-    """Series-parallel graphs: chains with parallel edges, bypasses and leaves, some costs inf."""
+    """Chains with parallel edges, bypasses and leaves, some costs inf; or any graph."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     count = draw(st.integers(1, 6))
     sizes = rng.integers(1, 4, count)
@@ -37,6 +38,8 @@ def graphs(draw):
     if count > 2 and rng.random() < 0.5:
         at = int(rng.integers(0, count - 2))
         pairs.append((at, at + 2))
+    if draw(st.booleans()):
+        pairs += [pair for pair in itertools.combinations(range(count), 2) if rng.random() < 0.8]
     pairs += [pair[::-1] for pair in pairs if rng.random() < 0.2]
     edges = []
     for a, b in pairs:
@@ -54,7 +57,7 @@ def test_it_is_the_optimum(graph):
         with pytest.raises(ValueError, match="no strategy is possible"):
             cheapest(nodes, edges)
         return
-    cost, choice = cheapest(nodes, edges)
+    cost, choice, _ = cheapest(nodes, edges)
     assert cost == expected == total(nodes, edges, choice)
 
 
@@ -62,12 +65,25 @@ def test_a_chain_by_hand():
     """b's second configuration costs 1 more but saves 4 on the edges."""
     nodes = {"a": np.array([1.0]), "b": np.array([1.0, 2.0]), "c": np.array([3.0])}
     edges = [("a", "b", np.array([[3.0, 1.0]])), ("b", "c", np.array([[2.0], [0.0]]))]
-    assert cheapest(nodes, edges) == (7.0, {"a": 0, "b": 1, "c": 0})
+    assert cheapest(nodes, edges) == (7.0, {"a": 0, "b": 1, "c": 0}, ())
 
 
-def test_four_nodes_that_all_meet_are_irreducible():
-    nodes = {name: np.zeros(2) for name in "abcd"}
-    edges = [(a, b, np.ones((2, 2))) for a, b in itertools.combinations("abcd", 2)]
+def four_that_all_meet():
+    rng = np.random.default_rng(7)
+    nodes = {name: rng.random(2) for name in "abcd"}
+    return nodes, [(a, b, rng.random((2, 2))) for a, b in itertools.combinations("abcd", 2)]
+
+
+def test_what_elimination_leaves_is_enumerated():
+    nodes, edges = four_that_all_meet()
+    leaf = ("d", "e", np.array([[0.5, 2.0], [1.0, 0.25]]))
+    found = cheapest({**nodes, "e": np.zeros(2)}, [*edges, leaf])
+    assert found.final == ("a", "b", "c", "d")
+    assert found.cost == pytest.approx(exhaustive({**nodes, "e": np.zeros(2)}, [*edges, leaf]), rel=1e-12)
+
+
+def test_what_is_too_entangled_is_refused(monkeypatch):
+    monkeypatch.setattr(elimination, "MOST_ENTRIES", 7)  # of three neighbours with two configurations: 8
     with pytest.raises(IrreducibleError) as caught:
-        cheapest(nodes, edges)
+        cheapest(*four_that_all_meet())
     assert caught.value.remaining == ("a", "b", "c", "d")

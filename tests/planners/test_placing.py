@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan.placed import Placement, play_placement
 from tensoropt.planners import ENTRIES
-from tensoropt.planners.placing import Memory, settle, units_of
+from tensoropt.planners.placing import Memory, PlacedAnswer, settle, units_of
 from tests.planners.hand import problem_of
 from tests.planners.placements import random_problem
 
@@ -129,7 +129,7 @@ def test_what_does_not_add_up_is_booked_below_the_limit():
         memory.book(units, 1, 1)
         third = int(memory.room(units, 2)[1])
         memory.book(units, 2, third)
-        return Placement.in_order([0, 1, third], 2), ("told",)
+        return PlacedAnswer(Placement.in_order([0, 1, third], 2), ("told",))
 
     answer = settle("method", problem, units, 13.0, attempt)
     assert caps == [13.0, 13.0 - (16.0 - 8.0)]
@@ -157,7 +157,7 @@ def test_a_method_that_cannot_get_below_the_limit_is_refused():
     problem = problem_of([1.0], [], stored=10.0)
 
     def attempt(memory: Memory):
-        return Placement.in_order([0], 2), ()
+        return PlacedAnswer(Placement.in_order([0], 2))
 
     with pytest.raises(InfeasibleError, match="device 0 still reaches 10 B"):
         settle("method", problem, units_of(problem), 5.0, attempt)

@@ -64,6 +64,16 @@ class PlacedPlay:
         )
 
     @cached_property
+    def busiest_lane(self) -> tuple[str, float]:
+        """What messages occupy longest, and its seconds; of equals the first by name."""
+        seconds: dict[str, float] = defaultdict(float)
+        for event in self.timeline.events:
+            if event.task.phase.startswith("send"):
+                for lane in event.task.resources:
+                    seconds[lane] += event.task.duration_s
+        return min(seconds.items(), key=lambda item: (-item[1], item[0]), default=("no link", 0.0))
+
+    @cached_property
     def communication_s(self) -> float:
         """Seconds of all messages."""
         return sum(e.task.duration_s for e in self.timeline.events if e.task.phase.startswith("send"))

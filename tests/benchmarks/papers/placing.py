@@ -35,6 +35,8 @@ from tests.benchmarks.machine import Results, described
 
 FASTT, NETSPLIT = "fastt-paper", "netsplit-paper"
 DEVICES = (2, 4, 8)
+SCALED = ((f"{FASTT}[2]", 2, 1), (f"{FASTT}[4]", 4, 1), (FASTT, 8, 2), ("dgx-v100", 8, 1))
+"""Clusters with their GPUs and servers: the paper's has four GPUs per server."""
 SCALING = {"alexnet": 256, "vgg19": 64, "inception-v3": 64}
 """Global batch of the strong, batch per device of the weak scaling."""
 ORDER = {"alexnet": 256, "vgg19": 64, "inception-v3": 64, "gnmt": 128}
@@ -52,29 +54,38 @@ def scaling(quick: bool) -> Iterator[Row]:
     """Samples per second of data parallelism, DPOS and OS-DPOS."""
     for model, batch in {"lenet": 32}.items() if quick else SCALING.items():
         for kind in ("strong", "weak"):
-            for devices in DEVICES[:1] if quick else DEVICES:
+            for cluster, devices, servers in SCALED[:1] if quick else SCALED:
                 samples = batch if kind == "strong" else batch * devices
-                yield _scaled(model, kind, devices, samples)
+                row = {"section": "scaling", "key": f"{model}, {kind}, {cluster}", "model": model}
+                row |= {"scaling": kind, "devices": devices, "servers": servers, "batch": samples}
+                yield row | _scaled(model, cluster, samples)
 
 
-def _scaled(model: str, kind: str, devices: int, samples: int) -> Row:
+def _scaled(model: str, cluster: str, samples: int) -> Row:
     built = zoo.build(model, device="meta", batch=samples)
     found = explore(
-        built.model, built.args, built.kwargs, cluster=f"{FASTT}[{devices}]", micro_batches=(1,),
-        recompute="never", epsilon=EPSILON, max_points=POINTS, planners=("data_parallel", "dpos", "os_dpos"),
+        built.model, built.args, built.kwargs, cluster=cluster, micro_batches=(1,),
+        recompute="never", epsilon=EPSILON, max_points=POINTS, planners=("data_parallel",),
         progress=Progress(),
     )  # fmt: skip
-    rates = {row["planner"]: samples / row["time_s"] if row["time_s"] else None for row in found.comparison}
+    played = {row["planner"]: row for row in found.comparison}
+    with ProfileStore() as store:
+        graph = priced(model, samples, load_cluster(cluster), store)
+        played |= {name: _played(name, graph) for name in ("dpos", "os_dpos")}
     return {
-        "section": "scaling",
-        "key": f"{model}, {kind}, {devices}",
-        "model": model,
-        "scaling": kind,
-        "devices": devices,
-        "batch": samples,
-        "samples_per_s": rates | {"frontier": samples / found.points[-1].time_s},
-        "search_s": {row["planner"]: row["search_s"] for row in found.comparison},
-        "refused": {row["planner"]: row["notes"][0] for row in found.comparison if not row["time_s"]},
+        "samples_per_s": {
+            **{name: samples / row["time_s"] for name, row in played.items() if row.get("time_s")},
+            "frontier": samples / found.points[-1].time_s,
+        },
+        "expected_s": played["os_dpos"].get("expected_s"),
+        "busiest": played["os_dpos"].get("busiest"),
+        "os_dpos_notes": played["os_dpos"].get("notes", ()),
+        "search_s": {name: row["search_s"] for name, row in played.items() if row.get("time_s")},
+        "refused": {
+            name: row.get("refused") or row["notes"][0]
+            for name, row in played.items()
+            if not row.get("time_s")
+        },
     }
 
 
@@ -136,7 +147,10 @@ def _played(name: str, graph: PricedGraph) -> Row:
         return {"refused": str(error)}
     play = play_placement(graph.problem, answer.placement)
     spent = time.perf_counter() - begun
+    lane, busy_s = play.busiest_lane
     return {
+        "expected_s": answer.expected_s,
+        "busiest": {"lane": lane, "busy_s": busy_s},
         "time_s": play.time_s,
         "memory_bytes": play.memory_bytes,
         "search_s": spent,
@@ -157,17 +171,21 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "",
         f"Machine: {described(data['machine'])}.",
         "",
-        f"## Strong and weak scaling (FastT), `{FASTT}`, samples per second",
+        "## Strong and weak scaling (FastT), samples per second",
         "",
         f"![samples per second]({stem}-scaling.svg)",
         "",
-        "| model | scaling | GPUs | batch | data parallelism | DPOS | OS-DPOS | fastest of all |",
-        "|" + " --- |" * 8,
+        f"Servers of four GPUs (`{FASTT}`), and eight in one (`{SCALED[-1][0]}`). *Expects*: OS-DPOS's own",
+        "estimate of its step, in which messages never queue (FastT, section 5.1, equation EST).",
+        "*Busiest link*: how long it is occupied in the judge's step, where each device is sent a copy.",
+        "",
+        "| model | scaling | GPUs | batch | data parallelism | DPOS | OS-DPOS | fastest of all "
+        "| OS-DPOS: step | expects | busiest link |",
+        "|" + " --- |" * 11,
+        *map(_scaling_line, by_section["scaling"]),
+        "",
+        *_why_slower(by_section["scaling"]),
     ]
-    for row in by_section["scaling"]:
-        rates = [row["samples_per_s"].get(name) for name in RATES]
-        cells = [row["model"], row["scaling"], str(row["devices"]), str(row["batch"])]
-        lines.append(_line([*cells, *("refuses" if r is None else f"{r:,.0f}" for r in rates)]))
     lines += [
         "",
         f"## Order enforcement (FastT), `{FASTT}`",
@@ -201,18 +219,79 @@ def markdown(data: dict[str, Any], stem: str) -> str:
     return "\n".join([*lines, "", *refused]) + "\n"
 
 
+def _scaling_line(row: Row) -> str:
+    rates = [row["samples_per_s"].get(name) for name in RATES]
+    cells = [row["model"], row["scaling"], _gpus(row), str(row["batch"])]
+    cells += ["refuses" if rate is None else f"{rate:,.0f}" for rate in rates]
+    if rate := row["samples_per_s"].get("os_dpos"):
+        step_s, busiest = row["batch"] / rate, row["busiest"]
+        cells += [_ms(step_s), _ms(row["expected_s"]), f"{busiest['lane']}, {_ms(busiest['busy_s'])}"]
+    else:
+        cells += [""] * 3
+    return _line(cells)
+
+
+def _gpus(row: Row) -> str:
+    return str(row["devices"]) if row["servers"] == 1 else f"{row['devices']} in {row['servers']} servers"
+
+
+def _why_slower(rows: Sequence[Row]) -> list[str]:
+    """Why OS-DPOS makes less of more GPUs, where it does."""
+    queued, uncut = [], []
+    for row, before in _grown(rows):
+        rates = [r["samples_per_s"].get("os_dpos") for r in (row, before)]
+        if rates[0] is None or rates[1] is None or rates[0] >= rates[1]:
+            continue
+        found = uncut if "model itself" in row["os_dpos_notes"][0] else queued
+        found.append(f"{row['model']} ({row['scaling']}, {_gpus(row)})")
+    lines = []
+    if queued:
+        lines += [
+            f"OS-DPOS slower than on half the GPUs, since messages queue: {', '.join(queued)}.",
+            "It starts from the batch cut for all GPUs, with each parameter on one of them, and expects that",
+            "the others fetch it, return its gradients and exchange what is cut otherwise side by side; the",
+            "four of the other server share one network card for that. Data parallelism reduces along rings.",
+            "",
+        ]
+    if uncut:
+        lines += [
+            f"OS-DPOS slower than on half the GPUs, since it cuts too little: {', '.join(uncut)}.",
+            "The batch fits on no single GPU, so that algorithm 2 starts from the model itself and cuts",
+            "operators of the critical path, the longest first, until one gains nothing.",
+            "",
+        ]
+    return lines
+
+
+def _grown(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Rows with those of half the GPUs; of eight, four in one server."""
+    for row in rows:
+        for before in rows:
+            same = (row["model"], row["scaling"]) == (before["model"], before["scaling"])
+            if same and row["devices"] == 2 * before["devices"]:
+                yield row, before
+
+
 def scaling_picture(rows: Sequence[Row]) -> str:
     """A chart per model and kind of scaling: samples per second against GPUs."""
     charts = []
     for model, kind in dict.fromkeys((row["model"], row["scaling"]) for row in rows):
-        of = [row for row in rows if (row["model"], row["scaling"]) == (model, kind)]
+        all_of = [row for row in rows if (row["model"], row["scaling"]) == (model, kind)]
+        of = [row for row in all_of if row["key"].split(", ")[-1].startswith(FASTT)]
         lines = {
             title: [
                 (row["devices"], row["samples_per_s"][name]) for row in of if row["samples_per_s"].get(name)
             ]
             for name, title in RATES.items()
         }
-        charts.append(Chart(f"{model}, {kind} scaling", "GPUs", "samples/s", lines))
+        marks = {
+            "OS-DPOS, one server": [
+                (row["devices"], row["samples_per_s"]["os_dpos"])
+                for row in all_of
+                if row not in of and row["samples_per_s"].get("os_dpos")
+            ]
+        }
+        charts.append(Chart(f"{model}, {kind} scaling", "GPUs", "samples/s", lines, marks))
     return figure(charts)
 
 

@@ -14,6 +14,7 @@ from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
 from tensoropt.plan.placed import Placement, play_placement
 from tensoropt.plan.placed.plans import placed_strategy
 from tensoropt.plan.table import split_words
+from tensoropt.planners.placing import PlacedAnswer
 from tests.planners.problems import frontier, small
 
 
@@ -23,7 +24,7 @@ def explored() -> Exploration:
     question = small("gpt2")
     graph = question.placing
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
-    found = question.placed_answer("by hand", graph, half, ("cut in the middle",))
+    found = question.placed_answer("by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
     other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
     return replace(question.base, points=(other, *frontier("gpt2")), others=(found.point, other))
 

@@ -4,13 +4,14 @@ How it is written, so that it can be checked:
 
 - every block is fenced and names its language; ``text`` is for what is shown (output, diagrams, formulas),
   everything else is run by ``test_blocks.py``;
-- a block whose first line is a comment with a file name (``# train.py``) is that file;
+- a block whose first line is a comment with a file name (``# train.py``) is that file; YAML always is;
 - a shell line that ends in ``# needs N GPUs`` is not run, only its words are checked;
 - a figure that was measured stands between ``<!--= FILE PATH FORMAT -->`` and ``<!--/-->`` (``figures.py``).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = {"CHANGELOG.md"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|\n)\n(    \S[^\n]*)")
+INLINE = re.compile(r"`((?:tensoropt|make) [^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 TITLE = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -64,6 +66,14 @@ def shell_lines(block: Block) -> Iterator[tuple[str, str]]:
         command, _, remark = line.partition("  #")
         if command.strip() and not command.lstrip().startswith("#"):
             yield command.strip(), remark.strip()
+
+
+def inline_commands(page: Path) -> list[str]:
+    """Commands in backticks within sentences: of a page, or of a notebook's text."""
+    if page.suffix != ".ipynb":
+        return INLINE.findall(prose(page))
+    cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+    return INLINE.findall("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"))
 
 
 def links(page: Path) -> list[str]:

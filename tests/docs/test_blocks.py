@@ -17,7 +17,6 @@ from typing import Any
 
 import onnx
 import pytest
-import yaml
 
 from tensoropt.cli import main
 from tests.capture.onnx.models import perceptron
@@ -45,7 +44,7 @@ def test_a_page_works_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch
         elif block.language == "python":
             exec(compile(block.text, f"{page.name}:{block.line}", "exec"), names)
         elif block.language == "yaml":
-            yaml.safe_load(block.text)
+            pytest.fail(f"{page.name}:{block.line}: name the file, so that a command can use it")
         elif block.language == "sh":
             for command, remark in shell_lines(block):
                 if not remark.startswith("needs "):

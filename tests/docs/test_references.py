@@ -9,10 +9,22 @@ from pathlib import Path
 import pytest
 
 from tensoropt.cli import parser
-from tests.docs.pages import INDENTED, ROOT, Block, anchors, blocks, links, pages, prose, shell_lines
+from tests.docs.pages import (
+    INDENTED,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    inline_commands,
+    links,
+    pages,
+    prose,
+    shell_lines,
+)
 from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
 
 PAGES = pages()
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
 EVERYWHERE = {"--json", "--debug", "--help"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -81,15 +93,31 @@ def sh_blocks() -> list[Block]:
     return [b for page in PAGES for b in blocks(page) if b.language == "sh"]
 
 
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
 @pytest.mark.parametrize("block", sh_blocks(), ids=lambda b: f"{b.page.relative_to(ROOT)}:{b.line}")
 def test_words_of_commands_are_known(block: Block) -> None:
     """Also of those that are not run: verbs and options parse, make targets and extras exist."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for command, _ in shell_lines(block):
         words = command.split()
         if words[0] == "tensoropt" and words[1] != "--version":
             parser().parse_args(words[1:])
         elif words[0] == "make":
-            assert {w for w in words[1:] if "=" not in w} <= targets, command
+            assert {w for w in words[1:] if "=" not in w} <= targets(), command
         else:
             assert words[0] in {*PROGRAMS, *CHECKED_ELSEWHERE}, command
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted((ROOT / "notebooks").glob("*.ipynb"))], ids=lambda p: p.name
+)
+def test_words_of_commands_in_sentences_are_known(page: Path) -> None:
+    for command in inline_commands(page):
+        program, *words = command.split()
+        if program == "make":
+            assert {w for w in words if "=" not in w} <= targets(), command
+            continue
+        options = {o for a in verbs()[words[0]]._actions for o in a.option_strings}
+        assert {w for w in words if w.startswith("--")} <= options, command

@@ -40,6 +40,8 @@ QUICK: dict[str, tuple[str, dict[str, int]]] = {
 ABOUT = (
     "Each planner answers with one plan: OptCNN with the fastest, Tofu with the one that sends least, data",
     "parallelism with whole parameters on every device. The frontier may store parameters in shards (ZeRO).",
+    "OptCNN has no answer for the unrolled RNN: its eliminations take out nodes with at most two neighbours,",
+    "and a weight that every step reads has more. Tofu coalesces the steps (its section 5.1).",
 )
 OPTIMIZER = "sgd"
 NOTE = 120
@@ -114,7 +116,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         lines.append(f"- {row['model']}: `zoo:{row['source']}`{settings}")
         lines += [f"- {row['model']}: {shortened(note)}" for note in dict.fromkeys(row.get("notes", ()))]
         lines += [
-            f"- {row['model']}, {RIVALS[p['planner']]}: {shortened(note)}"
+            f"- {row['model']}, {RIVALS[p['planner']]}: {note if p['time_s'] is None else shortened(note)}"
             for p in row["planners"]
             for note in p["notes"]
         ]

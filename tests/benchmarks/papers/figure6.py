@@ -169,6 +169,7 @@ def main() -> None:
     for name in options.models or cases:
         csv = results.stem.with_name(f"{results.stem.name}-{name}.csv")
         results.add("model", measure(name, *cases[name], csv))
+        results.data["rows"].sort(key=lambda row: list(MODELS).index(row["model"]))
         results.write(markdown(results.data, results.stem.name), picture(results.data))
         print(markdown(results.data, results.stem.name), flush=True)
 

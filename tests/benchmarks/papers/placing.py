@@ -46,7 +46,7 @@ POINTS, EPSILON = 50, 0.05
 """Only the frontier's fastest point is shown."""
 Row = dict[str, Any]
 RATES = {
-    "data_parallel": "data parallelism", "dpos": "DPOS", "os_dpos": "OS-DPOS", "frontier": "fastest of all",
+    "data_parallel": "data parallelism", "dpos": "DPOS", "os_dpos": "OS-DPOS", "frontier": "the frontier's fastest",
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "estimate of its step, in which messages never queue (FastT, section 5.1, equation EST).",
         "*Busiest link*: how long it is occupied in the judge's step, where each device is sent a copy.",
         "",
-        "| model | scaling | GPUs | batch | data parallelism | DPOS | OS-DPOS | fastest of all "
+        "| model | scaling | GPUs | batch | data parallelism | DPOS | OS-DPOS | the frontier's fastest "
         "| OS-DPOS: step | expects | busiest link |",
         "|" + " --- |" * 11,
         *map(_scaling_line, by_section["scaling"]),

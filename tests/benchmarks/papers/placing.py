@@ -46,8 +46,11 @@ POINTS, EPSILON = 50, 0.05
 """Only the frontier's fastest point is shown."""
 Row = dict[str, Any]
 RATES = {
-    "data_parallel": "data parallelism", "dpos": "DPOS", "os_dpos": "OS-DPOS", "frontier": "the frontier's fastest",
-}  # fmt: skip
+    "data_parallel": "data parallelism",
+    "dpos": "DPOS",
+    "os_dpos": "OS-DPOS",
+    "frontier": "the frontier's fastest",
+}
 
 
 def scaling(quick: bool) -> Iterator[Row]:

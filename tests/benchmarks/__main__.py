@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks [--quick] [NAME ...]
 
-What one leaves behind when it fails is said at the end; the others run all the same.
+What fails is said at the end; the others run all the same. Then README.md's figures are written anew from
+the newest results, unless ``--quick`` keeps results apart.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def main() -> int:
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
         print(f"== {name}: {time.perf_counter() - begun:.0f} s", flush=True)
+    if not options.quick:
+        subprocess.run([sys.executable, "-m", "tests.docs.figures"], check=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

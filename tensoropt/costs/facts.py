@@ -10,7 +10,7 @@ asked itself, with real tensors.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from tensoropt.costs.stopwatch import end_if_lost, stopwatch_here
-from tensoropt.costs.workload import Workload, differentiable, random_tensor, run
+from tensoropt.costs.workload import TensorSpec, Workload, differentiable, order_of, random_tensor, run
 from tensoropt.graph import iter_refs
 from tensoropt.sharding.kernels import SingleDevice
 
@@ -89,6 +89,8 @@ class Facts:
             parameter runs; gathered parameters are there only then.
         handed_peak_bytes, handed_parameters_peak_bytes: of backward where the incoming gradients are
             somebody else's too, who counts them.
+        calls: per call of the forward (what it and those before it made of ``kept_bytes``; the most alive
+            while it runs, all that was made inside included; whether it reads a parameter).
     """
 
     kept_bytes: int
@@ -104,6 +106,7 @@ class Facts:
     backward_parameters_peak_bytes: int
     handed_peak_bytes: int = 0
     handed_parameters_peak_bytes: int = 0
+    calls: tuple[tuple[int, int, bool], ...] = ()
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,6 +115,7 @@ class Facts:
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
+        data["calls"] = tuple((kept, peak, bool(reads)) for kept, peak, reads in data.get("calls", ()))
         return cls(**data)
 
 
@@ -127,6 +131,11 @@ class _Alive(TorchDispatchMode):
         self.lent = False
         self.traffic = self.flops = 0
         self._seen: dict[int, weakref.ref] = {}
+
+    @property
+    def alive(self) -> Iterable[int]:
+        """The storages it knows of."""
+        return self._seen
 
     def ignore(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -201,13 +210,17 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, alive: _Alive, *results: torch.Tensor) -> torch.Tensor:
         ctx.alive = alive
-        ctx.like = [(r.shape, r.dtype, r.device) for r in results]
+        ctx.like = [
+            TensorSpec(tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=order_of(r))
+            for r in results
+        ]
+        ctx.device = results[0].device
         return torch.zeros((), device=results[0].device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         ctx.alive.lent = True
-        made = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
+        made = [random_tensor(spec, ctx.device) for spec in ctx.like]
         ctx.alive.lent = False
         return None, *made
 
@@ -221,6 +234,8 @@ class _Probe:
         self.parameters = {n for n, _, role in work.inputs if role == "parameter"}
         self.saved: dict[int, torch.UntypedStorage] = {}
         self.touched: dict[str, int] = {}
+        self.made_by: dict[int, int] = {}
+        self.calls: list[tuple[int, bool]] = []
         self.alive = _Alive()
         self.peaks = _Peaks(self.alive)
 
@@ -241,6 +256,15 @@ class _Probe:
         with torch.set_grad_enabled(self.training), alive, hooks:
             run(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
         kept = sum(storage.nbytes() for storage in self.saved.values())
+        by_call = [
+            sum(
+                storage.nbytes()
+                for key, storage in self.saved.items()
+                if self.made_by.get(key, 0) <= position
+            )
+            for position in range(len(self.calls))
+        ]
+        calls = tuple((size, *call) for size, call in zip(by_call, self.calls, strict=True))
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
@@ -263,12 +287,16 @@ class _Probe:
             backward_parameters_peak_bytes=max(0, backward[True] - kept),
             handed_peak_bytes=max(0, max(handed) - kept),
             handed_parameters_peak_bytes=max(0, handed[True] - kept),
+            calls=calls,
         )
 
     def _after_call(self, position: int) -> None:
         """Book the call's peak, and have its backward book its own where it reads a parameter."""
         call, outputs = self.work.calls[position]
         reads = not self.parameters.isdisjoint(iter_refs((call.args, tuple(call.kwargs.values()))))
+        self.calls.append((self.alive.peak, reads))
+        for key in self.alive.alive:
+            self.made_by.setdefault(key, position)
         self.peaks.book(reads)
         results = [self.tensors[n] for n in outputs if n in self.tensors]
         if reads and results and results[0].grad_fn is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tensoropt.costs.workload import memory_orders
 from tensoropt.execute.recompute import REGION, extract_regions
 from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
@@ -66,6 +67,7 @@ class _Lowering:
         self.runtime = runtime
         self.evaluating = evaluating
         self.source = strategy.graph.atoms.graph
+        self.orders = memory_orders(strategy.graph)
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
         self.everywhere = _Scope()
@@ -215,6 +217,7 @@ class _Lowering:
             parameter=edge.kind == "parameter",
             dtype=cast,
             back=edge.back,
+            order=self.orders.get(edge.tensor) if edge.kind == "activation" else None,
         )
         node = self.graph.call_function(
             _named(functools.partial(redistribute, self.runtime, spec), "redistribute"), (value,)

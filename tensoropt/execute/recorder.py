@@ -167,8 +167,9 @@ class MemoryTracker(TorchDispatchMode):
     """Bytes of the tensors alive, counted by storage, and their peak.
 
     Storages made while it is active are found by themselves; what exists before is told by :meth:`add`
-    (counted) or :meth:`exclude` (known, not counted: inputs and constants). Scratch memory inside a
-    kernel and the process group's own buffers are not seen.
+    (counted) or :meth:`exclude` (known, not counted: inputs, constants, buffers; of what takes the place of
+    one of them, a buffer's new value, only what it is larger by). Scratch memory inside a kernel and the
+    process group's own buffers are not seen.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,7 @@ class MemoryTracker(TorchDispatchMode):
 
         def gone(_: Any) -> None:
             self._known.pop(key, None)
-            self.now_bytes -= size if counted else 0
+            self.now_bytes -= size
 
         self._known[key] = weakref.ref(storage, gone)
         if counted:

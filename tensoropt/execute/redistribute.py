@@ -9,7 +9,7 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.placement import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
-from tensoropt.sharding.resharding import Step, gradient_placements
+from tensoropt.sharding.resharding import Step, gradient_placements, permuted_atoms, permuted_steps
 
 Sizes = tuple[int, ...]
 
@@ -38,6 +38,8 @@ class EdgeSpec:
             gradient is cast back after it moved.
         back: where the gradient goes, if not to the source: the edge then starts from the held copy of a
             parameter (:mod:`tensoropt.execute.held`) and its gradient goes to the stored shard.
+        order: how the tensor lies in memory (:func:`tensoropt.costs.workload.memory_orders`), None for the
+            order of its dims. What arrives lies so too, so that kernels see the layout they were asked about.
     """
 
     name: str
@@ -50,6 +52,7 @@ class EdgeSpec:
     parameter: bool = False
     dtype: torch.dtype | None = None
     back: Layout | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def made_again(self) -> bool:
@@ -65,6 +68,9 @@ def run_steps(
 
     Layouts are one-directional here: sharding codes only matter, for the exact shard sizes.
     """
+    if spec.order is not None:
+        lying = _as_it_lies(spec, steps, start, end)
+        return run_steps(runtime, value.permute(spec.order), *lying).permute(_inverse(spec.order))
     sizes, global_sizes = _sizes(spec.atoms, start, spec.mesh, runtime.place)
     value = value.reshape(sizes)
     current = list(start)
@@ -73,6 +79,26 @@ def run_steps(
         for axis in step.axes:
             current[axis] = -1 if step.kind not in ("slice", "reduce_scatter", "all_to_all") else end[axis]
     return value.reshape(local_shape(spec.atoms, end, spec.mesh, runtime.place))
+
+
+@lru_cache(maxsize=1 << 16)
+def _as_it_lies(
+    spec: EdgeSpec, steps: tuple[Step, ...], start: Layout, end: Layout
+) -> tuple[EdgeSpec, tuple[Step, ...], Layout, Layout]:
+    """The same edge for the tensor whose dims come in the order in which they lie in memory."""
+    assert spec.order is not None
+    places = permuted_atoms(spec.atoms, spec.order)
+
+    def moved(layout: Layout) -> Layout:
+        return tuple(places[code] if code >= 0 else code for code in layout)
+
+    atoms = tuple(spec.atoms[d] for d in spec.order)
+    seen = replace(spec, atoms=atoms, source=moved(spec.source), target=moved(spec.target), order=None)
+    return seen, permuted_steps(steps, places), moved(start), moved(end)
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(order.index(d) for d in range(len(order)))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -161,7 +187,8 @@ def _all_to_all(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch
     pieces = x.unflatten(step.target, (parts, -1)).movedim(step.target, 0).contiguous()
     received = torch.empty_like(pieces).flatten()
     dist.all_to_all_single(received, pieces.flatten(), group=group)
-    return received.view(pieces.shape).movedim(0, step.atom).flatten(step.atom, step.atom + 1)
+    joined = received.view(pieces.shape).movedim(0, step.atom).flatten(step.atom, step.atom + 1)
+    return joined.contiguous()  # pieces of size 1 are put together without a copy, but lie otherwise
 
 
 def _mask(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:

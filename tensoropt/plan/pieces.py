@@ -18,11 +18,12 @@ from math import prod
 
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.costs.transients import resharding_elements
+from tensoropt.costs.workload import memory_orders
 from tensoropt.graph import Tensor
 from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.placement import Layout, local_shape
-from tensoropt.sharding.resharding import Step, edge_steps
+from tensoropt.sharding.resharding import Step, edge_steps, permuted_atoms, permuted_steps
 from tensoropt.sharding.storage import Both, Way, way
 
 
@@ -75,6 +76,13 @@ READ, USED, USED_BACK, READ_BACK, READ_AGAIN, USED_AGAIN = range(6)
 ARRIVED, FIRST_ARRIVED, GIVE_SHARED, STEP, HOLD_SHARED = range(5)
 
 
+def part_slot(part: int, *, again: bool = False) -> int:
+    """Slot of a part of a group's operators, forward or forward again."""
+    if part == 0:
+        return COMPUTE_AGAIN if again else COMPUTE
+    return HOLD + 2 * part - (0 if again else 1)
+
+
 def reader_slot(reader: int, which: int) -> int:
     """Slot of a tensor's ``reader``-th reader."""
     return 9 + 6 * reader + which
@@ -92,6 +100,7 @@ class PieceMaker:
         self.optimizer = optimizer
         self.tensors: Mapping[str, Tensor] = graph.atoms.graph.tensors
         self.training = graph.atoms.graph.training
+        self.orders = memory_orders(graph)
 
     def elements(self, name: str, layout: Layout) -> int:
         return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
@@ -133,6 +142,8 @@ class PieceMaker:
 
     def resharding(self, steps: Sequence[Step], name: str) -> int:
         """The most that is alive of a resharding beside its input."""
+        if (order := self.orders.get(name)) is not None:
+            steps = permuted_steps(steps, permuted_atoms(self.graph.atoms.atoms[name], order))
         return resharding_elements(steps, self.mesh) * self.tensors[name].element_bytes
 
     def learns(self, name: str) -> bool:

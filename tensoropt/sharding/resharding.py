@@ -21,12 +21,12 @@ Axes that shard one atom nest in axis order, so only a suffix of them can be tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms, Layout
 
 StepKind = Literal["slice", "reduce_scatter", "all_to_all", "all_reduce", "all_gather", "mask", "pad"]
 COLLECTIVES = ("reduce_scatter", "all_to_all", "all_reduce", "all_gather")
@@ -61,6 +61,31 @@ class Step:
         if self.kind == "reduce_scatter":
             return parts * prod(self.after)
         return max(prod(self.before), prod(self.after))
+
+
+def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
+    """Per atom its place once the tensor's dims come in ``order``."""
+    starts, count = [], 0
+    for dim in atoms:
+        starts.append(count)
+        count += len(dim)
+    old = [starts[d] + i for d in order for i in range(len(atoms[d]))]
+    return tuple(old.index(atom) for atom in range(count))
+
+
+def permuted_steps(steps: Sequence[Step], places: Sequence[int]) -> tuple[Step, ...]:
+    """The steps for the tensor whose atoms went to ``places``."""
+
+    def moved(atom: int) -> int:
+        return places[atom] if atom >= 0 else atom
+
+    def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(size for _, size in sorted(zip(places, old, strict=True)))
+
+    return tuple(
+        replace(s, atom=moved(s.atom), target=moved(s.target), before=sizes(s.before), after=sizes(s.after))
+        for s in steps
+    )
 
 
 def forward_placements(layout: Layout) -> tuple[int, ...]:

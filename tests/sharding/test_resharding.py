@@ -15,6 +15,8 @@ from tensoropt.sharding.resharding import (
     edge_steps,
     forward_placements,
     gradient_placements,
+    permuted_atoms,
+    permuted_steps,
     resharding_steps,
 )
 from tests.sharding.simulator import check_holds, coordinates, distribute, run
@@ -208,3 +210,12 @@ def test_nothing_is_sent_without_need():
         if not reordered and "all_to_all" not in kinds(steps):
             peak = max([prod(s.after) for s in steps], default=0)
             assert peak <= max(local(source), local(target)), (source, target, steps)
+
+
+def test_steps_of_a_tensor_that_lies_otherwise() -> None:
+    """(4 x 2, 8) with its dims the other way round: atoms 0 1 2 come as 2 0 1."""
+    places = permuted_atoms(((4, 2), (8,)), (1, 0))
+    assert places == (1, 2, 0)
+    (step,) = permuted_steps(resharding_steps((4, 2, 8), (2,), (0,), (2,)), places)
+    assert (step.kind, step.atom, step.target) == ("all_to_all", 1, 0)
+    assert (step.before, step.after) == ((8, 2, 2), (4, 4, 2))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.costs.workload import Workload
+from tensoropt.plan.moments import parts_of
 from tensoropt.plan.pieces import (
     ARRIVED,
     COMPUTE,
@@ -28,6 +30,7 @@ from tensoropt.plan.pieces import (
     Effect,
     Piece,
     PieceMaker,
+    part_slot,
 )
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.local import localise
@@ -39,6 +42,39 @@ from tensoropt.sharding.strategy import made_again
 OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
 """Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
 denominators, of all parameters at once)."""
+
+
+class Run(NamedTuple):
+    """A part of a group's forward: bytes kept of all that was made by its end, the most alive meanwhile."""
+
+    kept: int
+    most: int
+
+
+def _forward(
+    runs: Sequence[Run], copied: int, *, keeps: bool, again: bool = False, needed: int = 0
+) -> list[Effect]:
+    """A group's forward.
+
+    Args:
+        copied: bytes of copies of parameters that begin to be kept with it.
+        keeps: what is kept for backward stays, else it goes with the rest.
+        needed: bytes of gathered parameters that stay for backward.
+    """
+    effects, before = [], 0
+    for part, run in enumerate(runs):
+        stays = run.kept if keeps else 0
+        first = part == 0
+        effects.append(
+            Effect(
+                part_slot(part, again=again),
+                kept=stays - before + (copied if first else 0),
+                transient=needed if first else 0,
+                spot=max(run.most - stays - needed, 0),
+            )
+        )
+        before = stays
+    return effects
 
 
 Moved = tuple[str, tuple[Step, ...], bool, int]
@@ -70,11 +106,13 @@ class GroupPieces(PieceMaker):
             again_s = self.prices.again_s(work, forward_s)
             source = self.prices.compute.source_of(work)
         gather, held, buffers = self._gathered(configuration, facts, stored, again=False)
-        kept = facts.kept_bytes + self._copied(configuration, facts, stored) if self.training else 0
-        running = max(held + facts.forward_parameters_peak_bytes, facts.forward_peak_bytes)
+        copied = self._copied(configuration, facts, stored) if self.training else 0
+        kept = facts.kept_bytes + copied if self.training else 0
+        runs = self._runs(configuration, facts, held)
         effects = [
             *self._gather(GATHER, gather, stored, held + buffers),
-            Effect(COMPUTE, kept=0 if recomputed else kept, spot=running, local_s=forward_s, source=source),
+            *_forward(runs, 0 if recomputed else copied, keeps=self.training and not recomputed),
+            Effect(COMPUTE, local_s=forward_s, source=source),
             *self._inner(INNER, configuration, backward=False),
         ]
         if not self.training:
@@ -86,14 +124,8 @@ class GroupPieces(PieceMaker):
         if recomputed:  # what the second forward gathers stays for backward
             effects += [
                 *self._gather(GATHER_AGAIN, gather, stored, held + buffers),
-                Effect(
-                    COMPUTE_AGAIN,
-                    kept=kept,
-                    transient=needed,
-                    spot=max(running - needed, 0),
-                    local_s=again_s,
-                    source=source,
-                ),
+                *_forward(runs, copied, keeps=True, again=True, needed=needed),
+                Effect(COMPUTE_AGAIN, local_s=again_s, source=source),
                 *self._inner(INNER_AGAIN, configuration, backward=False),
             ]
         else:
@@ -110,6 +142,20 @@ class GroupPieces(PieceMaker):
             *self._returned(configuration, stored),
         ]
         return Piece(tuple(effects), parameters, gradients)
+
+    def _runs(self, configuration: Configuration, facts: Facts, held: int) -> list[Run]:
+        """The parts of the group's forward; ``held`` is there while parameters are read."""
+        calls = facts.calls or (  # of a record that does not tell them apart
+            (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
+            (facts.kept_bytes, facts.kept_bytes + facts.forward_parameters_peak_bytes, True),
+        )
+        parts, runs = parts_of(configuration.group), [Run(0, 0)]
+        for position, (kept, peak, reads) in enumerate(calls):
+            if facts.calls and parts.of(position) == len(runs):
+                runs.append(Run(runs[-1].kept, 0))
+            most = max(runs[-1].most, peak + (held if reads else 0))
+            runs[-1] = Run(kept if self.training else 0, most)
+        return runs
 
     def _gathered(
         self, configuration: Configuration, facts: Facts, stored: Mapping[str, Layout], *, again: bool

@@ -6,6 +6,7 @@ Forward in execution order, backward in reverse, then the optimizer; before a re
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,12 +29,15 @@ class Moment(NamedTuple):
     several readers is put where they find it; ``output`` a result is made whole; ``parameters`` gradients
     go to where parameters are stored; ``waited`` they go there once, having waited for the last micro-batch;
     ``step`` the optimizer; ``held`` copies of parameters are made for the whole next step.
+
+    ``part``: forward, which part of the group's operators (:func:`parts_of`) runs or is read for.
     """
 
     phase: Phase
     kind: Kind
     group: str
     tensor: str = ""
+    part: int = 0
 
     @property
     def words(self) -> str:
@@ -68,6 +72,39 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A group's operators, cut where a tensor that the group reads is needed first or last.
+
+    Attributes:
+        starts: position of the first operator of each part.
+        first, last: per tensor the parts that read it first and last.
+    """
+
+    starts: tuple[int, ...]
+    first: Mapping[str, int]
+    last: Mapping[str, int]
+
+    def of(self, position: int) -> int:
+        """The part an operator belongs to."""
+        return bisect_right(self.starts, position) - 1
+
+
+def parts_of(group: Group) -> Parts:
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, op in enumerate(group.operators):
+        for name in op.inputs():
+            if name in group.reads:
+                first.setdefault(name, position)
+                last[name] = position
+    ends = {position + 1 for position in last.values() if position + 1 < len(group.operators)}
+    cut = Parts(tuple(sorted({0, *first.values(), *ends})), {}, {})
+    return Parts(
+        cut.starts, {n: cut.of(p) for n, p in first.items()}, {n: cut.of(p) for n, p in last.items()}
+    )
+
+
+@dataclass(frozen=True)
 class Course:
     """All moments of a step in order; ``index`` finds them.
 
@@ -81,6 +118,20 @@ class Course:
     forward_end: int
     last: int
     index: Mapping[Moment, int] = field(repr=False)
+
+    @cached_property
+    def parts(self) -> Mapping[str, Parts]:
+        return {group.name: parts_of(group) for group in self.graph.groups}
+
+    def slot(self, phase: Phase, kind: Kind, group: str, tensor: str = "", part: int = 0) -> int:
+        """The place of a moment; -1 for one that this step does not have."""
+        return self.index.get(Moment(phase, kind, group, tensor, part), -1)
+
+    def computed(self, phase: Phase, group: str, read: str | None = None) -> int:
+        """Where a group's operators are done, or those that read a tensor."""
+        parts = self.parts[group]
+        last = parts.last.get(read, 0) if read is not None else len(parts.starts) - 1
+        return self.slot(phase, "compute", group, part=last)
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Group, ...]]:
@@ -160,10 +211,12 @@ def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]
         needy = [name for name in region.groups if _needs_kept(graph, graph.group_of[name])]
         due[needy[-1] if needy else region.groups[0]] = region
     for group in reversed(graph.groups):
+        for made, name in reversed(tuple(_made(graph, group))):  # needs nothing that is kept
+            yield Moment("backward", made, group.name, name)
         if group.name in due:
             for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")
-        yield from _backward(graph, group)
+        yield from _backward(group)
 
 
 def _needs_kept(graph: GroupGraph, group: Group) -> bool:
@@ -181,18 +234,21 @@ def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:
 
 
 def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]) -> Iterator[Moment]:
-    for name in group.reads:
-        yield Moment(phase, "read", group.name, name)
-    for kind in ("gather", "compute", "inner"):
-        yield Moment(phase, kind, group.name)
+    parts = parts_of(group)
+    for part in range(len(parts.starts)):
+        for name in group.reads:
+            if parts.first.get(name, 0) == part:
+                yield Moment(phase, "read", group.name, name)
+        if part == 0:
+            yield Moment(phase, "gather", group.name)
+        yield Moment(phase, "compute", group.name, part=part)
+    yield Moment(phase, "inner", group.name)
     for made, name in _made(graph, group):
         if phase == "forward" or made != "output":
             yield Moment(phase, made, group.name, name)
 
 
-def _backward(graph: GroupGraph, group: Group) -> Iterator[Moment]:
-    for made, name in reversed(tuple(_made(graph, group))):
-        yield Moment("backward", made, group.name, name)
+def _backward(group: Group) -> Iterator[Moment]:
     for kind in ("gather", "compute", "inner"):
         yield Moment("backward", kind, group.name)
     for name in group.reads:

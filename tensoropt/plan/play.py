@@ -135,6 +135,8 @@ class Play:
             slots.append(self._slot("backward", "parameters", group.name))
             slots += [self._slot("again", kind, group.name) for kind in _GROUP_KINDS]
             slots += [self._slot("optimizer", kind, group.name) for kind in ("waited", "held")]
+            for part in range(1, len(self.course.parts[group.name].starts)):
+                slots += [self._slot(p, "compute", group.name, "", part) for p in ("forward", "again")]
             owners.append(Owner(tuple(slots), tuple(pieces), which))
         return owners
 
@@ -177,14 +179,16 @@ class Play:
                 ids = [c[0] for c in columns] + ([homes[0]] if homes else [])
                 firsts, which = distinct(ids)
                 tensor = graph.atoms.graph.tensors[name]
-                like = (graph.atoms.atoms[name], tensor.dtype, tensor.requires_grad)
+                order = self.tensor_pieces.orders.get(name)
+                like = (graph.atoms.atoms[name], order, tensor.dtype, tensor.requires_grad)
                 inside = tuple(self._inside(group.name, reader.name) for reader in readers)
-                final = self.course.index.get(Moment("forward", "output", group.name, name), -1)
+                final = self.course.slot("forward", "output", group.name, name)
+                mutated = name in graph.atoms.graph.mutations.values()
                 handed, pieces = name in self.course.handed_on, []
                 for r in firsts:
                     write, *reads = [found[ids[r]] for ids, found in columns]
                     home = homes[1][homes[0][r]] if homes else None
-                    key = ("tensor", *like, final >= 0, write, home, tuple(reads), inside, handed)
+                    key = ("tensor", *like, final >= 0, mutated, write, home, tuple(reads), inside, handed)
 
                     def make(
                         name: str = name,
@@ -208,25 +212,26 @@ class Play:
         return f"hub:{name}" in self.choices
 
     def _tensor_slots(self, producer: str, name: str) -> tuple[int, ...]:
+        course = self.course
         slots = [
-            self._slot("forward", "compute", producer),
+            course.computed("forward", producer),
             self._slot("forward", "home", producer, name),
             self._slot("forward", "output", producer, name),
             self.course.forward_end,
             self._slot("backward", "output", producer, name),
             self._slot("backward", "home", producer, name),
             self._slot("backward", "compute", producer),
-            self._slot("again", "compute", producer),
+            course.computed("again", producer),
             self._slot("again", "home", producer, name),
         ]
         for reader in self.course.readers.get(name, ()):
             slots += [
                 self._slot("forward", "read", reader.name, name),
-                self._slot("forward", "compute", reader.name),
+                course.computed("forward", reader.name, name),
                 self._slot("backward", "compute", reader.name),
                 self._slot("backward", "read", reader.name, name),
                 self._slot("again", "read", reader.name, name),
-                self._slot("again", "compute", reader.name),
+                course.computed("again", reader.name, name),
             ]
         return tuple(slots)
 

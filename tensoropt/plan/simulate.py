@@ -52,11 +52,15 @@ def simulate(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> 
 
 def memory_curve(play: Play) -> list[MemoryPoint]:
     """What is alive at every moment at which something happens, of a play of one strategy."""
-    walk, found = Walk(play), []
+    walk = Walk(play)
+    found: list[MemoryPoint] = []
     parameters, gradients, optimizer = (int(x) for x in walk.held[0])
     for number, moment in enumerate(play.course.moments):
         spot = int(np.sum(walk.step(number)))
         if spot or moment.kind in ("compute", "step"):
             kept, transient = (int(x) for x in walk.alive[0])
-            found.append(MemoryPoint(moment.words, parameters, gradients, optimizer, kept, transient + spot))
+            point = MemoryPoint(moment.words, parameters, gradients, optimizer, kept, transient + spot)
+            if found and found[-1].moment == point.moment:  # parts of one group
+                point = max(found.pop(), point, key=lambda p: p.total)
+            found.append(point)
     return found

@@ -113,7 +113,8 @@ class TensorPieces(PieceMaker):
         if makes and (moves or not keeps):
             size, begin = self.bytes(name, source), at.home if moves else at.made
             stays = not at.again and (leaves_model(self.graph, name) or not reads)
-            found += self._storage(size, begin, present, keepers, stays, at)
+            moved = bool(present) and bool(self.steps(name, source, reads[present[-1]].layout)[0])
+            found += self._storage(name, size, begin, present, keepers, stays, moved, at)
         return found
 
     def _copy(
@@ -133,21 +134,35 @@ class TensorPieces(PieceMaker):
         return found
 
     def _storage(
-        self, size: int, begin: int, readers: Sequence[int], keepers: Sequence[int], stays: bool, at: _Pass
+        self,
+        name: str,
+        size: int,
+        begin: int,
+        readers: Sequence[int],
+        keepers: Sequence[int],
+        stays: bool,
+        moved: bool,
+        at: _Pass,
     ) -> list[Effect]:
         """A storage that readers find: alive until the last one, or kept from the first that needs it.
 
         Args:
             stays: nobody lets go of it before forward is over.
+            moved: the last reader reads a copy.
         """
         found = [Effect(begin, later=True, transient=size)]
         if keepers:
             found.append(Effect(reader_slot(keepers[0], at.used), kept=size, transient=-size))
             found.append(Effect(reader_slot(keepers[0], USED_BACK), later=True, kept=-size))
+        elif stays and self.training and name in self.graph.atoms.graph.mutations.values():
+            # It takes the place of the buffer's last value, which its group's backward needs.
+            found.append(Effect(GRADIENT, later=True, transient=-size))
         elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
         elif readers:
-            found.append(Effect(reader_slot(readers[-1], at.used), later=True, transient=-size))
+            found.append(
+                Effect(reader_slot(readers[-1], at.read if moved else at.used), later=True, transient=-size)
+            )
         else:  # the second forward's result, which nobody in the region reads
             found.append(Effect(begin, later=True, transient=-size))
         return found
@@ -167,11 +182,14 @@ class TensorPieces(PieceMaker):
                 found.append(self.moved(reader_slot(number, READ_BACK), name, steps, spot))
             adds = size if number == len(reads) - 1 else 0
             found.append(Effect(reader_slot(number, READ_BACK), later=True, transient=adds - own))
-        if reads:
-            found.append(Effect(GRADIENT, transient=-size))
-        back = self.steps(name, write.layout, source)[1]
+        back, given = self.steps(name, write.layout, source)[1], size
         if back:
             found.append(self.moved(HOME_BACK, name, back, self.resharding(back, name)))
+        if back and reads:
+            given = self.bytes(name, write.layout)
+            found.append(Effect(HOME_BACK, later=True, transient=given - size))
+        if reads:
+            found.append(Effect(GRADIENT, transient=-given))
         if leaves_model(self.graph, name):
             steps = self.steps(name, source, output_layout(source))[1]
             found.append(self.moved(OUTPUT_BACK, name, steps, 0))

@@ -32,6 +32,8 @@ MEMORY_EFFICIENCY = 0.75
 LAUNCH_S = 5e-6
 """Launch of one kernel; forward one per call, backward two."""
 
+MOST_SAMPLES = 20_000
+"""Records of a store that a fit looks at; reading a million took half a minute, and no curve needs them."""
 FEWEST_SAMPLES = 8
 """Of one class and direction, before a fit is trusted."""
 _SAMPLES_PER_KNOT = 6

@@ -26,13 +26,14 @@ from tensoropt.costs.measure import measure, measure_optimizer
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.roofline import (
+    MOST_SAMPLES,
     Efficiencies,
     RooflineCompute,
     description,
     fit_efficiencies,
     samples_of,
 )
-from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.store import ProfileStore, Sample
 from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.costs.upkeep import (
     Upkeep,
@@ -45,7 +46,7 @@ from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 
-FACTS = "facts-2"
+FACTS = "facts-3"
 """What records of facts say; those of another are found anew."""
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, what)."""
@@ -78,6 +79,7 @@ class CostSource:
     Args:
         pool: ranks of this cluster when it is this machine and may be measured, else None.
         on_gpu: keys of the facts that are of the GPU's own kernels.
+        fitted_to: the records that efficiencies were fitted to, once they were.
     """
 
     cluster: Cluster
@@ -88,6 +90,7 @@ class CostSource:
     facts: dict[str, Facts] = field(default_factory=dict)
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
     on_gpu: set[str] = field(default_factory=set)
+    fitted_to: Sample | None = None
 
     @property
     def training(self) -> bool:
@@ -151,7 +154,12 @@ class CostSource:
             f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
             "fits the smallest memory; placed plans have each device's own times"
         )
-        return (*self.saved_notes(), *((mixed,) if len(kinds) > 1 else ()))
+        sampled = self.fitted_to.words if self.fitted_to is not None else ""
+        return (
+            *self.saved_notes(),
+            *((mixed,) if len(kinds) > 1 else ()),
+            *((f"fitted efficiencies: {sampled}",) if sampled else ()),
+        )
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
@@ -193,13 +201,16 @@ class CostSource:
 
     @cached_property
     def efficiencies(self) -> Efficiencies:
-        """Fitted to all workloads in the store that were timed on this type of device, in this mode."""
+        """Fitted to the workloads in the store (of many, a sample) that were timed on this type of device, in
+        this mode."""
         kind, mode = self.cluster.device_type, "train" if self.training else "inference"
-        records = (
+        drawn = self.store.sample(MOST_SAMPLES)
+        self.fitted_to = drawn
+        records = [
             (key, record)
-            for key, record in self.store.items("compute")
+            for key, record in drawn.records
             if record.get("device_type") == kind and f"/{mode}/" in key
-        )
+        ]
         return fit_efficiencies(samples_of(records))
 
     def upkeep(self) -> Upkeep:

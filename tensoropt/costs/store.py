@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": tells our file from any other SQLite 
 _BUSY_TIMEOUT_S = 30.0
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 _ROWS_PER_BATCH = 10_000
+_HASHES = 16**8
+"""Values of the first eight digits of a key's hash."""
 
 Record = dict[str, Any]
 _Result = TypeVar("_Result")
@@ -48,6 +51,20 @@ def default_path() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "tensoropt" / "profiles.sqlite"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Records drawn from a store that has ``total`` of their kind."""
+
+    records: tuple[tuple[str, Record], ...]
+    total: int
+
+    @property
+    def words(self) -> str:
+        """What was left out; empty where nothing was."""
+        drawn = len(self.records)
+        return f"a fixed sample of {drawn:,} of {self.total:,} records" if drawn < self.total else ""
 
 
 class ProfileStore:
@@ -129,6 +146,19 @@ class ProfileStore:
             if len(rows) < _ROWS_PER_BATCH:
                 return
             last = rows[-1][0]
+
+    def sample(self, most: int, kind: str = "compute") -> Sample:
+        """About ``most`` records of a kind, the same each time; all where there are fewer.
+
+        Keys end with a hash after the last slash; a sample are those whose hash begins below a limit, under
+        every prefix the same, so that nothing else has to be read.
+        """
+        total = self.count(kind)
+        if total <= most:
+            return Sample(tuple(self.items(kind)), total)
+        limit = f"{round(_HASHES * most / total):08x}"
+        rows = self._do(lambda connection: _below(connection, kind, limit))
+        return Sample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
         """Number of records, of one kind or of all."""
@@ -369,6 +399,26 @@ def _page(connection: sqlite3.Connection, kind: str, prefix: str, last: str | No
         (*values, _ROWS_PER_BATCH),
     )
     return rows.fetchall()
+
+
+def _below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[str, str]]:
+    """Records whose key's last part sorts before ``limit``, prefix by prefix."""
+    found: list[tuple[str, str]] = []
+    after = ""
+    while True:
+        row = connection.execute(
+            "SELECT key FROM profiles WHERE kind = ? AND key >= ? ORDER BY key LIMIT 1", (kind, after)
+        ).fetchone()
+        if row is None:
+            return found
+        prefix = row[0].rpartition("/")[0] + "/" if "/" in row[0] else ""
+        found += connection.execute(
+            "SELECT key, record FROM profiles WHERE kind = ? AND key >= ? AND key < ? ORDER BY key",
+            (kind, prefix, prefix + limit),
+        ).fetchall()
+        if not prefix:
+            return found
+        after = prefix[:-1] + chr(ord("/") + 1)
 
 
 def _check_kind(kind: str) -> None:

@@ -15,7 +15,7 @@ from tensoropt.verbs.question import writable_folder
 
 
 def profiles(options: argparse.Namespace, progress: Progress) -> Answer:
-    from tensoropt.costs.roofline import fit_errors
+    from tensoropt.costs.roofline import MOST_SAMPLES, fit_errors
     from tensoropt.costs.store import KINDS, ProfileStore
     from tensoropt.plan.table import fit_lines
 
@@ -26,12 +26,15 @@ def profiles(options: argparse.Namespace, progress: Progress) -> Answer:
         if options.import_:
             lines.append(f"{store.import_file(options.import_)} records added from {options.import_}")
         counts = {kind: store.count(kind) for kind in KINDS}
-        fits = fit_errors(store.items("compute"))
+        drawn = store.sample(MOST_SAMPLES)
+        fits = fit_errors(drawn.records)
     lines.append(f"{store.path}: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    lines += [f"fitted to {drawn.words}"] if drawn.words else []
     for (device, mode), errors in fits.items():
         lines += [f"{device}, {mode}:", *fit_lines(errors)]
     fit = [{"device_type": d, "mode": m, "errors": errors} for (d, m), errors in fits.items()]
-    return data | {"records": counts, "fit": fit}, "\n".join(lines), 0
+    sampled = {"records": len(drawn.records), "of": drawn.total}
+    return data | {"records": counts, "fit": fit, "fitted_to": sampled}, "\n".join(lines), 0
 
 
 def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:

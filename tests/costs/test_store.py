@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sqlite3
@@ -204,6 +205,23 @@ def test_fast_with_many_entries(path):
         for i in range(0, 100_000, 100):
             assert store.get(f"operator|{i:07d}") is not None
         assert (time.process_time() - begin) / 1000 < 2e-3  # about 20 microseconds
+
+
+def test_a_sample_is_fixed_and_says_so(path):
+    """A tenth of what is there, of every prefix alike, and the same whatever the order it came in."""
+    keys = [
+        f"{p}/{hashlib.sha256(f'{p}{i}'.encode()).hexdigest()[:32]}"
+        for p in ("cpu/a", "gpu/b")
+        for i in range(1000)
+    ]
+    with ProfileStore(path) as store:
+        store.put_many(dict.fromkeys(reversed(keys), RECORD))
+        drawn = store.sample(200)
+        found = [key for key, _ in drawn.records]
+        assert set(found) == {key for key in keys if int(key.rpartition("/")[2][:8], 16) < 16**8 / 10}
+        assert {key[:5] for key in found} == {"cpu/a", "gpu/b"}
+        assert drawn.words == f"a fixed sample of {len(found)} of 2,000 records"
+        assert (len(store.sample(5000).records), store.sample(5000).words) == (2000, "")
 
 
 def test_the_default_place_can_be_set(monkeypatch, tmp_path):

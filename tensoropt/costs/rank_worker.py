@@ -19,6 +19,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tensoropt.cluster import settle_rank
 from tensoropt.costs.allocator import keep_freed_memory
 
 
@@ -81,7 +82,9 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":
         setup.update(content)
-        if setup["cores"] is not None:
+        if setup["backend"] == "gloo":
+            settle_rank(setup["cores"])  # before PyTorch starts threads
+        elif setup["cores"] is not None:
             os.sched_setaffinity(0, setup["cores"])
         import torch
 

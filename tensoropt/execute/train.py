@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import rank_cores
+from tensoropt.cluster import rank_cores, settle_rank
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.engine import Engine
@@ -146,18 +146,14 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
 def _as_measured(local_rank: int, local_ranks: int) -> Iterator[None]:
     """One thread, on a core of its own where there are enough; as before afterwards."""
     threads = torch.get_num_threads()
-    pins = hasattr(os, "sched_setaffinity")
-    before = os.sched_getaffinity(0) if pins else set()
-    cores = rank_cores(local_ranks, 1) if pins else None
+    cores = rank_cores(local_ranks, 1)
+    go_back = settle_rank(cores[local_rank] if cores is not None else None)
     torch.set_num_threads(1)
-    if cores is not None:
-        os.sched_setaffinity(0, set(cores[local_rank]))
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        if cores is not None:
-            os.sched_setaffinity(0, before)
+        go_back()
 
 
 def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from tensoropt.cluster import (
     list_links,
     load_cluster,
     rank_cores,
+    settle_rank,
 )
 from tensoropt.cluster.files import cluster_from
 from tensoropt.cluster.quantities import bandwidth
@@ -119,6 +122,46 @@ def test_ranks_share_no_core():
     assert rank_cores(1, len(cores)) == (cores,)
     assert rank_cores(len(cores)) == tuple((core,) for core in cores)
     assert rank_cores(len(cores) + 1) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
+def test_a_settled_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
+    before = os.sched_getaffinity(0), os.sched_getscheduler(0)
+    cores = available_cores()[:1]
+    go_back = settle_rank(cores)
+    found: list[object] = []
+    child = threading.Thread(
+        target=lambda: found.extend((os.sched_getaffinity(0), os.sched_getscheduler(0)))
+    )
+    child.start()
+    child.join()
+    go_back()
+    assert found == [set(cores), os.SCHED_BATCH]
+    assert (os.sched_getaffinity(0), os.sched_getscheduler(0)) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="scheduling classes are Linux's")
+def test_a_class_that_was_given_stays() -> None:
+    def idle() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        settle_rank(None)()
+        found.append(os.sched_getscheduler(0))
+
+    found: list[int] = []
+    child = threading.Thread(target=idle)  # a thread's class is its own
+    child.start()
+    child.join()
+    assert found == [os.SCHED_IDLE]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
+def test_a_refused_class_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    settle_rank(None)()
+    assert "not here" in caplog.text
 
 
 @pytest.mark.parametrize("name", [name.replace("xN", "x2") for name in list_clusters()])

@@ -26,8 +26,9 @@ def add_ranks(rank: int, world_size: int, value: float) -> torch.Tensor:
     return tensor
 
 
-def describe(rank: int, world_size: int) -> tuple[int, int, int, int, list[int]]:
-    return rank, world_size, os.getpid(), torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+def describe(rank: int, world_size: int) -> tuple[int, int, int, int, list[int], int]:
+    scheduling = os.sched_getscheduler(0)
+    return rank, world_size, os.getpid(), torch.get_num_threads(), sorted(os.sched_getaffinity(0)), scheduling
 
 
 def echo(rank: int, world_size: int, *args: object) -> object:
@@ -84,14 +85,15 @@ def test_runs_on_all_ranks_again_and_again(pool):
 
 def test_ranks_have_one_thread_and_a_core_of_their_own(pool):
     described = pool.run(describe)
-    assert [(rank, world, threads) for rank, world, _, threads, _ in described] == [(0, 2, 1), (1, 2, 1)]
-    assert tuple(pid for _, _, pid, _, _ in described) == pool.process_ids
+    assert [(rank, world, threads) for rank, world, _, threads, *_ in described] == [(0, 2, 1), (1, 2, 1)]
+    assert tuple(pid for _, _, pid, *_ in described) == pool.process_ids
     assert os.getpid() not in pool.process_ids
     if len(available_cores()) >= 2:
         assert pool.pinned
-        cores = [tuple(affinity) for *_, affinity in described]
+        cores = [tuple(affinity) for *_, affinity, _ in described]
         assert cores[0] != cores[1]
         assert all(len(affinity) == 1 for affinity in cores)
+    assert {scheduling for *_, scheduling in described} == {os.SCHED_BATCH}
 
 
 def test_a_pool_of_which_nothing_is_asked_starts_nothing():

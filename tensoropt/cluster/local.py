@@ -72,7 +72,7 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
 
 
 def settle_rank(cores: Iterable[int] | None) -> Callable[[], None]:
-    """Let this thread, and those it starts, run as a CPU rank does, measured or at work; gives what undoes it.
+    """Let this thread and those it starts run as CPU ranks do, measured or at work; gives what undoes it.
 
     A rank is several threads: its own, PyTorch's, gloo's. They keep to its cores (None: any), and they are
     the kernel's batch class, in which a thread that a message wakes does not push another off the core: each

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
-from tensoropt.costs.link_fits import Arrival
+from tensoropt.costs.link_fits import Transition
 from tensoropt.costs.link_timing import COLLECTIVES
 from tensoropt.costs.links import LinkFits
 from tensoropt.errors import MeasurementError
@@ -39,7 +39,7 @@ _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings
 
 _Prediction = Callable[[float], float]
-_AT_ONCE = Arrival(points=((0.0, 0.0),))
+_SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=(0.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class CommunicationModel:
         self._fits = fits
         self._fitted = fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
         self._links: dict[tuple[int, ...], GroupLink] = {}
-        self._arrivals: dict[tuple[int, ...], Arrival] = {}
+        self._transitions: dict[tuple[int, ...], Transition] = {}
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
     @property
@@ -106,13 +106,14 @@ class CommunicationModel:
         """``measured``, ``fitted`` or ``data sheet``."""
         return self._prediction(kind, tuple(axes))[1]
 
-    def arrival_s(self, axes: Sequence[int], work_s: Any) -> Any:
-        """Seconds longer that a collective over ``axes`` takes after ``work_s`` (a number or an array) of
-        work; 0 where that was not measured."""
-        known = self._arrivals.get(tuple(axes))
-        if known is None:
-            known = self._arrivals[tuple(axes)] = self._arrival(self.mesh.normalise_axes(axes))
-        return known.time_s(work_s)
+    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        """Seconds longer that a collective over ``axes`` takes after ``work_s`` of work; 0 where that was
+        not measured. Numbers or arrays."""
+        return self._transition(axes).arriving(work_s, num_bytes)
+
+    def leaving_s(self, axes: Sequence[int], num_bytes: Any) -> Any:
+        """Seconds longer that work takes after a collective over ``axes``; likewise."""
+        return self._transition(axes).leaving(num_bytes)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
         """Seconds of one message between two ranks, undisturbed; 0 within a rank."""
@@ -154,10 +155,14 @@ class CommunicationModel:
             self._links[axes] = group_link(cluster, self.mesh, axes)
         return formula(kind, self._links[axes], launch), source
 
-    def _arrival(self, axes: tuple[int, ...]) -> Arrival:
-        groups, known = self.mesh.groups(axes), self._fits.arrivals if self._fits is not None else {}
-        same = (arrival for fitted, arrival in known.items() if self.mesh.groups(fitted) == groups)
-        return next(same, _AT_ONCE)
+    def _transition(self, axes: Sequence[int]) -> Transition:
+        known = self._transitions.get(tuple(axes))
+        if known is None:
+            groups = self.mesh.groups(self.mesh.normalise_axes(axes))
+            measured = self._fits.transitions if self._fits is not None else {}
+            same = (each for fitted, each in measured.items() if self.mesh.groups(fitted) == groups)
+            known = self._transitions[tuple(axes)] = next(same, _SMOOTH)
+        return known
 
     def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
         """The fits of any set of axes that makes the same groups."""

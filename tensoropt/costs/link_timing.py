@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +11,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 _WARM_UPS = 2  # one where repeats are few, because they are long
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
-_ARRIVAL_BYTES = 64 * 1024
-_WALKED_BYTES = 4 * 2**20
+_WIDTH, _LAYERS = 64, 64  # 9 MiB of parameters and their gradients together with the input's
 
 
 def time_collective(
@@ -44,40 +44,63 @@ def time_collective(
         dist.destroy_process_group(handles[mine])
 
 
-def time_arrivals(
-    rank: int, world_size: int, groups: Sequence[Sequence[int]], plan: Sequence[tuple[int, int]]
-) -> list[tuple[list[float], list[float], list[float]]]:
-    """An all-reduce to which ranks come from work that each does at its own pace, as in a step.
+def time_transitions(
+    rank: int,
+    world_size: int,
+    groups: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    plan: Sequence[tuple[int, Sequence[int]]],
+) -> list[list[tuple[list[float], list[float]]]]:
+    """Work and all-reduces by turns, each rank at its own pace, as in a step.
+
+    Work is forward and backward of small transformer layers, always other ones, so that parameters come from
+    memory and many kernels take turns.
 
     Args:
-        plan: ``(units of work, repeats)``; none: all come from a barrier.
+        sizes: bytes of the all-reduce; 0: none, work only.
+        plan: ``(layers, repeats per size)``; no layers: one all-reduce follows the other.
 
     Returns:
-        per entry of the plan when work began, when it ended and the collective began, when that ended.
+        per entry of the plan and per size starts and ends of the all-reduces; both when work ended for none.
     """
     import torch
     import torch.distributed as dist
 
     handles = [dist.new_group(list(group)) for group in groups]
     mine = next(index for index, group in enumerate(groups) if rank in group)
-    action = _collective(
-        "all_reduce", handles[mine], len(groups[mine]), groups[mine][0], _ARRIVAL_BYTES, False
-    )
-    data, rows = torch.zeros(_WALKED_BYTES // 4), torch.randn(64, 128)
-    layers = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.LayerNorm(256))
+    layers = [
+        torch.nn.TransformerEncoderLayer(
+            _WIDTH, 2, 2 * _WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        for _ in range(_LAYERS)
+    ]
+    inputs, turns = torch.randn(2, 16, _WIDTH), itertools.cycle(layers)
+
+    def work(count: int) -> None:
+        hidden = inputs
+        for layer in itertools.islice(turns, count):
+            hidden = layer(hidden)
+        if count:
+            hidden.sum().backward()
+
     try:
         found = []
-        for units, repeats in plan:
-            begins: list[float] = []
-
-            def work(units: int = units, begins: list[float] = begins) -> None:
-                begins.append(time.perf_counter())
-                for _ in range(units):
-                    data.add_(1.0)
-                    layers(rows).sum().backward()
-
-            starts, ends = _repeat(action, repeats, work)
-            found.append((begins[-repeats:], starts, ends))
+        for count, repeats in plan:
+            row = []
+            for size, times in zip(sizes, repeats, strict=True):
+                action = _collective(
+                    "all_reduce", handles[mine], len(groups[mine]), groups[mine][0], size, False
+                )
+                dist.barrier()
+                starts, ends = [], []
+                for _ in range(times):
+                    work(count)
+                    starts.append(time.perf_counter())
+                    if size:
+                        action()
+                    ends.append(time.perf_counter())
+                row.append((starts, ends))
+            found.append(row)
         return found
     finally:
         dist.destroy_process_group(handles[mine])
@@ -134,10 +157,8 @@ def _collective(
     return (as_functions if functional else in_place)[kind]
 
 
-def _repeat(
-    action: Callable[[], object], repeats: int, work: Callable[[], None] = lambda: None
-) -> tuple[list[float], list[float]]:
-    """Starts and ends of an action, to which all ranks come from a barrier and then ``work``."""
+def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
+    """Starts and ends of an action, to which all ranks come from a barrier."""
     import torch
     import torch.distributed as dist
 
@@ -153,7 +174,6 @@ def _repeat(
     for _ in range(repeats):
         synchronise()
         dist.barrier()
-        work()
         starts.append(time.perf_counter())
         action()
         synchronise()

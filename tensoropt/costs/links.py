@@ -8,8 +8,7 @@ What ``bytes`` counts, per kind:
     broadcast       the tensor            send            the message (point to point, one way)
 
 Seconds are those of ranks in step: from the last one's call to the last one's return. Ranks that come from
-work are slower to begin (:class:`~tensoropt.costs.link_fits.Arrival`): the network's code and buffers have
-left the caches, and a rank that waited for another sleeps.
+work are slower to begin, and slower at work afterwards (:class:`~tensoropt.costs.link_fits.Transition`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.link_fits import Arrival, LinkFit, fit_segments
-from tensoropt.costs.link_timing import COLLECTIVES, time_arrivals, time_collective, time_pair
+from tensoropt.costs.link_fits import LinkFit, Transition, fit_segments
+from tensoropt.costs.link_timing import COLLECTIVES, time_collective, time_pair, time_transitions
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import MeasurementError
@@ -37,13 +36,20 @@ logger = logging.getLogger(__name__)
 QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
-ARRIVAL = "arrival"
+TRANSITION = "transition"
+TRANSITION_SIZES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _TITLE = 40  # columns
-_ARRIVALS = ((0, 40), (1, 40), (4, 30), (12, 20))
-"""(units of work of about a millisecond, repeats); without work comes first."""
+_WORKS = (
+    (0, (3, 40, 40, 30, 20, 12)),
+    (1, (40, 40, 40, 30, 20, 12)),
+    (3, (30, 30, 30, 20, 15, 10)),
+    (9, (12,) * 6),
+)
+"""(layers of about a millisecond, repeats without and with a collective of each size)."""
+_WARM_UPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +60,14 @@ class LinkFits:
         collectives: by ``(kind, axes)``, one fit per group; the groups ran at the same time, as they do
             in a job, so that sharing a link is in the figures.
         pairs: point-to-point fits by ``(low rank, high rank)``, each measured alone.
-        arrivals: by axes, what coming from work adds to any collective.
+        transitions: by axes, what coming from work adds to any collective, and what it adds to work.
         failed: what could not be measured, and why.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
     pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
-    arrivals: Mapping[tuple[int, ...], Arrival] = field(default_factory=dict)
+    transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
 
     def table(self) -> str:
         """A table for people: the slowest group of each kind and axes."""
@@ -71,10 +77,15 @@ class LinkFits:
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
-        for axes, arrival in self.arrivals.items():
-            work_s, extra_s = arrival.points[-1]
-            title = f"after {format_seconds(work_s)} of work, axes {','.join(map(str, axes))}"
-            lines.append(f"{title:<{_TITLE}}{'+' + format_seconds(extra_s):>10}")
+        for axes, transition in self.transitions.items():
+            work_s, where = transition.works_s[-1], f"axes {','.join(map(str, axes))}"
+            for size in (transition.sizes[0], transition.sizes[-1]):
+                extra = transition.arriving(work_s, size), transition.leaving(size)
+                for title, extra_s in zip(("after work", "work after it"), extra, strict=True):
+                    lines.append(
+                        f"{f'{format_bytes(size)} {where}, {title}':<{_TITLE}}"
+                        f"{'+' + format_seconds(float(extra_s)):>10}"
+                    )
         lines += [f"{what:<{_TITLE}}not measured: {why}" for what, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -179,7 +190,7 @@ _Job = tuple[str, tuple[tuple[int, ...], ...]]
 
 def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
     """What is measured of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
-    kinds = (*kinds, ARRIVAL) if backend == "gloo" else kinds
+    kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
     jobs: list[_Job] = [(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
         jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
@@ -204,8 +215,9 @@ def _key(
 def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
 ) -> dict[str, Any]:
-    if kind == ARRIVAL:
-        return {"fits": _arrival(pool.run(time_arrivals, groups, _ARRIVALS), groups)}
+    if kind == TRANSITION:
+        rounds = [pool.run(time_transitions, groups, (0, *TRANSITION_SIZES), _WORKS) for _ in range(2)]
+        return {"fits": _transition(rounds, groups)}
     plan = [(size, repeats_for(size)) for size in sizes]
     if kind == "send":
         stamps = pool.run(time_pair, groups[0], plan)
@@ -229,22 +241,47 @@ def _measure(
     return {"fits": fits}
 
 
-def _arrival(stamps: Sequence[Any], groups: Iterable[tuple[int, ...]]) -> list[tuple[float, float]]:
-    """Points of an :class:`Arrival`: of the group that is slowest to begin after the longest work."""
+def _transition(rounds: Sequence[Any], groups: Iterable[tuple[int, ...]]) -> dict[str, Any]:
+    """A :class:`Transition` as a dict: of the group that loses most after the longest work.
+
+    What is added is a small difference of two times, so the lower of the rounds counts. Longer work bounds
+    what shorter work adds, and a larger collective what a smaller one leaves: noise is lowered to that.
+    """
     found = []
     for group in groups:
-        points, in_step = [(0.0, 0.0)], 0.0
-        for index, (units, _) in enumerate(_ARRIVALS):
-            begins, starts, ends = (np.array([stamps[rank][index][i] for rank in group]) for i in range(3))
-            taken = float(np.median(ends.max(axis=0) - starts.max(axis=0)))
-            if not units:
-                in_step = taken
-                continue
-            work_s, extra_s = float(np.median(starts - begins)), taken - in_step
-            if work_s > points[-1][0]:
-                points.append((work_s, max(extra_s, points[-1][1])))
-        found.append(points)
-    return max(found, key=lambda points: points[-1][1])
+        taken, gaps, works_s = (
+            np.min(each, axis=0) for each in zip(*(_turns(r, group) for r in rounds), strict=True)
+        )
+        arriving = np.minimum.accumulate(np.maximum(taken - taken[0], 0.0)[:0:-1], axis=0)[::-1]
+        leaving = np.minimum.accumulate(np.maximum((gaps - works_s[:, None])[1:].mean(axis=0), 0.0)[::-1])[
+            ::-1
+        ]
+        found.append(
+            Transition(
+                works_s=tuple(works_s.tolist()),
+                sizes=TRANSITION_SIZES,
+                arriving_s=((0.0,) * len(TRANSITION_SIZES), *map(tuple, arriving.tolist())),
+                leaving_s=tuple(leaving.tolist()),
+            )
+        )
+    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s)).to_dict()
+
+
+def _turns(stamps: Sequence[Any], group: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of one group, by work and size: seconds of the collective, and from it to the next; by work: its own
+    where no collective interrupts it, the slowest rank's."""
+    taken, gaps = np.zeros((2, len(_WORKS), len(TRANSITION_SIZES)))
+    works_s = np.zeros(len(_WORKS))
+    for i, (layers, _) in enumerate(_WORKS):
+        if layers:
+            alone = [stamps[rank][i][0][0][_WARM_UPS:] for rank in group]
+            works_s[i] = max(np.median(np.diff(starts)) for starts in alone)
+        for j, _ in enumerate(TRANSITION_SIZES):
+            of_ranks = np.array([stamps[rank][i][j + 1] for rank in group])[..., _WARM_UPS:]
+            # From the last rank's start to the last one's end, and on to the last one's next start.
+            starts, ends = of_ranks.max(axis=0)
+            taken[i, j], gaps[i, j] = np.median(ends - starts), np.median(starts[1:] - ends[:-1])
+    return taken, gaps, works_s
 
 
 def _fits(
@@ -252,10 +289,10 @@ def _fits(
     found: Mapping[tuple[str, tuple[tuple[int, ...], ...]], Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
-    collectives, arrivals = {}, {}
+    collectives, transitions = {}, {}
     for axes in mesh.axis_subsets():
-        if (points := found.get((ARRIVAL, mesh.groups(axes)))) is not None:
-            arrivals[axes] = Arrival(points=tuple((work_s, extra_s) for work_s, extra_s in points["fits"]))
+        if (record := found.get((TRANSITION, mesh.groups(axes)))) is not None:
+            transitions[axes] = Transition.from_dict(record["fits"])
         for kind in COLLECTIVES:
             record = found.get((kind, mesh.groups(axes)))
             if record is not None:
@@ -265,4 +302,4 @@ def _fits(
         for (kind, groups), record in found.items()
         if kind == "send"
     }
-    return LinkFits(collectives=collectives, pairs=pairs, failed=failed, arrivals=arrivals)  # type: ignore[arg-type]
+    return LinkFits(collectives=collectives, pairs=pairs, failed=failed, transitions=transitions)  # type: ignore[arg-type]

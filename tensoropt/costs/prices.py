@@ -52,8 +52,12 @@ class CommunicationCosts(Protocol):
         """Where :meth:`time_s` comes from: measured, fitted or data sheet."""
         ...
 
-    def arrival_s(self, axes: Sequence[int], work_s: Any) -> Any:
-        """Seconds longer when ranks come from ``work_s`` (a number or an array) of work."""
+    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        """Seconds longer when ranks come from ``work_s`` of work; numbers or arrays."""
+        ...
+
+    def leaving_s(self, axes: Sequence[int], num_bytes: Any) -> Any:
+        """Seconds that the work afterwards takes longer; likewise."""
         ...
 
 
@@ -100,16 +104,17 @@ class Prices:
         self._again: dict[object, bool] = {}
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Seconds of a collective that ranks come to from work."""
+        """Seconds of a collective amid work."""
         real = tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
         if not real or not num_bytes:
             return 0.0
-        return self.communication.time_s(kind, real, num_bytes) + self.arrival_s(real)
+        return self.communication.time_s(kind, real, num_bytes) + self._amid_work_s([(real, num_bytes)])
 
-    def arrival_s(self, axes: Sequence[int], work_s: Any = inf) -> Any:
-        """What coming from work adds to a collective; the tables take it that all come from long work, the
-        judge knows (``axes`` are the mesh's own, counted from 0)."""
-        return self.communication.arrival_s(axes, work_s)
+    def _amid_work_s(self, sends: Sequence[tuple[Sequence[int], float]]) -> float:
+        """What long work before and after adds to collectives, (axes, bytes) each, that follow one another.
+        The judge knows how long the work is."""
+        arriving = self.communication.arriving_s(sends[0][0], inf, sends[0][1])
+        return float(arriving) + max(float(self.communication.leaving_s(*send)) for send in sends)
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
         """A collective with its price; None where its group has one member."""
@@ -132,8 +137,8 @@ class Prices:
     def steps_s(self, steps: Sequence[Step], element_bytes: int) -> float:
         """Seconds of a resharding: its collectives, the copies around them, and issuing it."""
         local, sends = self.steps(steps, element_bytes)
-        arriving = float(self.arrival_s(sends[0].axes)) if sends else 0.0
-        return local + arriving + sum(send.seconds for send in sends)
+        amid_work = self._amid_work_s([(send.axes, send.bytes) for send in sends]) if sends else 0.0
+        return local + amid_work + sum(send.seconds for send in sends)
 
     def again_s(self, work: Workload, forward_s: float) -> float:
         """Seconds that recomputing adds to a group: its second forward, and what checkpointing hangs on each
@@ -171,12 +176,16 @@ class Prices:
         compute = communication = 0.0
         if tensor.requires_grad:
             arrival = self.gradient_arrival_s(elements * tensor.stored_element_bytes, stored)
-            compute = elements * self.compute.optimizer_s_per_element + arrival * self.arrivals(stored)
+            compute = self.step_s(elements) + arrival * self.arrivals(stored)
         axes = [a for a, code in enumerate(stored) if a > 0 and code == PARTIAL_GRAD]
         if axes and tensor.requires_grad:
             share = elements * tensor.stored_element_bytes / BUCKET_BYTES
             communication += share * self.collective_s("all_reduce", axes, BUCKET_BYTES)
         return memory, compute, communication
+
+    def step_s(self, elements: int) -> float:
+        """Seconds of the optimizer's step of a parameter with so many elements here."""
+        return self.upkeep.step_s + elements * self.compute.optimizer_s_per_element
 
     def arrivals(self, stored: Layout) -> int:
         """How often in a step a gradient comes to where its parameter lives."""

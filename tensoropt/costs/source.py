@@ -215,9 +215,9 @@ class CostSource:
 
     def upkeep(self) -> Upkeep:
         if self.pool is None:
-            known = known_upkeep(self.store, self.prefix)
+            known = known_upkeep(self.store, self.prefix, self.settings.optimizer)
             return known or slowest_upkeep(data_sheet_upkeep(kind) for kind in self.cluster.device_kinds)
-        return measure_upkeep(self.pool, self.store, self.prefix)
+        return measure_upkeep(self.pool, self.store, self.prefix, self.settings.optimizer)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""

@@ -1,8 +1,8 @@
 """Upkeep: what a step spends beside operators and collectives.
 
-Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge, and
-what checkpointing hangs on every tensor of a recomputed region: small per item, but a plan with many edges
-and micro-batches has hundreds of them.
+Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
+stepping a parameter, and what checkpointing hangs on every tensor of a recomputed region: small per item, but
+a plan with many edges and micro-batches has hundreds of them.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from tensoropt.cluster import DeviceKind
+from tensoropt.costs.measure import make_optimizer
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.stopwatch import stopwatch_here
 from tensoropt.costs.store import ProfileStore
 from tensoropt.sharding.placement import chunk, local_shape
 
 _ELEMENTS = 1 << 22
-_CALLS, _CHAIN = 200, 40
-_KEY = "upkeep-2"  # counts how often the way of measuring changed
+_CHAIN, _PARAMETERS = 40, 64
+_KEY = "upkeep-3"  # counts how often the way of measuring changed
 _LAUNCH_S = 2e-5
 """Issuing one edge on a GPU: Python, autograd and a launch; data sheets do not say."""
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, and per
-    operator call of a recomputed region beside its second forward (on a GPU hidden behind its queue)."""
+    """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
+    call of a recomputed region beside its second forward (on a GPU hidden behind its queue), and per
+    parameter of an optimizer's step beside its elements."""
 
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
     call_s: float = 0.0
     again_s: float = 0.0
+    step_s: float = 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
         """Seconds per micro-batch until a gradient is where it waits for the optimizer.
 
         Args:
-            copied: the first micro-batch's is copied to a bucket, not left where autograd made it; those of
-                the others are added.
+            copied: the first micro-batch's is copied to a bucket, which is issued as an edge is, not left
+                where autograd made it; those of the others are added.
         """
-        first = self.copy_s_per_byte if copied else 0.0
-        return gradient_bytes * (first + (micro_batches - 1) * self.add_s_per_byte) / micro_batches
+        first = self.call_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
+        return (first + (micro_batches - 1) * gradient_bytes * self.add_s_per_byte) / micro_batches
 
 
 class _Cut(torch.autograd.Function):
@@ -66,13 +69,13 @@ class _Cut(torch.autograd.Function):
 
 
 def _cut(x: torch.Tensor, mesh: tuple[int, ...]) -> torch.Tensor:
-    size = ((x.numel(),),)
-    own = local_shape(size, (-1,) * len(mesh), mesh, (0,) * len(mesh))
+    sizes = tuple((n,) for n in x.shape)
+    own = local_shape(sizes, (-1,) * len(mesh), mesh, (0,) * len(mesh))
     piece = x.reshape(own).narrow(0, *chunk(own[0], 1, 0)).clone(memory_format=torch.contiguous_format)
     return piece.reshape(own)
 
 
-def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
+def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
     """Upkeep on this rank, all ranks at once (runs in the pool)."""
     watch = stopwatch_here()
     x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
@@ -95,21 +98,34 @@ def time_upkeep(rank: int, world_size: int) -> dict[str, float]:
             statistics.median(additions) / size,
             _edge_s(watch.device),
             _again_s() if on_cpu else 0.0,
+            _step_s(optimizer, watch.device),
         )
     )
 
 
 def _edge_s(device: torch.device) -> float:
-    """Seconds of one direction of an edge; issuing takes the processor's time on any device."""
-    small, mesh = torch.randn(64, requires_grad=True, device=device), (1, 1)
+    """Seconds of one direction of an edge between operators, where it takes about twice as long as in a loop
+    of nothing else; issuing takes the processor's time on any device."""
+    small, mesh = torch.randn(4, 64, requires_grad=True, device=device), (1, 1)
+    kinds = [torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Softmax(-1)]
+    layers = [kind.to(device) for kind in kinds] * _CHAIN
 
-    def run() -> None:
+    def run(edges: bool) -> None:
         value = small
-        for _ in range(_CALLS):
-            value = _Cut.apply(value, mesh)
+        for layer in layers:
+            value = _Cut.apply(layer(value), mesh) if edges else layer(value)
         value.sum().backward()
 
-    return _usual_s(run) / (2 * _CALLS)
+    edges_s = _usual_s(lambda: run(True)) - _usual_s(lambda: run(False))
+    return max(edges_s, 0.0) / (2 * len(layers))
+
+
+def _step_s(optimizer: str, device: torch.device) -> float:
+    """Seconds of an optimizer's step per parameter, of parameters with next to no elements."""
+    parameters = [torch.randn(16, device=device).requires_grad_() for _ in range(_PARAMETERS)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    return _usual_s(make_optimizer(optimizer, parameters).step) / _PARAMETERS
 
 
 def _again_s() -> float:
@@ -134,7 +150,7 @@ def _again_s() -> float:
     return max(_usual_s(again) - _usual_s(plain) - forward, 0.0) / _CHAIN
 
 
-def _usual_s(run: Callable[[], object], repeats: int = 7) -> float:
+def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
     run()
     seconds = []
     for _ in range(repeats):
@@ -144,20 +160,22 @@ def _usual_s(run: Callable[[], object], repeats: int = 7) -> float:
     return statistics.median(seconds)
 
 
-def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str) -> Upkeep:
+def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Upkeep:
     """Upkeep of the slowest rank, from the store where it is known."""
-    known = known_upkeep(store, prefix)
+    known = known_upkeep(store, prefix, optimizer)
     if known is not None:
         return known
-    ranks = pool.run(time_upkeep)
-    record = {name: max(r[name] for r in ranks) for name in ranks[0]}
-    store.put(f"{prefix}/{_KEY}", record)
+    rounds = [
+        pool.run(time_upkeep, optimizer) for _ in range(2)
+    ]  # the first may find ranks that just started
+    record = {name: min(max(r[name] for r in ranks) for ranks in rounds) for name in rounds[0][0]}
+    store.put(f"{prefix}/{_KEY}-{optimizer}", record)
     return Upkeep(**record)
 
 
-def known_upkeep(store: ProfileStore, prefix: str) -> Upkeep | None:
+def known_upkeep(store: ProfileStore, prefix: str, optimizer: str) -> Upkeep | None:
     """What was measured before."""
-    record = store.get(f"{prefix}/{_KEY}")
+    record = store.get(f"{prefix}/{_KEY}-{optimizer}")
     return Upkeep(**record) if record is not None else None
 
 

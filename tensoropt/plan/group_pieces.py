@@ -300,7 +300,7 @@ class GroupPieces(PieceMaker):
         arrival_s = step_s = 0.0
         if self.prices is not None:
             arrival_s = self.prices.gradient_arrival_s(size, stored)
-            step_s = self.elements(name, stored) * self.prices.compute.optimizer_s_per_element
+            step_s = self.prices.step_s(self.elements(name, stored))
         waiting = (
             Effect(FIRST_ARRIVED, later=True, transient=summed),
             Effect(ARRIVED, transient=-summed, spot=summed),

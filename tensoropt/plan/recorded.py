@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.facts import Facts
-from tensoropt.costs.link_fits import Arrival, LinkFit
+from tensoropt.costs.link_fits import LinkFit, Transition
 from tensoropt.costs.links import LinkFits
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables
@@ -178,7 +178,7 @@ def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:
             for (kind, axes), group in fits.collectives.items()
         ],
         "pairs": [[list(pair), fit.kind, fit.to_dict()] for pair, fit in fits.pairs.items()],
-        "arrivals": [[list(axes), [list(p) for p in a.points]] for axes, a in fits.arrivals.items()],
+        "transitions": [[list(axes), each.to_dict()] for axes, each in fits.transitions.items()],
     }
 
 
@@ -189,10 +189,18 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
             for kind, axes, group in data["collectives"]
         },
         pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
-        arrivals={
-            tuple(axes): Arrival(points=tuple((work_s, extra_s) for work_s, extra_s in points))
-            for axes, points in data.get("arrivals", [])  # explorations saved before this was known lack it
+        transitions={
+            **{tuple(axes): _only_arriving(points) for axes, points in data.get("arrivals", [])},
+            **{tuple(axes): Transition.from_dict(each) for axes, each in data.get("transitions", [])},
         },
+    )
+
+
+def _only_arriving(points: Sequence[tuple[float, float]]) -> Transition:
+    """Of an exploration saved when (seconds of work, seconds longer), for whatever size, was all one knew."""
+    works_s, arriving_s = zip(*points, strict=True)
+    return Transition(
+        works_s=works_s, sizes=(1,), arriving_s=tuple((s,) for s in arriving_s), leaving_s=(0.0,)
     )
 
 

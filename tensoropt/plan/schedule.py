@@ -51,7 +51,7 @@ class _Drafting:
         self.drafts: list[_Draft] = []
         self.chain: tuple[int, ...] = ()
         self.beside: list[int] = []
-        self.since_s = 0.0
+        self.since_s = self.owed_s = 0.0
 
     def run(self) -> tuple[Timeline, tuple[Axes | None, ...]]:
         play, course = self.play, self.play.course
@@ -59,7 +59,7 @@ class _Drafting:
         for issue in play.issues():
             issued.setdefault(issue.moment, []).append(issue)
         for _ in range(play.mesh[0]):
-            self.since_s = 0.0  # as in the walk, which goes through one micro-batch for all
+            self.since_s = self.owed_s = 0.0  # as in the walk, which goes through one micro-batch for all
             for moment in range(course.last):
                 self._moment(moment)
                 self._reduce(issued.get(moment, []))
@@ -76,16 +76,17 @@ class _Drafting:
     def _moment(self, number: int) -> None:
         """What is done at a moment, then what is waited for; bytes begin with its first task."""
         local_s, spot, changes = 0.0, 0.0, [0.0, 0.0]
-        sends: dict[Axes, float] = {}
+        sends: dict[Axes, tuple[float, float]] = {}
         for share in self.walk.shares[number]:
             row = share.which[0]
             local_s += 0.0 if share.local is None else float(share.local[row])
             spot += 0.0 if share.spot is None else float(share.spot[row])
             if share.bytes is not None:
                 changes = [a + float(b) for a, b in zip(changes, share.bytes[row], strict=True)]
-            for axes, table in share.sends.items():
-                if table[row]:
-                    sends[axes] = sends.get(axes, 0.0) + float(table[row])
+            for axes, each in share.sends.items():
+                if each.seconds[row]:
+                    seconds, size = sends.get(axes, (0.0, 0.0))
+                    sends[axes] = seconds + float(each.seconds[row]), max(size, float(each.bytes[row]))
         taken = [(DEVICE, k, b) for k, b in zip(MOVING_KINDS, changes, strict=True) if b > 0]
         given = [(DEVICE, k, -b) for k, b in zip(MOVING_KINDS, changes, strict=True) if b < 0]
         if given and self.chain:
@@ -94,17 +95,22 @@ class _Drafting:
         if not (local_s or sends or taken or spots):
             return
         moment, first = self.play.course.moments[number], len(self.drafts)
+        self.since_s += local_s
+        if local_s:
+            local_s, self.owed_s = local_s + self.owed_s, 0.0
         if local_s or not sends:
             self._add(moment, local_s, None)
-        self.since_s += local_s
-        for axes, seconds in sorted(sends.items()):
-            self._add(moment, seconds + self._arrive(axes), axes)
+        for axes, (seconds, size) in sorted(sends.items()):
+            self._add(moment, seconds + self._turn(axes, size), axes)
         self.drafts[first].allocates += [*taken, *spots]
         self.drafts[-1].frees += spots
 
-    def _arrive(self, axes: Axes) -> float:
+    def _turn(self, axes: Axes, size: float) -> float:
+        """See :class:`~tensoropt.plan.walk.Walk`."""
         assert self.play.prices is not None, "what is sent has a price"
-        extra, self.since_s = float(self.play.prices.arrival_s(axes, self.since_s)), 0.0
+        costs = self.play.prices.communication
+        extra, self.since_s = float(costs.arriving_s(axes, self.since_s, size)), 0.0
+        self.owed_s = max(self.owed_s, float(costs.leaving_s(axes, size)))
         return extra
 
     def _links(self, axes: Axes) -> tuple[str, ...]:
@@ -121,7 +127,7 @@ class _Drafting:
             send = issue.sends[int(issue.which[0])]
             links = self._links(send.axes)
             resources = links if self.play.overlap.beside else (DEVICE, *links)
-            seconds = send.seconds + (0.0 if self.play.overlap.beside else self._arrive(send.axes))
+            seconds = send.seconds + (0.0 if self.play.overlap.beside else self._turn(send.axes, send.bytes))
             draft = _Draft(
                 "reduction of gradients", seconds, resources, self.chain, "backward", "", send.axes
             )

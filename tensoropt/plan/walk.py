@@ -4,7 +4,8 @@ What overlaps is what the executor overlaps: resharding and gathering block, for
 of gradients is reduced from the moment its last gradient is there, beside the rest of backward
 (:class:`~tensoropt.plan.overlap.Overlap`). Two collectives on one level of links queue. With several
 micro-batches buckets are reduced after the last one. Before the optimizer everything is waited for.
-A collective to which ranks come from work takes longer than one that follows another.
+A collective to which ranks come from work takes longer than one that follows another, and so does the work
+after it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ class Played:
 
 
 @dataclass
+class _Sends:
+    """Collectives of one moment over one set of axes, by piece: seconds of all, bytes of the largest."""
+
+    seconds: Floats
+    bytes: Floats
+
+
+@dataclass
 class _Share:
     """What one owner does at one moment: tables by piece."""
 
@@ -52,7 +61,7 @@ class _Share:
     bytes: Floats | None = None
     spot: Floats | None = None
     local: Floats | None = None
-    sends: dict[Axes, Floats] = field(default_factory=dict)
+    sends: dict[Axes, _Sends] = field(default_factory=dict)
 
 
 class Walk:
@@ -66,7 +75,9 @@ class Walk:
             self._place(owner)
         self.alive = np.zeros((n, 2))
         self.time, self.compute, self.communication = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.since, self.arriving = np.zeros(n), np.zeros(n)
+        self.since = np.zeros(n)  # seconds of work since the last collective
+        self.owed = np.zeros(n)  # seconds that the next work takes longer after it
+        self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
         self.peak, self.at_peak = np.full(n, -1.0), np.zeros((n, 2))
 
@@ -94,8 +105,9 @@ class Walk:
                     share.local[number] += e.local_s
                     seconds[number, SOURCES.index(e.source)] += e.local_s * times
                 for send in e.sends:
-                    table = share.sends.setdefault(send.axes, np.zeros(count))
-                    table[number] += send.seconds
+                    sends = share.sends.setdefault(send.axes, _Sends(np.zeros(count), np.zeros(count)))
+                    sends.seconds[number] += send.seconds
+                    sends.bytes[number] = max(sends.bytes[number], send.bytes)
                     seconds[number, SOURCES.index(send.source)] += send.seconds * times
         for moment, share in found.items():
             # One order for all strategies, whichever others they are played with.
@@ -116,14 +128,14 @@ class Walk:
                 self._reduce(issue)
         if micro > 1:
             self.time, self.compute = self.time * micro, self.compute * micro
-            self.communication, self.arriving = self.communication * micro, self.arriving * micro
+            self.communication, self.turns = self.communication * micro, self.turns * micro
             for issue in issued.get(course.last, ()):
                 self._reduce(issue)
         for busy in self.busy.values():
             self.time = np.maximum(self.time, busy)
         for moment in range(course.last, len(course.moments)):
             self.step(moment)
-        self.sources[:, SOURCES.index("measured")] += self.arriving
+        self.sources[:, SOURCES.index("measured")] += self.turns
         memory = np.concatenate([self.held, self.at_peak], axis=1)
         exposed = np.clip(self.time - self.compute, 0.0, self.communication)
         return Played(memory, self.time, self.compute, self.communication, exposed, self.sources)
@@ -133,7 +145,7 @@ class Walk:
         spot: Any = 0.0
         if not self.shares[moment]:
             return spot
-        sends: dict[Axes, Any] = {}
+        sends: dict[Axes, tuple[Any, Any]] = {}
         for share in self.shares[moment]:
             which = share.which
             if share.bytes is not None:
@@ -141,14 +153,12 @@ class Walk:
             if share.spot is not None:
                 spot = spot + share.spot[which]
             if share.local is not None:
-                seconds = share.local[which]
-                self.time += seconds
-                self.compute += seconds
-                self.since += seconds
-            for axes, table in share.sends.items():
-                sends[axes] = sends.get(axes, 0.0) + table[which]
+                self._work(share.local[which])
+            for axes, each in share.sends.items():
+                seconds, size = sends.get(axes, (0.0, 0.0))
+                sends[axes] = seconds + each.seconds[which], np.maximum(size, each.bytes[which])
         for axes in sorted(sends):
-            self._wait(axes, sends[axes])
+            self._wait(axes, *sends[axes])
         total = self.alive.sum(axis=1) + spot
         higher = np.flatnonzero(total > self.peak)
         if len(higher):
@@ -157,10 +167,22 @@ class Walk:
             self.at_peak[higher, 1] = total[higher] - self.alive[higher, 0]
         return spot
 
-    def _wait(self, axes: Axes, seconds: Floats) -> None:
+    def _work(self, seconds: Floats) -> None:
+        """Device seconds, the first of them after a collective slower."""
+        self.since += seconds
+        owing = (seconds > 0) & (self.owed > 0)
+        if owing.any():
+            owed = np.where(owing, self.owed, 0.0)
+            self.owed -= owed
+            self.turns += owed
+            seconds = seconds + owed
+        self.time += seconds
+        self.compute += seconds
+
+    def _wait(self, axes: Axes, seconds: Floats, size: Floats) -> None:
         """Collectives that the device waits for; they queue behind what is on their links."""
         sending = seconds > 0
-        seconds = seconds + self._arrive(axes, sending)
+        seconds = seconds + self._turn(axes, sending, size)
         self.communication += seconds
         if not self.busy:
             self.time += seconds
@@ -174,13 +196,16 @@ class Walk:
             if link in self.busy:
                 self.busy[link] = np.where(sending, self.time, self.busy[link])
 
-    def _arrive(self, axes: Axes, sending: Any) -> Floats:
-        """Seconds that the first collective after some work takes longer; others find the ranks in step."""
+    def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
+        """Seconds that the first collective after some work takes longer (others find the ranks in step);
+        notes what work will take longer after it."""
         prices = self.play.prices
         assert prices is not None, "what is sent has a price"
-        extra = np.where(sending, prices.arrival_s(axes, self.since), 0.0)
+        extra = np.where(sending, prices.communication.arriving_s(axes, self.since, size), 0.0)
+        owed = np.where(sending, prices.communication.leaving_s(axes, size), 0.0)
+        self.owed = np.maximum(self.owed, owed)
         self.since = np.where(sending, 0.0, self.since)
-        self.arriving += extra
+        self.turns += extra
         return extra
 
     def _reduce(self, issue: Issue) -> None:
@@ -191,9 +216,10 @@ class Walk:
             rows = issue.rows[sending]
             seconds = np.array([send.seconds for send in sends])[which[sending]]
             if not self.play.overlap.beside:
-                waiting = np.zeros(self.play.count, dtype=bool)
+                waiting, size = np.zeros(self.play.count, dtype=bool), np.zeros(self.play.count)
                 waiting[rows] = True
-                seconds = seconds + self._arrive(axes, waiting)[rows]
+                size[rows] = np.array([send.bytes for send in sends])[which[sending]]
+                seconds = seconds + self._turn(axes, waiting, size)[rows]
             self.communication[rows] += seconds
             if not self.play.overlap.beside:
                 self.time[rows] += seconds

@@ -130,9 +130,7 @@ def test_a_settled_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
     cores = available_cores()[:1]
     go_back = settle_rank(cores)
     found: list[object] = []
-    child = threading.Thread(
-        target=lambda: found.extend((os.sched_getaffinity(0), os.sched_getscheduler(0)))
-    )
+    child = threading.Thread(target=lambda: found.extend((os.sched_getaffinity(0), os.sched_getscheduler(0))))
     child.start()
     child.join()
     go_back()

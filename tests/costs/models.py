@@ -151,8 +151,11 @@ class ToyCommunication:
         group = sum(11.0 ** (a + 1) for a in axes)
         return self.WEIGHTS[kind] * (1e-6 * group + 1e-9 * num_bytes * (1 + group))
 
-    def arrival_s(self, axes: Sequence[int], work_s: Any) -> Any:
-        return np.zeros(np.shape(work_s))
+    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
+
+    def leaving_s(self, axes: Sequence[int], num_bytes: Any) -> Any:
+        return np.zeros(np.shape(num_bytes))
 
 
 _FACTS: dict[tuple[str, bool], Facts] = {}

@@ -88,6 +88,15 @@ def test_sizes_cover_five_decades_with_repeats():
     assert list(QUICK_SIZES) == sorted(QUICK_SIZES)
 
 
+def by_turns(layers: int, size: int, repeats: int) -> tuple[list[float], list[float]]:
+    """A layer takes a millisecond, and the first one after a collective 0.3 ms longer per MiB; a collective
+    takes 0.1 ms, and after work 0.2 ms longer."""
+    collective_s = 1e-4 + 2e-4 * bool(layers) if size else 0.0
+    turn_s = 1e-3 * layers + 3e-4 * size / 2**20 * bool(layers) + collective_s
+    ends = [turn_s * (i + 1) for i in range(repeats)]
+    return [end - collective_s for end in ends], ends
+
+
 class FakePool:
     """Answers with the stamps of links that take ``alpha + bytes / beta``; fails where told to."""
 
@@ -99,11 +108,9 @@ class FakePool:
     def run(self, function, *arguments):
         *what, plan = arguments
         self.calls += 1
-        if function.__name__ == "time_arrivals":
-            # a unit of work takes a millisecond, and what follows 0.2 ms longer
-            stamps = [([0.0] * n, [1e-3 * units] * n, [1e-3 * units + 1e-4 + 2e-4 * bool(units)] * n)
-                      for units, n in plan]  # fmt: skip
-            return [stamps] * self.world_size
+        if function.__name__ == "time_transitions":
+            return [[[by_turns(*each) for each in zip(itertools.repeat(layers), what[1], repeats)]
+                     for layers, repeats in plan]] * self.world_size  # fmt: skip
         if what[0] == self.failing:
             raise RankError(f"rank 1 did not finish {what[0]}\nstack", rank=1, kind="hung")
         factor = 2 if function.__name__ == "time_pair" else 1
@@ -125,31 +132,37 @@ def test_each_way_to_group_is_measured_once_and_kept(store):
     assert set(fits.collectives) == {(kind, axes) for kind in COLLECTIVES for axes in ((0,), (1,), (0, 1))}
     assert set(fits.pairs) == {(i, j) for i in range(4) for j in range(i + 1, 4)}
     assert [fit.group for fit in fits.collectives["all_reduce", (0,)]] == [(0, 2), (1, 3)]
-    assert pool.calls == 3 * (5 + 1) + 6
+    assert pool.calls == 3 * (5 + 2) + 6
     for fit in (*fits.collectives["broadcast", (1,)], fits.pairs[0, 3]):
         assert fit.time_s(10**6) == pytest.approx(1.1e-3)
     # The flat mesh's group is the square's both axes: nothing is left to measure.
     assert measure_links(cluster, flat, pool, store).collectives["all_reduce", (0,)][0].group == (0, 1, 2, 3)
-    assert pool.calls == 3 * (5 + 1) + 6
+    assert pool.calls == 3 * (5 + 2) + 6
     assert load_links(cluster, square, store) == fits
     assert not load_links(load_cluster("local:2"), load_cluster("local:2").meshes()[0], store).collectives
     measure_links(cluster, flat, pool, store, refresh=True, pairs=False)
-    assert pool.calls == 3 * (5 + 1) + 6 + 5 + 1
+    assert pool.calls == 3 * (5 + 2) + 6 + 5 + 2
 
 
-def test_what_coming_from_work_adds_is_measured(store):
+def test_what_going_from_work_to_collectives_and_back_adds_is_measured(store):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()
     fits = measure_links(cluster, mesh, FakePool(2), store)
-    (arrival,) = fits.arrivals.values()
-    assert [x for point in arrival.points for x in point] == pytest.approx(
-        [0, 0, 1e-3, 2e-4, 4e-3, 2e-4, 12e-3, 2e-4]
-    )
+    (transition,) = fits.transitions.values()
+    assert transition.works_s == pytest.approx((0, 1e-3, 3e-3, 9e-3))
+    assert np.array(transition.arriving_s) == pytest.approx(2e-4 * np.array([[0.0] * 5, *[[1.0] * 5] * 3]))
+    assert transition.leaving_s == pytest.approx([3e-4 * size / 2**20 for size in transition.sizes])
     model = CommunicationModel(cluster, mesh, fits)
-    assert list(model.arrival_s([0], np.array([0.0, 5e-4, 1.0]))) == pytest.approx([0.0, 1e-4, 2e-4])
-    assert model.arrival_s([0], math.inf) == pytest.approx(2e-4)
-    assert CommunicationModel(cluster, mesh).arrival_s([0], 1.0) == 0.0
-    assert "after 12" in fits.table()
+    works = np.array([0.0, 5e-4, 1.0])
+    assert list(model.arriving_s([0], works, 2**16)) == pytest.approx([0.0, 1e-4, 2e-4])
+    assert model.arriving_s([0], math.inf, 2**30) == pytest.approx(2e-4)
+    assert list(model.leaving_s([0], np.array([0, 2**20, 2**30]))) == pytest.approx(
+        [3e-4 / 256, (1.5e-4 + 6e-4) / 2, 24e-4]
+    )
+    bare = CommunicationModel(cluster, mesh)
+    assert bare.arriving_s([0], 1.0, 2**20) == bare.leaving_s([0], 2**20) == 0.0
+    assert "8 MiB axes 0, work after it" in fits.table()
+    assert "+2.4 ms" in fits.table()
 
 
 def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
@@ -189,7 +202,9 @@ def test_two_real_ranks(store, ranks):
     assert not fits.failed
     assert set(fits.collectives) == {(kind, (0,)) for kind in COLLECTIVES}
     assert set(fits.pairs) == {(0, 1)}
-    assert all(0 <= extra < 1 for _, extra in fits.arrivals[0,].points)
+    transition = fits.transitions[0,]
+    assert 0 < transition.works_s[1] < transition.works_s[-1] < 1
+    assert all(0 <= extra < 1 for extra in (*transition.arriving_s[-1], *transition.leaving_s))
     for fit in (*(group[0] for group in fits.collectives.values()), fits.pairs[0, 1]):
         assert [size for size, *_ in fit.points] == list(PAIR_SIZES if fit.kind == "send" else sizes)
         assert all(1e-6 < seconds < 5 for _, seconds, _ in fit.points)

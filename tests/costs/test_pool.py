@@ -122,6 +122,7 @@ def test_arguments_for_each_rank(pool):
 
 
 def test_a_rank_that_raises_keeps_the_processes(pool):
+    pool.start()
     before = pool.process_ids
     with pytest.raises(RankError, match=r"rank 1 failed in fail_alone: .*refused") as caught:
         pool.run(fail_alone, 1)

@@ -15,17 +15,19 @@ pytestmark = pytest.mark.distributed
 def test_measured_once_and_kept(tmp_path):
     with ProfileStore(tmp_path / "profile.sqlite") as store:
         store.put(
-            "here/upkeep", {"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 1.0}
+            "here/upkeep-2", {"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 1.0}
         )  # an older way
-        assert known_upkeep(store, "here") is None
+        assert known_upkeep(store, "here", "adam") is None
         with RankPool(2, timeout_s=60) as pool:
-            found = measure_upkeep(pool, store, "here")
+            found = measure_upkeep(pool, store, "here", "adam")
         assert 0 < found.copy_s_per_byte < 1e-6
         assert 0 < found.add_s_per_byte < 1e-6
         assert 0 < found.call_s < 1e-2
         assert 0 <= found.again_s < 1e-2
-        assert known_upkeep(store, "here") == found
-        assert known_upkeep(store, "elsewhere") is None
+        assert 0 < found.step_s < 1e-2
+        assert known_upkeep(store, "here", "adam") == found
+        assert known_upkeep(store, "here", "sgd") is None
+        assert known_upkeep(store, "elsewhere", "adam") is None
 
 
 def test_data_sheet_and_slowest():
@@ -34,4 +36,4 @@ def test_data_sheet_and_slowest():
     )
     sheet = data_sheet_upkeep(kind)
     assert (sheet.copy_s_per_byte, sheet.add_s_per_byte) == pytest.approx((1e-12, 1.5e-12))
-    assert slowest_upkeep([Upkeep(1, 5, 2, 0), Upkeep(3, 4, 1, 7)]) == Upkeep(3, 5, 2, 7)
+    assert slowest_upkeep([Upkeep(1, 5, 2, 0, 9), Upkeep(3, 4, 1, 7, 8)]) == Upkeep(3, 5, 2, 7, 9)

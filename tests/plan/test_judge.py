@@ -60,8 +60,11 @@ class PerByte:
     def source(self, kind, axes):
         return "data sheet"
 
-    def arrival_s(self, axes, work_s):
-        return np.zeros(np.shape(work_s))
+    def arriving_s(self, axes, work_s, num_bytes):
+        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
+
+    def leaving_s(self, axes, num_bytes):
+        return np.zeros(np.shape(num_bytes))
 
 
 def played(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Judged:  # noqa: B008
@@ -166,10 +169,14 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
 
 
 class Late(ToyCommunication):
-    """A collective takes longer by half the work before it, up to a limit of each axis."""
+    """A collective takes longer by half the work before it, up to a limit of each axis and a little for its
+    size; and the work after it by a time for its size."""
 
-    def arrival_s(self, axes, work_s):
-        return np.minimum(np.asarray(work_s) / 2, 1e-4 * (1 + axes[0]))
+    def arriving_s(self, axes, work_s, num_bytes):
+        return np.minimum(np.asarray(work_s) / 2, 1e-4 * (1 + axes[0])) + 1e-9 * np.asarray(num_bytes)
+
+    def leaving_s(self, axes, num_bytes):
+        return 1e-5 * (1 + axes[0]) + 1e-8 * np.asarray(num_bytes)
 
 
 @pytest.mark.parametrize("overlap", [BLOCKING, BESIDE], ids=["blocking", "beside"])
@@ -183,8 +190,10 @@ def test_a_collective_after_work_takes_longer_in_walk_and_schedule_alike(name, o
     late = played(strategy, ToyCompute(), Late(), overlap, upkeep)
     added = late.played.communication_s[0] - at_once.played.communication_s[0]
     collectives = sum(late.collectives(0).values())
-    assert 0 < added <= 3e-4 * collectives
-    assert late.played.compute_s[0] == at_once.played.compute_s[0]
+    sent = sum(c.bytes * n for c, n in late.collectives(0).items())
+    assert 0 < added <= 3e-4 * collectives + 1e-9 * sent
+    owed = late.played.compute_s[0] - at_once.played.compute_s[0]
+    assert 0 < owed <= 3e-5 * collectives + 1e-8 * sent
     timeline, axes = schedule_of(late.play)
     assert timeline.total_s == pytest.approx(late.played.total_s[0])
     sent = sum(e.task.duration_s for e, of in zip(timeline.events, axes, strict=True) if of is not None)
@@ -195,12 +204,26 @@ def test_only_the_first_of_several_collectives_waits_for_sleepers():
     """Data parallel: 1 s of forward per group, the loss's reduction, 6 s of backward, one bucket."""
 
     class Sleepers(PerByte):
-        def arrival_s(self, axes, work_s):
+        def arriving_s(self, axes, work_s, num_bytes):
             return np.minimum(work_s, 4.0) / 10
 
     total, compute, communication, _ = figures(played(data_parallel(), Hand(), Sleepers(1e-3), BLOCKING))
     bucket = (W1 + W2) * 1e-3
     assert communication == pytest.approx(0.004 + 0.3 + bucket + 0.4)
+    assert total == pytest.approx(compute + communication)
+
+
+def test_work_after_a_collective_is_slower_and_what_no_work_follows_is_not():
+    """Data parallel: the loss's reduction (4 bytes) before backward; an idle optimizer after the bucket."""
+
+    class Cold(PerByte):
+        def leaving_s(self, axes, num_bytes):
+            return 0.01 * np.asarray(num_bytes)
+
+    warm = figures(played(data_parallel(), Hand(), PerByte(1e-3), BLOCKING))
+    total, compute, communication, _ = figures(played(data_parallel(), Hand(), Cold(1e-3), BLOCKING))
+    assert communication == pytest.approx(warm[2])
+    assert compute == pytest.approx(warm[1] + 0.01 * 4)
     assert total == pytest.approx(compute + communication)
 
 

@@ -309,8 +309,8 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
         if tensor.requires_grad and prices.training:
             sizes[1] += size
             sizes[2] += size * OPTIMIZER_STATE[prices.optimizer]
-            for kind, rate in enumerate(rates):
-                seconds[kind] += tensor.elements * rate.optimizer_s_per_element
+            for kind, (rate, upkeep) in enumerate(zip(rates, prices.upkeep, strict=True)):
+                seconds[kind] += upkeep.step_s + tensor.elements * rate.optimizer_s_per_element
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
     return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}

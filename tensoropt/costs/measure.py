@@ -132,9 +132,9 @@ def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
     """What the workload is given, several times: layers that are alike but for their tensors. Activations it
-    reads are common to all, and made anew for each visit."""
-    reads = {name for name, _, role in work.inputs if role == "read"}
-    others = ({n: t if n in reads else anew(t) for n, t in given.items()} for _ in range(count - 1))
+    reads are common to all, and made anew for each visit; so are parameters of a loop."""
+    common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
+    others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 

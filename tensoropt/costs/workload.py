@@ -38,7 +38,8 @@ VERSION = 5
 class TensorSpec:
     """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers, ``ends``
     is for where groups of rows end: the number of rows, shared evenly; ``order`` is how it lies in memory
-    (:func:`memory_orders`), None for the order of its dims."""
+    (:func:`memory_orders`), None for the order of its dims; ``looped`` a parameter that the next operators
+    alike read again, as those of an unrolled loop do, so that caches have it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,6 +47,7 @@ class TensorSpec:
     high: int = 2
     ends: int = 0
     order: Order | None = None
+    looped: bool = False
 
     @property
     def bytes(self) -> int:
@@ -96,7 +98,7 @@ class Workload:
             for c, outs in self.calls
         ]
         inputs = [
-            (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order)))
+            (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped)))
             for n, s, role in self.inputs
         ]
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
@@ -173,7 +175,11 @@ def workload(
         if name in roles:
             shape = local_shape(atoms.atoms[name], configuration.layout(name), mesh)
             specs[names[name]] = TensorSpec(
-                shape, tensors[name].dtype, tensors[name].requires_grad, order=orders.get(name)
+                shape,
+                tensors[name].dtype,
+                tensors[name].requires_grad,
+                order=orders.get(name),
+                looped=graph.users.get(name, 0) >= _LOOP,
             )
     for call, _ in calls:
         for name, high in _integer_bounds(call, specs).items() if _has_specs(call, specs) else ():
@@ -202,6 +208,9 @@ def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
     return bool(call.args) and isinstance(call.args[0], Ref) and call.args[0].name in specs
 
 
+_LOOP = 3
+"""Groups that share a parameter, from which on it is taken for a loop's; an embedding tied to a projection
+has two, far apart."""
 _ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
 
 

@@ -11,6 +11,7 @@ per axis.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -108,6 +109,11 @@ class GroupGraph:
     hubs: tuple[str, ...]
     shared: tuple[str, ...]
     group_of: Mapping[str, Group]
+
+    @cached_property
+    def users(self) -> Mapping[str, int]:
+        """Groups per shared parameter."""
+        return Counter(name for group in self.groups for name in group.shared)
 
 
 class _Grouping:

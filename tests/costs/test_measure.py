@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -212,6 +214,16 @@ def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
     for name in visits[0]:
         assert len({visit[name] for visit in visits}) == 3
         assert (len({c[name].data_ptr() for c in copies}) == 1) == (name == read)
+
+
+def test_copies_share_the_parameters_of_a_loop():
+    work = linear(8, 16, 32)
+    given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+    inputs = tuple((n, replace(spec, looped=n == "w"), role) for n, spec, role in work.inputs)
+    looped = replace(work, inputs=inputs)
+    assert looped.key != work.key
+    assert len({id(copy["w"]) for copy in measuring._copies(work, given, 3)}) == 3
+    assert len({id(copy["w"]) for copy in measuring._copies(looped, given, 3)}) == 1
 
 
 @pytest.mark.parametrize(

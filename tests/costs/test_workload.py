@@ -155,3 +155,24 @@ def test_attention_reads_its_heads_as_the_projection_leaves_them():
     assert strided.key != plain.key
     assert find_facts(plain).writes_kept == ()
     assert find_facts(strided).writes_kept == strided.writes
+
+
+def test_parameters_of_a_loop_are_told_from_tied_ones():
+    class Loop(torch.nn.Module):
+        def __init__(self, steps: int):
+            super().__init__()
+            self.steps, self.cell = steps, torch.nn.Linear(8, 8, bias=False)
+
+        def forward(self, x):
+            for _ in range(self.steps):
+                x = torch.tanh(self.cell(x))
+            return x.square().mean()
+
+    for steps, looped in ((2, False), (3, True)):
+        graph = group_operators(refine_graph(capture(Loop(steps), (torch.randn(4, 8),)).graph))
+        assert graph.users == {"cell.weight": steps}
+        (group, *_) = graph.groups
+        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        work = workload(graph, whole, (1,))
+        (weight,) = (spec for _, spec, role in work.inputs if role == "parameter")
+        assert weight.looped == looped

@@ -42,7 +42,7 @@ def measurement_prefix(ranks: int, threads: int, training: bool, device: str | N
     """
     mode = "train" if training else "inference"
     # How a CPU is timed: tensoropt.costs.allocator, tensoropt.costs.stopwatch.
-    on = device or f"{processor_name()}/kept-memory,copies"
+    on = device or f"{processor_name()}/kept-memory,copies,nodes"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 

@@ -101,8 +101,9 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
     }
 
 
-_SUPERSEDED = "/kept-memory/torch-"
-"""In keys of what was timed after a walk through other data (:mod:`tensoropt.costs.stopwatch`)."""
+_SUPERSEDED = ("/kept-memory/torch-", "/kept-memory,copies/torch-")
+"""In keys of what was timed after a walk through other data (:mod:`tensoropt.costs.stopwatch`), or with the
+start of a backward in it."""
 
 
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
@@ -111,7 +112,7 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
-        if "class" in r and "error" not in r and _SUPERSEDED not in key
+        if "class" in r and "error" not in r and not any(part in key for part in _SUPERSEDED)
     )
 
 

@@ -11,7 +11,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 _WARM_UPS = 2  # one where repeats are few, because they are long
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
-_WIDTH, _LAYERS = 64, 64  # 9 MiB of parameters and their gradients together with the input's
+_WIDTH, _LAYERS = 64, 96  # 6 MiB of parameters
 
 
 def time_collective(
@@ -50,18 +50,19 @@ def time_transitions(
     groups: Sequence[Sequence[int]],
     sizes: Sequence[int],
     plan: Sequence[tuple[int, Sequence[int]]],
-) -> list[list[tuple[list[float], list[float]]]]:
-    """Work and all-reduces by turns, each rank at its own pace, as in a step.
+) -> list[list[tuple[list[float], list[float], list[float]]]]:
+    """Work twice and an all-reduce by turns, each rank at its own pace, as in a step.
 
-    Work is forward and backward of small transformer layers, always other ones, so that parameters come from
-    memory and many kernels take turns.
+    Work is forward and backward of small layers, always other ones, so that parameters come from memory and
+    several kernels take turns.
 
     Args:
-        sizes: bytes of the all-reduce; 0: none, work only.
+        sizes: bytes of the all-reduce.
         plan: ``(layers, repeats per size)``; no layers: one all-reduce follows the other.
 
     Returns:
-        per entry of the plan and per size starts and ends of the all-reduces; both when work ended for none.
+        per entry of the plan and per size when the first work ended, when the second ended and the all-reduce
+        began, and when that ended.
     """
     import torch
     import torch.distributed as dist
@@ -69,12 +70,16 @@ def time_transitions(
     handles = [dist.new_group(list(group)) for group in groups]
     mine = next(index for index, group in enumerate(groups) if rank in group)
     layers = [
-        torch.nn.TransformerEncoderLayer(
-            _WIDTH, 2, 2 * _WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
+        torch.nn.Sequential(
+            torch.nn.LayerNorm(_WIDTH),
+            torch.nn.Linear(_WIDTH, 2 * _WIDTH),
+            torch.nn.GELU(),
+            torch.nn.Linear(2 * _WIDTH, _WIDTH),
+            torch.nn.Softmax(-1),
         )
         for _ in range(_LAYERS)
     ]
-    inputs, turns = torch.randn(2, 16, _WIDTH), itertools.cycle(layers)
+    inputs, turns = torch.randn(32, _WIDTH), itertools.cycle(layers)
 
     def work(count: int) -> None:
         hidden = inputs
@@ -92,14 +97,15 @@ def time_transitions(
                     "all_reduce", handles[mine], len(groups[mine]), groups[mine][0], size, False
                 )
                 dist.barrier()
-                starts, ends = [], []
+                middles, starts, ends = [], [], []
                 for _ in range(times):
                     work(count)
+                    middles.append(time.perf_counter())
+                    work(count)
                     starts.append(time.perf_counter())
-                    if size:
-                        action()
+                    action()
                     ends.append(time.perf_counter())
-                row.append((starts, ends))
+                row.append((middles, starts, ends))
             found.append(row)
         return found
     finally:

@@ -42,13 +42,8 @@ PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _TITLE = 40  # columns
-_WORKS = (
-    (0, (3, 40, 40, 30, 20, 12)),
-    (1, (40, 40, 40, 30, 20, 12)),
-    (3, (30, 30, 30, 20, 15, 10)),
-    (9, (12,) * 6),
-)
-"""(layers of about a millisecond, repeats without and with a collective of each size)."""
+_WORKS = ((0, (40, 40, 30, 20, 12)), (1, (40, 40, 30, 20, 14)), (4, (20, 20, 20, 15, 12)), (16, (12,) * 5))
+"""(layers of some 0.3 ms, repeats with a collective of each size); the work is done twice."""
 _WARM_UPS = 2
 
 
@@ -216,7 +211,7 @@ def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
 ) -> dict[str, Any]:
     if kind == TRANSITION:
-        rounds = [pool.run(time_transitions, groups, (0, *TRANSITION_SIZES), _WORKS) for _ in range(2)]
+        rounds = [pool.run(time_transitions, groups, TRANSITION_SIZES, _WORKS) for _ in range(2)]
         return {"fits": _transition(rounds, groups)}
     plan = [(size, repeats_for(size)) for size in sizes]
     if kind == "send":
@@ -249,16 +244,14 @@ def _transition(rounds: Sequence[Any], groups: Iterable[tuple[int, ...]]) -> dic
     """
     found = []
     for group in groups:
-        taken, gaps, works_s = (
+        works_s, taken, left = (
             np.min(each, axis=0) for each in zip(*(_turns(r, group) for r in rounds), strict=True)
         )
         arriving = np.minimum.accumulate(np.maximum(taken - taken[0], 0.0)[:0:-1], axis=0)[::-1]
-        leaving = np.minimum.accumulate(np.maximum((gaps - works_s[:, None])[1:].mean(axis=0), 0.0)[::-1])[
-            ::-1
-        ]
+        leaving = np.minimum.accumulate(np.maximum(left[1:].mean(axis=0), 0.0)[::-1])[::-1]
         found.append(
             Transition(
-                works_s=tuple(works_s.tolist()),
+                works_s=(0.0, *works_s[1:].mean(axis=1).tolist()),
                 sizes=TRANSITION_SIZES,
                 arriving_s=((0.0,) * len(TRANSITION_SIZES), *map(tuple, arriving.tolist())),
                 leaving_s=tuple(leaving.tolist()),
@@ -267,21 +260,18 @@ def _transition(rounds: Sequence[Any], groups: Iterable[tuple[int, ...]]) -> dic
     return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s)).to_dict()
 
 
-def _turns(stamps: Sequence[Any], group: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of one group, by work and size: seconds of the collective, and from it to the next; by work: its own
-    where no collective interrupts it, the slowest rank's."""
-    taken, gaps = np.zeros((2, len(_WORKS), len(TRANSITION_SIZES)))
-    works_s = np.zeros(len(_WORKS))
-    for i, (layers, _) in enumerate(_WORKS):
-        if layers:
-            alone = [stamps[rank][i][0][0][_WARM_UPS:] for rank in group]
-            works_s[i] = max(np.median(np.diff(starts)) for starts in alone)
-        for j, _ in enumerate(TRANSITION_SIZES):
-            of_ranks = np.array([stamps[rank][i][j + 1] for rank in group])[..., _WARM_UPS:]
-            # From the last rank's start to the last one's end, and on to the last one's next start.
-            starts, ends = of_ranks.max(axis=0)
-            taken[i, j], gaps[i, j] = np.median(ends - starts), np.median(starts[1:] - ends[:-1])
-    return taken, gaps, works_s
+def _turns(stamps: Sequence[Any], group: Sequence[int]) -> np.ndarray:
+    """Of one group, by work and size, usual seconds: the work, the collective, what the work right after it
+    takes longer than the same work once more."""
+    found = np.zeros((3, len(_WORKS), len(TRANSITION_SIZES)))
+    for (i, _), (j, _) in itertools.product(enumerate(_WORKS), enumerate(TRANSITION_SIZES)):
+        # Everything from the last rank's stamp to the last one's next: what a step waits for.
+        of_ranks = np.array([stamps[rank][i][j] for rank in group])[..., _WARM_UPS:]
+        middles, starts, ends = of_ranks.max(axis=0)
+        first, second = middles[1:] - ends[:-1], (starts - middles)[1:]
+        each = first + second, (ends - starts)[1:], first - second
+        found[:, i, j] = [np.median(seconds) for seconds in each]
+    return found
 
 
 def _fits(

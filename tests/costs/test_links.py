@@ -88,13 +88,14 @@ def test_sizes_cover_five_decades_with_repeats():
     assert list(QUICK_SIZES) == sorted(QUICK_SIZES)
 
 
-def by_turns(layers: int, size: int, repeats: int) -> tuple[list[float], list[float]]:
+def by_turns(layers: int, size: int, repeats: int) -> tuple[list[float], list[float], list[float]]:
     """A layer takes a millisecond, and the first one after a collective 0.3 ms longer per MiB; a collective
     takes 0.1 ms, and after work 0.2 ms longer."""
-    collective_s = 1e-4 + 2e-4 * bool(layers) if size else 0.0
-    turn_s = 1e-3 * layers + 3e-4 * size / 2**20 * bool(layers) + collective_s
-    ends = [turn_s * (i + 1) for i in range(repeats)]
-    return [end - collective_s for end in ends], ends
+    collective_s = 1e-4 + 2e-4 * bool(layers)
+    work_s, turn_s = 1e-3 * layers, 3e-4 * size / 2**20 * bool(layers)
+    ends = [(turn_s + 2 * work_s + collective_s) * (i + 1) for i in range(repeats)]
+    starts = [end - collective_s for end in ends]
+    return [start - work_s for start in starts], starts, ends
 
 
 class FakePool:
@@ -149,11 +150,12 @@ def test_what_going_from_work_to_collectives_and_back_adds_is_measured(store):
     (mesh,) = cluster.meshes()
     fits = measure_links(cluster, mesh, FakePool(2), store)
     (transition,) = fits.transitions.values()
-    assert transition.works_s == pytest.approx((0, 1e-3, 3e-3, 9e-3))
+    longer = np.mean(transition.leaving_s)
+    assert transition.works_s == pytest.approx([0, *(2e-3 * layers + longer for layers in (1, 4, 16))])
     assert np.array(transition.arriving_s) == pytest.approx(2e-4 * np.array([[0.0] * 5, *[[1.0] * 5] * 3]))
     assert transition.leaving_s == pytest.approx([3e-4 * size / 2**20 for size in transition.sizes])
     model = CommunicationModel(cluster, mesh, fits)
-    works = np.array([0.0, 5e-4, 1.0])
+    works = np.array([0.0, transition.works_s[1] / 2, 1.0])
     assert list(model.arriving_s([0], works, 2**16)) == pytest.approx([0.0, 1e-4, 2e-4])
     assert model.arriving_s([0], math.inf, 2**30) == pytest.approx(2e-4)
     assert list(model.leaving_s([0], np.array([0, 2**20, 2**30]))) == pytest.approx(

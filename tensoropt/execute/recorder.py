@@ -206,6 +206,12 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):
                 self._see(value, counted=True)
         return result
+
+    def _is_foreign(self, func: Any, value: torch.Tensor) -> bool:
+        """Whether a view is the first to show a storage: no operator made it, but gloo, whose reduce_scatter
+        adds up in a buffer of its own."""
+        known = self._known.get(value.untyped_storage()._cdata)
+        return getattr(func, "is_view", False) and (known is None or known() is None)

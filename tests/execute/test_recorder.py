@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tensoropt.costs.pool import RankPool
-from tensoropt.execute.recorder import compare_collectives
+from tensoropt.execute.recorder import MemoryTracker, compare_collectives
 from tests.execute import part_jobs
 
 
@@ -28,3 +29,13 @@ def test_comparison_names_what_differs() -> None:
         "all_reduce of 8 bytes over axes [1]: predicted 2, issued 1"
     ]
     assert len(compare_collectives([row], [row | {"axes": [2]}])) == 2
+
+
+def test_memory_that_no_operator_made_is_not_counted() -> None:
+    buffer = torch.zeros(1024)
+    with MemoryTracker() as tracker:
+        shares = buffer.split(512)
+        own = shares[0].clone()
+        assert tracker.now_bytes == own.nbytes
+        del shares, own
+        assert tracker.now_bytes == 0

@@ -33,7 +33,7 @@ from tensoropt.costs.roofline import (
     fit_efficiencies,
     samples_of,
 )
-from tensoropt.costs.store import ProfileStore, Sample
+from tensoropt.costs.store import ProfileStore, RecordSample
 from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.costs.upkeep import (
     Upkeep,
@@ -90,7 +90,7 @@ class CostSource:
     facts: dict[str, Facts] = field(default_factory=dict)
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
     on_gpu: set[str] = field(default_factory=set)
-    fitted_to: Sample | None = None
+    fitted_to: RecordSample | None = None
 
     @property
     def training(self) -> bool:

@@ -54,7 +54,7 @@ def default_path() -> Path:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RecordSample:
     """Records drawn from a store that has ``total`` of their kind."""
 
     records: tuple[tuple[str, Record], ...]
@@ -147,7 +147,7 @@ class ProfileStore:
                 return
             last = rows[-1][0]
 
-    def sample(self, most: int, kind: str = "compute") -> Sample:
+    def sample(self, most: int, kind: str = "compute") -> RecordSample:
         """About ``most`` records of a kind, the same each time; all where there are fewer.
 
         Keys end with a hash after the last slash; a sample are those whose hash begins below a limit, under
@@ -155,10 +155,10 @@ class ProfileStore:
         """
         total = self.count(kind)
         if total <= most:
-            return Sample(tuple(self.items(kind)), total)
+            return RecordSample(tuple(self.items(kind)), total)
         limit = f"{round(_HASHES * most / total):08x}"
         rows = self._do(lambda connection: _below(connection, kind, limit))
-        return Sample(tuple((key, json.loads(record)) for key, record in rows), total)
+        return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
 
     def count(self, kind: str | None = None) -> int:
         """Number of records, of one kind or of all."""

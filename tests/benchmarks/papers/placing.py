@@ -6,8 +6,8 @@ Sections: scaling (FastT: strong, one global batch on more devices, and weak, on
 parallelism beside DPOS and OS-DPOS), order (FastT: one placement with its order kept, and with every device
 taking what is ready first), netsplit (all placing planners on the preset of NetSplit's three cards).
 Everything is played by one judge on data-sheet figures; nothing was run on GPUs, so the papers' seconds
-are not set beside ours. Results: tests/benchmarks/results/papers/DATE-placing.{json,md} and
-DATE-placing-{scaling,order}.svg.
+are not set beside ours, only FastT's gains (:mod:`.fastt`). Results: tests/benchmarks/results/papers/
+DATE-placing.{json,md} and DATE-placing-{scaling,order}.svg.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tensoropt.plan.problem import Settings, prepare_graph
 from tensoropt.planners.registry import ENTRIES
 from tests.benchmarks.charts import Chart, bars, figure
 from tests.benchmarks.machine import Results, described
+from tests.benchmarks.papers import fastt
 
 FASTT, NETSPLIT = "fastt-paper", "netsplit-paper"
 DEVICES = (2, 4, 8)
@@ -206,7 +207,13 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         lines += ["", f"Under this judge the order is worth between {min(gains):+.1%} and {max(gains):+.1%}."]
     lines += [
         "",
+        "## FastT's gains, theirs beside ours",
+        "",
+        *fastt.beside(by_section["scaling"], by_section["order"]),
+        "",
         f"## NetSplit's comparison, `{NETSPLIT}`",
+        "",
+        "In the manner of its Table 6-4, whose figures were not at hand: none are quoted.",
         "",
         "| model | planner | step | fullest device | found in |",
         "|" + " --- |" * 5,

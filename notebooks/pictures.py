@@ -58,7 +58,8 @@ def network(places: Mapping[str, tuple[float, float]], edges: Sequence[tuple[str
         bend = 0 if len(twins) == 1 else 60 * (twins.index(number) - (len(twins) - 1) / 2)
         mx, my = (ax + bx) / 2, (ay + by) / 2 + bend
         parts.append(f'<path d="M{ax} {ay}Q{mx} {my + bend / 2} {bx} {by}" fill="none" stroke="#7b8794"/>')
-        parts.append(f'<text x="{mx}" y="{my - 5}" text-anchor="middle" fill="#52606d">{escape(name)}</text>')
+        beside = (ay + by) / 4 + (my + bend / 2) / 2 + (16 if bend > 0 else -6)
+        parts.append(f'<text x="{mx}" y="{beside}" text-anchor="middle" fill="#52606d">{escape(name)}</text>')
     for name, (x, y) in centre.items():
         fill, ink = ("#f5f7fa", "#cbd2d9") if name in removed else ("#e3eefa", "#2f6fb2")
         dash = ' stroke-dasharray="4 3"' if name in removed else ""

@@ -249,6 +249,8 @@ EXPORTS.remove(("torchscript", "gpt2"))
 
 @pytest.mark.parametrize(("exporter", "name"), EXPORTS)
 def test_outputs_and_gradients_are_those_of_the_original(exporter: str, name: str, tmp_path: Path) -> None:
+    if (exporter, name) == ("torchscript", "bert"):
+        pytest.importorskip("transformers", "5.9", "earlier ones index a size that is a scalar while traced")
     torch.manual_seed(0)
     original, args = MODELS[name]()
     original.eval()

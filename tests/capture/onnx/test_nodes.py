@@ -35,7 +35,8 @@ REFUSALS = (
     "lengths of unpadded keys",
     "its mode",
 )
-AT_LEAST_RIGHT = 1500
+LEAST_RIGHT = 0.75
+"""Of all cases; their number grows with every release of the package."""
 LOW_PRECISION = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
@@ -126,10 +127,11 @@ def old_numpy(case: Any) -> bool:
     "step", [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 def test_every_case_of_the_standard(step: int) -> None:
-    found = Counter(outcome(case) for case in cases()[::step] if not old_numpy(case))
+    tried = [case for case in cases()[::step] if not old_numpy(case)]
+    found = Counter(outcome(case) for case in tried)
     wrong = [name for name in found if name not in ("right", "random", "refused")]
     assert not wrong, "\n".join(wrong)
-    assert found["right"] >= AT_LEAST_RIGHT / step, found
+    assert found["right"] >= LEAST_RIGHT * len(tried), found
 
 
 @pytest.mark.parametrize("name", ["test_add", "test_quantizelinear_int4", "test_cast_FLOAT_to_UINT4"])

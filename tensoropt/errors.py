@@ -7,6 +7,9 @@ fault of ours and shows a traceback.
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 
 class TensorOptError(Exception):
     """Base of all errors caused by input; the message names the culprit and the remedy."""
@@ -30,3 +33,22 @@ class PlanError(TensorOptError):
 
 class InfeasibleError(TensorOptError):
     """No strategy satisfies the request; the message says which request could be satisfied."""
+
+
+class MissingExtraError(TensorOptError, ImportError):
+    """A package is needed that only an extra brings, and that is not installed."""
+
+
+def import_extra(module: str, extra: str, needed_by: str) -> Any:
+    """The module ``module``, which can be imported where the extra ``extra`` is installed.
+
+    Raises:
+        MissingExtraError: it, or a package that it imports, is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(
+            f"{needed_by} needs the package {(missing.name or module).partition('.')[0]}, which is not "
+            f"installed; pip install 'tensoropt[{extra}]'"
+        ) from missing

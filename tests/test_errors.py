@@ -9,7 +9,9 @@ import pytest
 from tensoropt import errors
 from tensoropt.errors import ClusterError, TensorOptError
 
-ERRORS = [value for _, value in inspect.getmembers(errors, inspect.isclass)]
+ERRORS = [
+    value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__
+]
 
 
 @pytest.mark.parametrize("error", ERRORS)

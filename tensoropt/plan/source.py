@@ -97,12 +97,8 @@ def load_model(
 
 
 def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:
-    try:
-        from tensoropt.capture.onnx import import_onnx
-    except ImportError as error:
-        raise ModelSourceError(
-            f"{source}: reading ONNX files needs the onnx package ({error}); pip install 'tensoropt[onnx]'"
-        ) from None
+    from tensoropt.capture.onnx import import_onnx
+
     imported = import_onnx(
         source, dict(options.dims), outputs=options.outputs, loss=options.loss, device=device
     )

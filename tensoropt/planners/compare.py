@@ -12,7 +12,7 @@ from tensoropt.costs.source import Progress
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Point
 from tensoropt.planners.problem import Problem
-from tensoropt.planners.registry import ENTRIES, Entry, planner
+from tensoropt.planners.registry import ENTRIES, Entry, cp_sat, planner
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,21 @@ class Row:
 def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
     """The planners called for: names, or ``all``.
 
+    Of ``all``, one whose solver is not installed says so in its row; a planner that was named is refused.
+
     Raises:
         TensorOptError: there is no such planner.
+        MissingExtraError: a planner named needs a solver that is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else list(names)
     listed = [name.strip() for name in listed if name.strip() and name.strip() != "frontier"]
     if "all" in listed:
         return tuple(ENTRIES.values())
-    return tuple(planner(name) for name in dict.fromkeys(listed))
+    entries = tuple(planner(name) for name in dict.fromkeys(listed))
+    for entry in entries:
+        if entry.solves:
+            cp_sat(entry.name)
+    return entries
 
 
 def compare(

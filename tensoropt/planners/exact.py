@@ -29,9 +29,8 @@ from tensoropt.planners.program import (
     Rules,
     balanced,
     lower_bound_s,
-    solver_package,
 )
-from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.registry import UnsuitableError, cp_sat
 from tensoropt.planners.solver import EFFORT_PER_SECOND, Outcome, solve
 from tensoropt.planners.warm import Candidate, Candidates, heuristics, ordered
 from tensoropt.units import format_bytes, format_seconds
@@ -120,10 +119,11 @@ def place_exactly(problem: PlacementProblem, seed: int, search: Search) -> Place
     """The fastest placement found within the devices' capacity, and what is proven of it.
 
     Raises:
-        UnsuitableError: OR-tools is not installed, or too many blocks remain.
+        MissingExtraError: OR-tools is not installed.
+        UnsuitableError: too many blocks remain.
         InfeasibleError: nothing found fits.
     """
-    solver_package()
+    cp_sat(search.name)
     contraction = contracted(problem, search.most_blocks)
     if search.most_after_all is not None and len(contraction.groups) > search.most_after_all:
         raise UnsuitableError(

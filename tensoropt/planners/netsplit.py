@@ -45,7 +45,7 @@ def place(
     """The best placement found in time, with its proven gap in the notes.
 
     Raises:
-        UnsuitableError: OR-tools is not installed.
+        MissingExtraError: OR-tools is not installed.
         InfeasibleError: nothing found fits.
     """
     settings = settings or EXACT

@@ -50,7 +50,8 @@ def place(
     """The best placement found in time, with its proven gap in the notes.
 
     Raises:
-        UnsuitableError: not two devices, or a graph that cannot be coarsened far enough; OR-tools is missing.
+        UnsuitableError: not two devices, or a graph that cannot be coarsened far enough.
+        MissingExtraError: OR-tools is not installed.
         InfeasibleError: nothing found fits.
     """
     if problem.devices.count != DEVICES:

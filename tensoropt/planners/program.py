@@ -28,29 +28,12 @@ from numpy.typing import NDArray
 from tensoropt.plan.placed import Placement, PlacementProblem
 from tensoropt.planners.lifetimes import UNIT_BYTES, Lifetimes
 from tensoropt.planners.placing import units_of
-from tensoropt.planners.registry import UnsuitableError
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 ROUNDING = 1e-3
 """Most that rounding may take off a step, as a share of it."""
-
-
-def solver_package() -> Any:
-    """The module of OR-tools' CP-SAT.
-
-    Raises:
-        UnsuitableError: it is not installed.
-    """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as missing:
-        raise UnsuitableError(
-            "this planner solves its program with OR-tools, which is not installed; "
-            "pip install 'tensoropt[solvers]'"
-        ) from missing
-    return cp_model
 
 
 Recipe = Callable[[Callable[[Any], int]], int]
@@ -144,7 +127,9 @@ class Program:
         most_s: float,
         capacity_bytes: Sequence[float],
     ):
-        self.cp = solver_package()
+        from ortools.sat.python import cp_model
+
+        self.cp: Any = cp_model
         self.problem, self.rules, self.grid = problem, rules, grid
         self.devices = range(problem.devices.count)
         self.most = grid.ticks(most_s) + 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import TensorOptError, import_extra
 
 if TYPE_CHECKING:
     from tensoropt.plan import Plan
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 class UnsuitableError(TensorOptError):
     """A planner cannot treat a problem; the message says why and what would do."""
+
+
+def cp_sat(name: str) -> Any:
+    """The module of OR-tools' CP-SAT, for the planner ``name``.
+
+    Raises:
+        MissingExtraError: OR-tools is not installed.
+    """
+    return import_extra("ortools.sat.python.cp_model", "solvers", f"the planner {name}")
 
 
 class Planner(Protocol):
@@ -39,11 +48,13 @@ class Entry:
         name: as in ``--planners``; its module's name.
         about: one line.
         kind: ``sharded`` or ``placed``.
+        solves: by CP-SAT, which an extra brings.
     """
 
     name: str
     about: str
     kind: str = "sharded"
+    solves: bool = False
 
     def points(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Found, ...]:
         """As calling it, but what the judge saw instead of plans.
@@ -85,9 +96,24 @@ ENTRIES = {
         Entry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program", "placed"),
         Entry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots", "placed"),
         Entry("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path", "placed"),
-        Entry("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)", "placed"),
-        Entry("netsplit", "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)", "placed"),
-        Entry("netsplit_published", "NetSplit as published, where operators may share a device", "placed"),
+        Entry(
+            "pesto",
+            "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)",
+            "placed",
+            solves=True,
+        ),
+        Entry(
+            "netsplit",
+            "NetSplit: an exact schedule, one thing at a time on a device (CP-SAT)",
+            "placed",
+            solves=True,
+        ),
+        Entry(
+            "netsplit_published",
+            "NetSplit as published, where operators may share a device",
+            "placed",
+            solves=True,
+        ),
     )
 }
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tensoropt.console import Progress
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.verbs.answer import Answer
 from tensoropt.verbs.question import writable_folder
 
@@ -86,14 +85,7 @@ def links_data(mesh: str, fits: Any) -> dict[str, Any]:
 
 def dashboard(options: argparse.Namespace, progress: Progress) -> Answer:
     """Serve until interrupted. The dashboard lies above this package, so it is found by its name."""
-    try:
-        app = importlib.import_module("tensoropt_app")
-        serve = app.serve
-    except ModuleNotFoundError as error:
-        raise TensorOptError(
-            f"the dashboard needs '{error.name}', which is not installed; pip install 'tensoropt[app]'"
-        ) from error
-    address = serve(
+    address = import_extra("tensoropt_app.server", "app", "the dashboard").serve(
         Path(options.dir) if options.dir else None, host=options.host, port=options.port, say=progress.note
     )
     return {"address": address}, "", 0
@@ -104,11 +96,13 @@ def demo(options: argparse.Namespace, progress: Progress) -> Answer:
 
     if options.steps < 1:
         raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
-    folder = writable_folder(options.out)
 
     def say(text: str) -> None:
         progress.close()
         if not options.json:
             print(text, flush=True)
 
-    return run_demo(options.model, options.cluster, folder, steps=options.steps, progress=progress, say=say)
+    with writable_folder(options.out) as folder:
+        return run_demo(
+            options.model, options.cluster, folder, steps=options.steps, progress=progress, say=say
+        )

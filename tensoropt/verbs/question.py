@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,8 @@ def explored(
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)
-    there = options.out is not None and Path(options.out).exists()
-    folder = writable_folder(options.out) if options.out else None
-    try:
+    with writable_folder(options.out) if options.out else contextlib.nullcontext() as folder:
         return folder, _explored(options, progress, cluster, constraints, counts, memory_bytes, folder, more)
-    except BaseException:
-        if folder is not None and not there:
-            with contextlib.suppress(OSError):  # not empty: something was saved
-                folder.rmdir()
-        raise
 
 
 def _explored(
@@ -134,9 +127,11 @@ def micro_batch_option(text: str) -> str | tuple[int, ...]:
         raise TensorOptError(f"--micro-batches '{text}' is neither auto nor a list such as 1,2,4") from None
 
 
-def writable_folder(path: str) -> Path:
-    """The folder, made if need be; refused before hours are spent, not after."""
+@contextlib.contextmanager
+def writable_folder(path: str) -> Iterator[Path]:
+    """The folder, made if need be: refused before hours are spent, not after; made in vain, it is removed."""
     folder = Path(path)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
@@ -145,7 +140,13 @@ def writable_folder(path: str) -> Path:
         raise TensorOptError(
             f"cannot write into {folder} ({error.strerror or error}); choose another --out"
         ) from error
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        with contextlib.suppress(OSError):  # not empty: something was saved
+            for place in made:
+                place.rmdir()
+        raise
 
 
 def with_origin(exploration: Any, options: argparse.Namespace, notes: tuple[str, ...]) -> Any:

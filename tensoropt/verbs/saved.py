@@ -89,15 +89,15 @@ def recost(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.plan import load_exploration
 
     before = load_exploration(options.dir)
-    folder = writable_folder(options.out)
     from tensoropt import api
     from tensoropt.plan.explain import recosted_lines
     from tensoropt.plan.table import comparison_text, frontier_text, points_data, summary_lines
 
-    found, again = api.recost(
-        before, cluster=options.cluster, progress=progress, planners=options.planners or ()
-    )
-    found.save(folder)
+    with writable_folder(options.out) as folder:
+        found, again = api.recost(
+            before, cluster=options.cluster, progress=progress, planners=options.planners or ()
+        )
+        found.save(folder)
     data = {
         "out": str(folder),
         "points": points_data(found),

@@ -44,20 +44,20 @@ def profiled(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.cluster import load_cluster
 
     sizes = part_sizes(options.devices, load_cluster(options.cluster))
-    folder = writable_folder(options.out)
     memory_bytes = parse_bytes(options.memory) if options.memory else None
     found, refused = [], []
-    for number, size in enumerate(sizes):
-        progress("devices", number, len(sizes), str(size))
-        part = argparse.Namespace(**vars(options))
-        part.cluster, part.out = f"{options.cluster}[{size}]", str(folder / f"{size}-devices")
-        try:
-            found.append(explored(part, progress, memory_bytes)[1])
-        except InfeasibleError as error:
-            refused.append(f"{size} devices: {error}")
-    progress("devices", len(sizes), len(sizes), "")
-    if not found:
-        raise InfeasibleError("; ".join(refused))
+    with writable_folder(options.out) as folder:
+        for number, size in enumerate(sizes):
+            progress("devices", number, len(sizes), str(size))
+            part = argparse.Namespace(**vars(options))
+            part.cluster, part.out = f"{options.cluster}[{size}]", str(folder / f"{size}-devices")
+            try:
+                found.append(explored(part, progress, memory_bytes)[1])
+            except InfeasibleError as error:
+                refused.append(f"{size} devices: {error}")
+        progress("devices", len(sizes), len(sizes), "")
+        if not found:
+            raise InfeasibleError("; ".join(refused))
     data, text = profile_answer(found)
     data = {"out": str(folder), "refused": refused, **data}
     return data, "\n".join([text, *refused, f"saved: {folder}/N-devices, one exploration each"]), 0

@@ -7,6 +7,7 @@ that needs it is built.
 
 from __future__ import annotations
 
+from tensoropt.errors import MissingExtraError
 from tensoropt.zoo import (
     amoeba,
     convolution,
@@ -21,7 +22,6 @@ from tensoropt.zoo import (
     translation,
 )
 from tensoropt.zoo.registry import (
-    MissingExtraError,
     ZooEntry,
     ZooError,
     ZooModel,

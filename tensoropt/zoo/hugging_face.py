@@ -6,13 +6,12 @@ unless the name says otherwise, so that a split run can be compared with an unsp
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from torch import Tensor, nn
 
 from tensoropt.zoo.inputs import tokens
-from tensoropt.zoo.registry import MissingExtraError, Recipe, register
+from tensoropt.zoo.registry import Recipe, register
 
 _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
 _GPT3 = "Brown et al., Language Models are Few-Shot Learners, 2020 (table 2.1)"
@@ -32,16 +31,6 @@ class LanguageModelLoss(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy (scalar) of ``labels (batch, sequence)``; -100 marks positions left out."""
         return self.network(input_ids=input_ids, labels=labels, **self._options).loss
-
-
-def _transformers(name: str) -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"'{name}' is defined by the transformers package, which is not installed; "
-            "run: pip install 'tensoropt[zoo]'"
-        ) from error
 
 
 def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: int, **options: Any) -> Recipe:
@@ -92,13 +81,14 @@ def gpt2(
     dropout: float = 0.0,
 ) -> Recipe:
     """GPT-2 (and GPT-3) decoder, tied embedding and head, language-model loss."""
-    package = _transformers("gpt2")
-    config = package.GPT2Config(
+    import transformers
+
+    config = transformers.GPT2Config(
         n_layer=layers, n_embd=hidden, n_head=heads, vocab_size=vocabulary, n_positions=sequence,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout,
         bos_token_id=vocabulary - 1, eos_token_id=vocabulary - 1,
     )  # fmt: skip
-    network = package.GPT2LMHeadModel(config)
+    network = transformers.GPT2LMHeadModel(config)
     network.loss_type = "ForCausalLM"  # the package guesses it from the class name and warns for this one
     return _language_model(network, vocabulary, batch, sequence, use_cache=False)
 
@@ -122,13 +112,14 @@ def bert(
     dropout: float = 0.0,
 ) -> Recipe:
     """BERT encoder, masked-language-model loss."""
-    package = _transformers("bert")
-    config = package.BertConfig(
+    import transformers
+
+    config = transformers.BertConfig(
         num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, vocab_size=vocabulary,
         intermediate_size=4 * hidden, max_position_embeddings=sequence,
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
-    return _language_model(package.BertForMaskedLM(config), vocabulary, batch, sequence)
+    return _language_model(transformers.BertForMaskedLM(config), vocabulary, batch, sequence)
 
 
 @register(
@@ -155,15 +146,18 @@ def llama(
     sequence: int = 8192,
 ) -> Recipe:
     """Llama 3 decoder with grouped-query attention, language-model loss."""
-    package = _transformers("llama")
-    config = package.LlamaConfig(
+    import transformers
+
+    config = transformers.LlamaConfig(
         num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
         num_key_value_heads=key_value_heads, intermediate_size=inner, vocab_size=vocabulary,
         max_position_embeddings=sequence, tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         bos_token_id=vocabulary - 2, eos_token_id=vocabulary - 1,
     )  # fmt: skip
-    return _language_model(package.LlamaForCausalLM(config), vocabulary, batch, sequence, use_cache=False)
+    return _language_model(
+        transformers.LlamaForCausalLM(config), vocabulary, batch, sequence, use_cache=False
+    )
 
 
 @register(
@@ -184,10 +178,13 @@ def mixtral(
     sequence: int = 4096,
 ) -> Recipe:
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
-    package = _transformers("mixtral")
-    config = package.MixtralConfig(
+    import transformers
+
+    config = transformers.MixtralConfig(
         num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
         num_key_value_heads=key_value_heads, intermediate_size=inner, vocab_size=vocabulary,
         num_local_experts=experts, num_experts_per_tok=chosen, max_position_embeddings=sequence,
     )  # fmt: skip
-    return _language_model(package.MixtralForCausalLM(config), vocabulary, batch, sequence, use_cache=False)
+    return _language_model(
+        transformers.MixtralForCausalLM(config), vocabulary, batch, sequence, use_cache=False
+    )

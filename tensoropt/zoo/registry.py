@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import TensorOptError, import_extra
 
 Size = Literal["laptop", "paper"]
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -26,13 +26,12 @@ class ZooError(TensorOptError, ValueError):
     """A name or an override that the zoo does not have."""
 
 
-class MissingExtraError(TensorOptError, ImportError):
-    """A model whose definition lives in a package that is not installed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
-    """One registered name. ``batch`` is the default batch size (samples of one training step)."""
+    """One registered name. ``batch`` is the default batch size (samples of one training step).
+
+    ``requires`` is the package of the extra ``zoo`` that the builder imports.
+    """
 
     name: str
     description: str
@@ -147,7 +146,7 @@ def build(
     random state is left as it was.
 
     Raises :class:`ZooError` for an unknown name, an unknown override or a batch below 1, and
-    :class:`MissingExtraError` when the definition's package is not installed.
+    :class:`~tensoropt.errors.MissingExtraError` when the definition's package is not installed.
     """
     chosen = entry(name)
     batch = chosen.batch if batch is None else batch
@@ -158,6 +157,8 @@ def build(
         if key not in allowed:
             shown = ", ".join(f"{k}={v!r}" for k, v in allowed.items()) or "none"
             raise ZooError(f"'{name}' has no setting '{key}'; it has: {shown}")
+    if chosen.requires:
+        import_extra(chosen.requires, "zoo", f"zoo:{name}")
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         model, args, kwargs = chosen.builder(batch=batch, **overrides)

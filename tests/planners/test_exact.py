@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensoropt.errors import InfeasibleError
+from tensoropt.errors import InfeasibleError, MissingExtraError
 from tensoropt.plan.placed import DeviceSet, PlacedTensor, Placement, PlacementProblem, play_placement
 from tensoropt.planners import UnsuitableError, netsplit, pesto
 from tensoropt.planners import exact as exact_module
 from tensoropt.planners import solver as solver_module
+from tensoropt.planners.compare import asked
 from tensoropt.planners.exact import contracted
 from tensoropt.planners.netsplit import NetSplit
 from tensoropt.planners.pesto import Pesto
@@ -176,8 +177,12 @@ def test_nothing_runs_after_a_cancel(monkeypatch):
 
 def test_a_missing_solver_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(UnsuitableError, match=r"pip install 'tensoropt\[solvers\]'"):
+    remedy = r"netsplit needs the package ortools.*pip install 'tensoropt\[solvers\]'"
+    with pytest.raises(MissingExtraError, match=remedy):
         netsplit.place(small(0), None, 0)
+    with pytest.raises(MissingExtraError, match=remedy):
+        asked("optcnn,netsplit")  # before anything is computed
+    assert "netsplit" in {entry.name for entry in asked("all")}
 
 
 def test_what_belongs_together_or_is_pinned_stays_so():

@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state() -> N
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(zoo.MissingExtraError, match=r"pip install 'tensoropt\[zoo\]'"):
+    with pytest.raises(zoo.MissingExtraError, match=r"zoo:gpt2-tiny needs .*pip install 'tensoropt\[zoo\]'"):
         zoo.build("gpt2-tiny", device="meta")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -91,6 +91,9 @@ class Facts:
             somebody else's too, who counts them.
         calls: per call of the forward (what it and those before it made of ``kept_bytes``; the most alive
             while it runs, all that was made inside included; whether it reads a parameter).
+        lies_in: result that is a view -> the read, or the earlier result, in whose storage it lies.
+        extents: result -> bytes of its storage where these are not its own: the larger one of which it is
+            a view, 0 for a view of a parameter, an input or a constant.
     """
 
     kept_bytes: int
@@ -107,6 +110,8 @@ class Facts:
     handed_peak_bytes: int = 0
     handed_parameters_peak_bytes: int = 0
     calls: tuple[tuple[int, int, bool], ...] = ()
+    lies_in: Mapping[str, str] = field(default_factory=dict)
+    extents: Mapping[str, int] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -268,6 +273,7 @@ class _Probe:
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
+        lies_in, extents = self._lying()
         (forward, _), forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
         self.saved.clear()
         if self.training:
@@ -288,7 +294,29 @@ class _Probe:
             handed_peak_bytes=max(0, max(handed) - kept),
             handed_parameters_peak_bytes=max(0, handed[True] - kept),
             calls=calls,
+            lies_in=lies_in,
+            extents=extents,
         )
+
+    def _lying(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Results that are views of something else, and bytes of storages that are not a result's own."""
+        lies_in, extents = {}, {}
+        first: dict[int, str] = {}
+        for name in self.work.writes:
+            value = self.tensors[name]
+            storage = value.untyped_storage()
+            given, role = self.given.get(storage._cdata, ("", ""))
+            if role == "read":
+                lies_in[name] = given
+            elif role:
+                extents[name] = 0
+            elif storage._cdata in first:
+                lies_in[name] = first[storage._cdata]
+            else:
+                first[storage._cdata] = name
+                if storage.nbytes() != value.numel() * value.element_size():
+                    extents[name] = storage.nbytes()
+        return lies_in, extents
 
     def _after_call(self, position: int) -> None:
         """Book the call's peak, and have its backward book its own where it reads a parameter."""

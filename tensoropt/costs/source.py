@@ -46,7 +46,7 @@ from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 
-FACTS = "facts-3"
+FACTS = "facts-4"
 """What records of facts say; those of another are found anew."""
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, what)."""

@@ -12,15 +12,18 @@ def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
     """The most elements alive of a resharding beside its input, result included.
 
     Shards along an atom that has others around it are no contiguous pieces of memory: collectives then need
-    a copy with the pieces one after the other, and gathered pieces another to be put together.
+    a copy with the pieces one after the other, and gathered pieces another to be put together. So do shards
+    of which some are smaller: the pieces are padded, and cut when they are put together.
     """
     peak = 0
     for i, s in enumerate(steps):
         parts, before, after = prod(mesh[a] for a in s.axes), prod(s.before), prod(s.after)
         if s.kind == "all_gather":
-            made = parts * before * (1 + _lies_inside(s.before, s.atom))
+            uneven = parts * s.before[s.atom] != s.after[s.atom]
+            made = parts * before + after * (uneven or _lies_inside(s.before, s.atom))
         elif s.kind == "reduce_scatter":
-            made = after + before * _lies_inside(s.before, s.atom)
+            uneven = parts * s.after[s.atom] != s.before[s.atom]
+            made = after + parts * after * (uneven or _lies_inside(s.before, s.atom))
         elif s.kind == "all_to_all":
             made = before * (1 + _lies_inside(s.before, s.target)) + after * _lies_inside(s.before, s.atom)
         else:

@@ -145,16 +145,25 @@ def _all_gather(
         return x
     whole = _sharded_size(step, current, sizes, mesh)
     shard = -(-whole // parts)
-    if x.shape[step.atom] != shard:
-        padded = x.new_zeros([shard if i == step.atom else n for i, n in enumerate(x.shape)])
-        padded.narrow(step.atom, 0, x.shape[step.atom]).copy_(x)
-        x = padded
-    flat = x.new_empty(parts * x.numel())
-    dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
-    gathered = flat.view(parts, *x.shape)
-    shape = [whole_size(i, n, step.atom, parts * shard) for i, n in enumerate(x.shape)]
-    joined = gathered.movedim(0, step.atom).reshape(shape)
-    return joined.narrow(step.atom, 0, whole) if whole != parts * shard else joined
+    shape = [shard if i == step.atom else n for i, n in enumerate(x.shape)]
+    flat = x.new_empty(parts * math.prod(shape))
+    gathered, sent = flat.view(parts, *shape), x.contiguous().flatten()
+    if whole != parts * shard:  # sent from its place in the result: a padded copy would be one more
+        own = gathered[runtime.coordinate(step.axes)]
+        own.narrow(step.atom, 0, x.shape[step.atom]).copy_(x)
+        own.narrow(step.atom, x.shape[step.atom], shard - x.shape[step.atom]).zero_()
+        sent = own.flatten()
+    dist.all_gather_into_tensor(flat, sent, group=group)
+    if whole != parts * shard:
+        pieces = [gathered[i].narrow(step.atom, 0, chunk(whole, parts, i)[1]) for i in range(parts)]
+        return torch.cat(pieces, step.atom)
+    joined = [whole_size(i, n, step.atom, whole) for i, n in enumerate(x.shape)]
+    return _as_asked(gathered.movedim(0, step.atom).reshape(joined))
+
+
+def _as_asked(x: torch.Tensor) -> torch.Tensor:
+    """Pieces of size 1 are put together without a copy, but lie otherwise."""
+    return x.contiguous()
 
 
 def whole_size(index: int, size: int, atom: int, total: int) -> int:
@@ -165,13 +174,15 @@ def _reduce_scatter(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> t
     group, parts = runtime.group(step.axes), _parts(step, runtime.mesh)
     whole = x.shape[step.atom]
     shard = -(-whole // parts)
-    if whole != shard * parts:
-        padded = x.new_zeros([shard * parts if i == step.atom else n for i, n in enumerate(x.shape)])
-        padded.narrow(step.atom, 0, whole).copy_(x)
-        x = padded
     if group is None:
         return x
-    pieces = x.unflatten(step.atom, (parts, shard)).movedim(step.atom, 0).contiguous()
+    if whole != shard * parts:
+        pieces = x.new_zeros([parts, *(shard if i == step.atom else n for i, n in enumerate(x.shape))])
+        for i in range(parts):
+            start, length = chunk(whole, parts, i)
+            pieces[i].narrow(step.atom, 0, length).copy_(x.narrow(step.atom, start, length))
+    else:
+        pieces = x.unflatten(step.atom, (parts, shard)).movedim(step.atom, 0).contiguous()
     flat = x.new_empty(pieces[0].numel())
     dist.reduce_scatter_tensor(flat, pieces.flatten(), group=group)
     result = flat.view(pieces.shape[1:])
@@ -188,7 +199,7 @@ def _all_to_all(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch
     received = torch.empty_like(pieces).flatten()
     dist.all_to_all_single(received, pieces.flatten(), group=group)
     joined = received.view(pieces.shape).movedim(0, step.atom).flatten(step.atom, step.atom + 1)
-    return joined.contiguous()  # pieces of size 1 are put together without a copy, but lie otherwise
+    return _as_asked(joined)
 
 
 def _mask(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:

@@ -251,6 +251,6 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
 def _backward(group: Group) -> Iterator[Moment]:
     for kind in ("gather", "compute", "inner"):
         yield Moment("backward", kind, group.name)
-    for name in group.reads:
+    for name in reversed(group.reads):  # autograd takes what was made last first
         yield Moment("backward", "read", group.name, name)
     yield Moment("backward", "parameters", group.name)

@@ -61,12 +61,50 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a group sees a tensor: its layout; whether the tensor lies in what the group keeps (of a writer) or
-    is needed in its backward (of a reader); whether the group is recomputed."""
+    """How a group sees a tensor.
+
+    Attributes:
+        layout: as it writes or reads it.
+        kept: of a writer: the tensor lies in what the group keeps; of a reader: its backward needs it.
+        again: the group is recomputed.
+        lies_in: of a writer: the tensor, by its short name there, in whose storage this one lies.
+        extent: of a writer: bytes of the storage where these are not the tensor's own.
+    """
 
     layout: Layout
     kept: bool
     again: bool = False
+    lies_in: str = ""
+    extent: int | None = None
+
+
+SOURCE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Somebody who finds a storage.
+
+    Attributes:
+        number: of its slots among the readers'.
+        kept: its backward needs what it reads.
+        again: it is recomputed.
+        inside: what it reads is made in its region.
+        moved: it reads a copy of its own, made at its slot ``READ``.
+        turn: when it comes in forward, compared with other users.
+        stays: it is no group: the storage is let go of when forward is over.
+        lodges: of one that reads a view: the reader that made it, in whose copy the view lies where it has
+            one; :data:`SOURCE` where the tensor's own group made it.
+    """
+
+    number: int
+    kept: bool
+    again: bool
+    inside: bool
+    moved: bool
+    turn: int
+    stays: bool = False
+    lodges: int = SOURCE
 
 
 GATHER, COMPUTE, INNER, GATHER_BACK, COMPUTE_BACK, INNER_BACK, PARAMETERS = range(7)

@@ -16,10 +16,11 @@ import numpy as np
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.plan.group_pieces import GroupPieces
+from tensoropt.plan.lodgers import Column, Lodgers, Lodging
 from tensoropt.plan.menu import Indices, Menu
 from tensoropt.plan.moments import Course, Moment, course_of
 from tensoropt.plan.overlap import BLOCKING, Overlap
-from tensoropt.plan.pieces import Piece, Reading
+from tensoropt.plan.pieces import USED, Piece, Reading, reader_slot
 from tensoropt.plan.tensor_pieces import TensorPieces
 from tensoropt.sharding.buckets import arrival_order, fill_buckets, reduction_axes
 from tensoropt.sharding.groups import Group
@@ -85,6 +86,15 @@ class Play:
         self.count = len(next(iter(choices.values()))) if choices else 1
         self._known: dict[Hashable, Piece] = {} if known is None else known
         self.stored: dict[str, tuple[Indices, list[Layout]]] = {}
+        self._seen: dict[tuple[str, str, bool], Column] = {}
+        self.lodgers = Lodgers(
+            menu,
+            self.course,
+            self.tensor_pieces,
+            lambda group, name, writes: self._readings(group, name, writes=writes),
+            self._homes,
+            self._inside,
+        )
         self._store_parameters()
         self.owners = [*self._groups(), *self._tensors(), *self._parameters()]
 
@@ -154,8 +164,9 @@ class Play:
     def _unmoved(self, name: str, reader: Group) -> Indices:
         """Per strategy 1 where a reader's gradient is already where the tensor was found."""
         read, wanted = self._readings(reader.name, name, writes=False)
-        if self._hub(name):
-            at, homes = _merged(list(self.menu.hubs(name)), self.choices[f"hub:{name}"])
+        found = self._homes(name)
+        if found is not None:
+            at, homes = found
         else:
             writer = next(group.name for group in self.graph.groups if name in group.writes)
             at, written = self._readings(writer, name, writes=True)
@@ -165,53 +176,45 @@ class Play:
         return np.array([not steps for steps in moved], dtype=np.int64)[which]
 
     def _tensors(self) -> list[Owner]:
-        graph, owners = self.graph, []
-        for group in graph.groups:
-            for name in group.writes:
-                readers = self.course.readers.get(name, ())
-                columns = [self._readings(group.name, name, writes=True)]
-                columns += [self._readings(r.name, name, writes=False) for r in readers]
-                homes = (
-                    _merged(list(self.menu.hubs(name)), self.choices[f"hub:{name}"])
-                    if self._hub(name)
-                    else None
-                )
-                ids = [c[0] for c in columns] + ([homes[0]] if homes else [])
-                firsts, which = distinct(ids)
-                tensor = graph.atoms.graph.tensors[name]
-                order = self.tensor_pieces.orders.get(name)
-                like = (graph.atoms.atoms[name], order, tensor.dtype, tensor.requires_grad)
-                inside = tuple(self._inside(group.name, reader.name) for reader in readers)
-                final = self.course.slot("forward", "output", group.name, name)
-                mutated = name in graph.atoms.graph.mutations.values()
-                handed, pieces = name in self.course.handed_on, []
-                for r in firsts:
-                    write, *reads = [found[ids[r]] for ids, found in columns]
-                    home = homes[1][homes[0][r]] if homes else None
-                    key = ("tensor", *like, final >= 0, mutated, write, home, tuple(reads), inside, handed)
+        return [self._tensor(group, name) for group in self.graph.groups for name in group.writes]
 
-                    def make(
-                        name: str = name,
-                        write: Reading = write,
-                        home: Layout | None = home,
-                        reads: Any = reads,
-                        inside: Any = inside,
-                    ) -> Piece:
-                        return self.tensor_pieces.tensor(name, write, home, reads, inside, handed)  # noqa: B023
+    def _tensor(self, group: Group, name: str) -> Owner:
+        readers, views = self.course.readers.get(name, ()), self.lodgers.of(name)
+        columns = [self._readings(group.name, name, writes=True)]
+        columns += [self._readings(reader.name, name, writes=False) for reader in readers]
+        homes = self._homes(name)
+        ids = [which for which, _ in columns] + ([homes[0]] if homes else []) + [*self.lodgers.columns(views)]
+        firsts, which = distinct(ids)
+        tensor, order = self.graph.atoms.graph.tensors[name], self.tensor_pieces.orders.get(name)
+        like = (self.graph.atoms.atoms[name], order, tensor.dtype, tensor.requires_grad)
+        inside = tuple(self._inside(group.name, reader.name) for reader in readers)
+        final = self.course.slot("forward", "output", group.name, name)
+        mutated = name in self.graph.atoms.graph.mutations.values()
+        handed, pieces = name in self.course.handed_on, []
+        slots = self._tensor_slots(group.name, name, views)
+        used = slots[reader_slot(0, USED) :: reader_slot(1, 0) - reader_slot(0, 0)]
+        turns = tuple(sorted(range(len(used)), key=used.__getitem__).index(i) for i in range(len(used)))
+        for r in firsts:
+            write, *reads = [found[number[r]] for number, found in columns]
+            home = homes[1][homes[0][r]] if homes else None
+            told = inside, handed, tuple(self.lodgers.users(views, int(r), turns)), turns[: len(reads)]
+            key = ("tensor", *like, final >= 0, mutated, write, home, tuple(reads), *told)
+            make = partial(self.tensor_pieces.tensor, name, write, home, reads, *told)
+            pieces.append(self._piece(key, make))
+        return Owner(slots, tuple(pieces), which)
 
-                    pieces.append(self._piece(key, make))
-                owners.append(Owner(self._tensor_slots(group.name, name), tuple(pieces), which))
-        return owners
+    def _homes(self, name: str) -> tuple[Indices, list[Layout]] | None:
+        """Where a tensor with several readers is put."""
+        if f"hub:{name}" not in self.choices:
+            return None
+        return _merged(list(self.menu.hubs(name)), self.choices[f"hub:{name}"])
 
     def _inside(self, producer: str, reader: str) -> bool:
         """Whether a tensor is made and read in one region."""
         region = self.region_of.get(reader)
         return region is not None and region is self.region_of.get(producer)
 
-    def _hub(self, name: str) -> bool:
-        return f"hub:{name}" in self.choices
-
-    def _tensor_slots(self, producer: str, name: str) -> tuple[int, ...]:
+    def _tensor_slots(self, producer: str, name: str, views: Sequence[Lodging]) -> tuple[int, ...]:
         course = self.course
         slots = [
             course.computed("forward", producer),
@@ -225,25 +228,49 @@ class Play:
             self._slot("again", "home", producer, name),
         ]
         for reader in self.course.readers.get(name, ()):
-            slots += [
-                self._slot("forward", "read", reader.name, name),
-                course.computed("forward", reader.name, name),
-                self._slot("backward", "compute", reader.name),
-                self._slot("backward", "read", reader.name, name),
-                self._slot("again", "read", reader.name, name),
-                course.computed("again", reader.name, name),
-            ]
+            slots += self._reader_slots(reader.name, name)
+        for group, view, puts in self.lodgers.slots(views):
+            slots += self._put_slots(group.name, view) if puts else self._reader_slots(group.name, view)
         return tuple(slots)
 
-    def _readings(self, group_name: str, name: str, *, writes: bool) -> tuple[Indices, list[Reading]]:
-        group = self.graph.group_of[group_name]
-        short = group.short_names[name]
-        configurations, facts = self.menu.configurations(group), self.menu.facts(group)
-        found = [
-            Reading(c.layout(name), short in (f.writes_kept if writes else f.reads_kept), again)
-            for c, f, again in zip(configurations, facts, self.menu.again(group), strict=True)
+    def _reader_slots(self, reader: str, name: str) -> list[int]:
+        return [
+            self._slot("forward", "read", reader, name),
+            self.course.computed("forward", reader, name),
+            self._slot("backward", "compute", reader),
+            self._slot("backward", "read", reader, name),
+            self._slot("again", "read", reader, name),
+            self.course.computed("again", reader, name),
         ]
-        return _merged(found, self.choices[group_name])
+
+    def _put_slots(self, maker: str, view: str) -> list[int]:
+        """Those of a view on its way home, which nothing needs in backward."""
+        home, again = self._slot("forward", "home", maker, view), self._slot("again", "home", maker, view)
+        return [home, home, -1, -1, again, again]
+
+    def _readings(self, group_name: str, name: str, *, writes: bool) -> tuple[Indices, list[Reading]]:
+        asked = group_name, name, writes
+        if asked not in self._seen:
+            group = self.graph.group_of[group_name]
+            short = group.short_names[name]
+            looks = zip(
+                self.menu.configurations(group), self.menu.facts(group), self.menu.again(group), strict=True
+            )
+            if writes:
+                found = [
+                    Reading(
+                        c.layout(name),
+                        short in f.writes_kept,
+                        again,
+                        f.lies_in.get(short, ""),
+                        f.extents.get(short),
+                    )
+                    for c, f, again in looks
+                ]
+            else:
+                found = [Reading(c.layout(name), short in f.reads_kept, again) for c, f, again in looks]
+            self._seen[asked] = _merged(found, self.choices[group_name])
+        return self._seen[asked]
 
     def _parameters(self) -> list[Owner]:
         owners = []

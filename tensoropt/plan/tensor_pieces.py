@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from tensoropt.costs.tables import leaves_model
@@ -19,6 +20,7 @@ from tensoropt.plan.pieces import (
     READ,
     READ_AGAIN,
     READ_BACK,
+    SOURCE,
     USED,
     USED_AGAIN,
     USED_BACK,
@@ -26,10 +28,10 @@ from tensoropt.plan.pieces import (
     Piece,
     PieceMaker,
     Reading,
+    User,
     reader_slot,
 )
 from tensoropt.sharding.placement import Layout
-from tensoropt.sharding.resharding import Step
 from tensoropt.sharding.strategy import output_layout
 
 
@@ -58,21 +60,29 @@ class TensorPieces(PieceMaker):
         reads: Sequence[Reading],
         inside: Sequence[bool] = (),
         handed: bool = False,
+        lodgers: Sequence[User] = (),
+        turns: Sequence[int] = (),
     ) -> Piece:
         """An activation: written so, found by its readers at ``home`` (or as written), read so.
 
         Args:
             inside: per reader whether it lies in its producer's region.
             handed: its gradient lies in another tensor's, unless it is resharded.
+            lodgers: who reads views of it.
+            turns: per reader when it comes in forward, compared with lodgers.
         """
         source = write.layout if home is None else home
-        inside = inside or [False] * len(reads)
-        effects = self._passed(name, write, source, reads, inside, _FIRST)
+        inside, turns = inside or [False] * len(reads), turns or range(len(reads))
+        users = []
+        for number, read in enumerate(reads):
+            moved = bool(self.steps(name, source, read.layout)[0])
+            users.append(User(number, read.kept, read.again, inside[number], moved, turns[number]))
+        effects = self._passed(name, write, source, reads, users, lodgers, _FIRST)
         if leaves_model(self.graph, name):
             out = self.steps(name, source, output_layout(source))[0]
             effects.append(self.moved(OUTPUT, name, out, 0))
         if any(read.again for read in reads) or write.again:
-            effects += self._passed(name, write, source, reads, inside, _SECOND)
+            effects += self._passed(name, write, source, reads, users, lodgers, _SECOND)
         if self.learns(name):
             effects += self._tensor_backward(name, write, source, reads, handed)
         return Piece(tuple(effects))
@@ -83,89 +93,84 @@ class TensorPieces(PieceMaker):
         write: Reading,
         source: Layout,
         reads: Sequence[Reading],
-        inside: Sequence[bool],
+        users: Sequence[User],
+        lodgers: Sequence[User],
         at: _Pass,
     ) -> list[Effect]:
         """A tensor in the first forward, or in the second one of recomputed regions.
 
         In the first a recomputed region keeps nothing but what enters it, as its source has it; in the
-        second it makes its inside again and keeps what backward needs.
+        second it makes its inside again and keeps what backward needs. A tensor that lies in another one's
+        storage has none of its own before it moves.
         """
-        found = []
-        makes, keeps = write.again or not at.again, write.kept and write.again == at.again
-        moves = self.steps(name, write.layout, source)[0] if makes else ()
-        if moves:
-            made = 0 if keeps else self.bytes(name, write.layout)
-            found.append(self.moved(at.home, name, moves, made + self.resharding(moves, name)))
-        present, keepers = [], []
-        for number, read in enumerate(reads):
-            needed = read.kept and read.again == at.again and self.training
-            steps = self.steps(name, source, read.layout)[0]
-            if at.again and not read.again:
+        found: list[Effect] = []
+        lodgers = [user for user in lodgers if not at.again or (user.again and user.inside)]
+        beside = [user for user in lodgers if user.lodges == SOURCE]
+        present = []
+        for user, read in zip(users, reads, strict=True):
+            if at.again and not user.again:
                 continue
-            if steps:
-                found += self._copy(name, number, read, steps, at, needed)
-            if inside[number] or not at.again:
-                present.append(number)
-                enters = read.again and not inside[number]
-                if enters or (needed and not steps):
-                    keepers.append(number)
-        if makes and (moves or not keeps):
-            size, begin = self.bytes(name, source), at.home if moves else at.made
-            stays = not at.again and (leaves_model(self.graph, name) or not reads)
-            moved = bool(present) and bool(self.steps(name, source, reads[present[-1]].layout)[0])
-            found += self._storage(name, size, begin, present, keepers, stays, moved, at)
+            lodged = [other for other in lodgers if other.lodges == user.number]
+            if user.moved:
+                found += self._copy(name, source, read.layout, user, lodged, at)
+            if user.inside or not at.again:
+                present += [user] if user.moved else [user, *lodged]
+        if not (write.again or not at.again):
+            return found
+        keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
+        size = self.bytes(name, write.layout) if write.extent is None else write.extent
+        stays = not at.again and (leaves_model(self.graph, name) or not reads)
+        if moves := self.steps(name, write.layout, source)[0]:
+            made = 0 if keeps or beside else size
+            found.append(self.moved(at.home, name, moves, made + self.resharding(moves, name)))
+            if beside and not keeps:
+                found += self._alive(name, size, at.made, beside, at)
+            found += self._alive(name, self.bytes(name, source), at.home, present, at, stays=stays)
+        elif not keeps:
+            found += self._alive(name, size, at.made, [*present, *beside], at, stays=stays)
         return found
 
     def _copy(
-        self, name: str, number: int, read: Reading, steps: Sequence[Step], at: _Pass, needed: bool
+        self, name: str, source: Layout, layout: Layout, user: User, lodged: Sequence[User], at: _Pass
     ) -> list[Effect]:
-        """A reader's own copy: made for it, and kept where its backward needs it."""
-        size = self.bytes(name, read.layout)
-        found = [
-            self.moved(reader_slot(number, at.read), name, steps, self.resharding(steps, name)),
-            Effect(reader_slot(number, at.read), later=True, transient=size),
-        ]
-        if needed:
-            found.append(Effect(reader_slot(number, at.used), kept=size, transient=-size))
-            found.append(Effect(reader_slot(number, USED_BACK), later=True, kept=-size))
-        else:
-            found.append(Effect(reader_slot(number, at.used), later=True, transient=-size))
-        return found
+        """A reader's own copy: made for it, and kept where its backward needs it, or that of who reads a
+        view of it."""
+        steps, begin = self.steps(name, source, layout)[0], reader_slot(user.number, at.read)
+        own = replace(user, moved=False, inside=True)
+        moved = self.moved(begin, name, steps, self.resharding(steps, name))
+        return [moved, *self._alive(name, self.bytes(name, layout), begin, [own, *lodged], at)]
 
-    def _storage(
-        self,
-        name: str,
-        size: int,
-        begin: int,
-        readers: Sequence[int],
-        keepers: Sequence[int],
-        stays: bool,
-        moved: bool,
-        at: _Pass,
+    def _alive(
+        self, name: str, size: int, begin: int, users: Sequence[User], at: _Pass, *, stays: bool = False
     ) -> list[Effect]:
-        """A storage that readers find: alive until the last one, or kept from the first that needs it.
+        """A storage that users find: alive until the last one, or kept from the first that needs it.
 
         Args:
             stays: nobody lets go of it before forward is over.
-            moved: the last reader reads a copy.
         """
         found = [Effect(begin, later=True, transient=size)]
-        if keepers:
-            found.append(Effect(reader_slot(keepers[0], at.used), kept=size, transient=-size))
-            found.append(Effect(reader_slot(keepers[0], USED_BACK), later=True, kept=-size))
+        stays = stays or any(user.stays for user in users)
+        users = sorted((user for user in users if not user.stays), key=lambda user: user.turn)
+        keeper = next((user for user in users if self._keeps(user, at)), None)
+        if keeper is not None:
+            found.append(Effect(reader_slot(keeper.number, at.used), kept=size, transient=-size))
+            found.append(Effect(reader_slot(keeper.number, USED_BACK), later=True, kept=-size))
         elif stays and self.training and name in self.graph.atoms.graph.mutations.values():
             # It takes the place of the buffer's last value, which its group's backward needs.
             found.append(Effect(GRADIENT, later=True, transient=-size))
         elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
-        elif readers:
-            found.append(
-                Effect(reader_slot(readers[-1], at.read if moved else at.used), later=True, transient=-size)
-            )
+        elif users:
+            last = reader_slot(users[-1].number, at.read if users[-1].moved else at.used)
+            found.append(Effect(last, later=True, transient=-size))
         else:  # the second forward's result, which nobody in the region reads
             found.append(Effect(begin, later=True, transient=-size))
         return found
+
+    def _keeps(self, user: User, at: _Pass) -> bool:
+        """Whether a storage is kept for somebody: what enters a region, and what backward needs as it is."""
+        enters = not at.again and user.again and not user.inside
+        return enters or (user.kept and user.again == at.again and self.training and not user.moved)
 
     def _tensor_backward(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], handed: bool

@@ -157,6 +157,14 @@ def test_views_keep_and_move_nothing():
     assert facts.kept_bytes == facts.traffic_bytes == facts.forward_peak_bytes == 0
 
 
+def test_views_lie_in_what_they_are_cut_from():
+    facts = find_facts(pointwise("aten.select.int", 0, 1))
+    assert (facts.lies_in, facts.extents) == ({"y": "x"}, {})
+    parts = ("aten.split.Tensor", (Ref("y"), 8, 1), ("a", "b"))
+    facts = find_facts(linear(32, 24, 16, parts, writes="a b"))
+    assert (facts.lies_in, facts.extents) == ({"b": "a"}, {"a": 32 * 16 * 4})
+
+
 def test_inference_keeps_nothing():
     facts = find_facts(linear(32, 24, 16, ("aten.gelu.default", (Ref("y"),), ("z",)), writes="z"), False)
     assert facts.kept_bytes == 0

@@ -23,6 +23,8 @@ def step(kind: str, before: tuple[int, ...], after: tuple[int, ...], atom: int =
         ([step("all_gather", (8, 2), (8, 8), atom=1)], 128),  # received, then put together
         ([step("reduce_scatter", (8, 8), (2, 8))], 16),
         ([step("reduce_scatter", (8, 8), (8, 2), atom=1)], 64 + 16),
+        ([step("all_gather", (2, 8), (7, 8))], 64 + 56),  # padded pieces are received, then cut
+        ([step("reduce_scatter", (7, 8), (2, 8))], 64 + 16),  # padded pieces, received
         ([step("all_to_all", (2, 8), (8, 2), atom=0, target=1)], 16 + 16),  # pieces, received
         ([step("all_to_all", (8, 2), (2, 8), atom=1, target=0)], 16 + 16),  # received, put together
         ([step("all_reduce", (8, 8), (8, 8)), step("slice", (8, 8), (2, 8))], 64 + 16),

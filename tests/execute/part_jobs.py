@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker
-from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
+from tensoropt.execute.redistribute import EdgeSpec, redistribute, run_steps, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding import kernels, loss_kernels
 from tensoropt.sharding.resharding import edge_steps, forward_placements, gradient_placements
@@ -60,6 +60,26 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
         found[name] = float((runtime.all_reduce(shards[index], (1,)) - gradients[index]).abs().max())
     found["running mean"] = float((got_mean - new_mean).abs().max())
     found["running var"] = float((got_var - new_var).abs().max())
+    return found
+
+
+def reshard_uneven(rank: int, world: int) -> dict[str, float]:
+    """A tensor of which the last rank has less, put together and cut again: differences."""
+    mesh, atoms = (1, world), ((3,), (2 * world - 1,))
+    runtime, sizes = Runtime(mesh), (3, 2 * world - 1)
+    shard, whole, summed = (-1, 1), (-1, -1), (-1, -3)
+    value = torch.arange(float(sizes[0] * sizes[1])).view(sizes)
+    piece = take_shard(runtime, EdgeSpec("x", atoms, mesh, shard, shard, (), ()), value).clone()
+    found = {}
+    for name, start, target, given, wanted in (
+        ("gathered", shard, whole, piece, value),
+        ("scattered", summed, shard, value / world, piece),
+    ):
+        steps = edge_steps(sizes, mesh, start, target)[0]
+        got = run_steps(
+            runtime, given, EdgeSpec("x", atoms, mesh, start, target, steps, ()), steps, start, target
+        )
+        found[name] = float((got - wanted).abs().max())
     return found
 
 

@@ -12,6 +12,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from typing import Any
@@ -19,9 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tensoropt.cluster import rank_cores, settle_rank
+from tensoropt.costs.allocator import keep_freed_memory
+from tensoropt.costs.outlook import Outlook, allowed_for, batches
 from tensoropt.costs.pool import RankError, RankPool
+from tensoropt.costs.rank_worker import tell
 from tensoropt.costs.stopwatch import Mark, Stopwatch, WallClock, end_if_lost, stopwatch_here, stopwatch_of
 from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.waiting import forked
 from tensoropt.costs.workload import Workload, differentiable, makes_tensors, random_tensor, run
 from tensoropt.errors import MeasurementError
 from tensoropt.sharding.kernels import SingleDevice
@@ -31,9 +37,13 @@ MIN_REPEATS, TARGET_S = 5, 0.12
 whole laps over its copies."""
 _BOTH_WAYS = 3
 _STARTS, _NODES = 50, 41
+_READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
+"""What getting ready for a workload and making its random tensors take, about."""
 """Forward and backward over forward, about."""
 WAYS = ("forward", "backward")
 _ELSEWHERE = "another rank could not run it"
+OUT_OF_MEMORY = "out of memory"
+"""Begins the error of a workload that had too little of it."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -54,11 +64,32 @@ def time_workload(
     try:
         with _default_device(work, watch):
             found = _time(work, training, world_size, watch)
+    except _ApartError:
+        raise
     except Exception as error:  # whatever it is, the other workloads go on
-        found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+        found = {"error": _reason(error)}
     if "error" in found:  # only now, as the error held on to the workload's tensors
         watch.release()
     return found
+
+
+class _ApartError(RuntimeError):
+    """Ranks lost one another, which says nothing of the workload that they were at."""
+
+
+def _meet(meeting: Callable[[], object]) -> None:
+    """Do with the other ranks what all of them do."""
+    try:
+        meeting()
+    except Exception as error:
+        raise _ApartError(f"the ranks lost one another: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """In one line, with a common start for too little memory."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
+    return f"{OUT_OF_MEMORY}: {text}" if short else text
 
 
 def _default_device(work: Workload, watch: Stopwatch) -> contextlib.AbstractContextManager[Any]:
@@ -71,7 +102,7 @@ def _default_device(work: Workload, watch: Stopwatch) -> contextlib.AbstractCont
 
 def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> dict[str, Any]:
     if world_size > 1:
-        dist.barrier()
+        _meet(dist.barrier)
     given: dict[str, torch.Tensor] = {}
     copies: list[Mapping[str, torch.Tensor]] = []
     laps: list[Lap] = []
@@ -111,12 +142,13 @@ def _agreed(wanted: Callable[[], int], world_size: int, watch: Stopwatch) -> int
         mine = wanted()
     except Exception:
         if world_size > 1:
-            dist.all_reduce(torch.tensor(0, device=watch.device), op=dist.ReduceOp.MIN)
+            none = torch.tensor(0, device=watch.device)
+            _meet(lambda: dist.all_reduce(none, op=dist.ReduceOp.MIN))
         raise
     if world_size == 1:
         return mine
     count = torch.tensor(mine, device=watch.device)
-    dist.all_reduce(count, op=dist.ReduceOp.MIN)
+    _meet(lambda: dist.all_reduce(count, op=dist.ReduceOp.MIN))
     return int(count)
 
 
@@ -146,6 +178,14 @@ def _copies(
 def anew(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf with the same content, lying alike in memory of its own."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def timing_s(work: Workload, visit_s: float) -> float:
+    """About how long timing a workload takes whose forward and backward take ``visit_s``."""
+    size = sum(spec.bytes for _, spec, _ in work.inputs)
+    copies = max(1, min(WallClock().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
+    visits = 2 * copies + max(MIN_REPEATS, min(TARGET_S / max(visit_s, 1e-6), WallClock.most_repeats))
+    return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
 Lap = list[tuple[Mark, Mark, Mark, Mark]]
@@ -224,13 +264,14 @@ def _seconds(laps: Sequence[Lap], watch: Stopwatch) -> dict[str, list[float]]:
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """:func:`time_workload` for several, in one trip to the pool.
+    """:func:`time_workload` for several, in one trip to the pool; each is told as soon as it is timed.
 
-    A rank that lost its device by one of them ends; :func:`measure` then tries each alone.
+    A rank that lost its device by one of them ends.
     """
     found = []
     for work in works:
         found.append(time_workload(rank, world_size, work, training))
+        tell(found[-1])
         if "error" in found[-1]:
             end_if_lost(stopwatch_here(), f"{work.describe()}: {found[-1]['error']}")
     return found
@@ -244,6 +285,7 @@ def measure(
     *,
     training: bool,
     describe: Callable[[Workload], Mapping[str, Any]] = lambda work: {},
+    expected_s: Callable[[Workload], float] = lambda work: 0.0,
     progress: Progress | None = None,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
@@ -252,7 +294,9 @@ def measure(
     Args:
         prefix: says on what device and how it is measured; part of the key.
         describe: what a record says beside its seconds.
-        progress: called with (done, total, description).
+        expected_s: about how long forward and backward take, for what is said in advance and for how long a
+            workload is waited for.
+        progress: called with (done, total, seconds that are left and description).
 
     Returns:
         records by workload key; a record with ``error`` marks what could not run.
@@ -264,21 +308,106 @@ def measure(
     plain = {key: {**r, **describe(wanted[key])} for key, r in records.items() if "class" not in r}
     if any(plain[key] != records[key] for key in plain):  # kept before records said what they are of
         store.put_many({f"{prefix}/{key}": record for key, record in plain.items()})
-    for start in range(0, len(missing), batch):
-        chunk = missing[start : start + batch]
-        if progress is not None:
-            progress(start, len(missing), chunk[0].describe())
-        fresh = _time_together(pool, chunk, training)
-        for work in chunk:
-            if "error" in fresh[work.key] and _registered_here(work):
-                watch = stopwatch_of("cuda:0" if pool.backend == "nccl" else "cpu")
-                fresh[work.key] = joined([time_workload(0, 1, work, training, watch)]) | {"alone": True}
-        fresh = {work.key: {**fresh[work.key], **describe(work)} for work in chunk}
-        store.put_many({f"{prefix}/{key}": record for key, record in fresh.items()})
-        records.update(fresh)
+    outlook = Outlook({work.key: timing_s(work, expected_s(work)) for work in missing})
+
+    def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
+        found = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
+        store.put_many({f"{prefix}/{key}": record for key, record in found.items()})
+        records.update(found)
+        outlook.done(found)
+
+    def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
+        short: list[Workload] = []
+        for chunk in batches(works, outlook.expected_s, batch):
+            if progress is not None:
+                done = sum(work.key in records for work in missing)
+                progress(done, len(missing), f"{outlook.words}, {chunk[0].describe()}")
+            short += _Batch(pool, training, outlook.expected_s, keep).time(chunk, again=again)
+        return short
+
+    if short := time_all(missing, again=True):
+        pool.restart()  # what ranks have used they hold on to
+        time_all(short, again=False)
+        pool.restart()
     if progress is not None and missing:
         progress(len(missing), len(missing), "done")
     return records
+
+
+@dataclass
+class _Batch:
+    """Timing of a few workloads, each of which may fail, hang or take its ranks with it.
+
+    Args:
+        expected_s: by workload key.
+        keep: is given records by workload key, as they come.
+    """
+
+    pool: RankPool
+    training: bool
+    expected_s: Mapping[str, float]
+    keep: Callable[[Mapping[str, dict[str, Any]]], None]
+
+    def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
+        """Keeps a record of each but of those, returned, that had too little memory and may be tried
+        ``again``. What kills ranks that had done other work before is tried again at once, on fresh ones."""
+        short: list[Workload] = []
+        while works:
+            fresh = not self.pool.process_ids
+            found, failure = self._run(works)
+            if failure is not None:
+                if failure.kind == "hung" or (fresh and not found):
+                    found.append({"error": self._words(failure, works[len(found)])})
+                if not found:
+                    self.pool.restart()
+            records = [self._alone(work, r) for work, r in zip(works, found, strict=False)]
+            lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in records]
+            done = list(zip(works, records, lacking, strict=False))
+            short += [work for work, _, lacks in done if lacks]
+            self.keep({work.key: record for work, record, lacks in done if not lacks})
+            works = works[len(found) :]
+        return short
+
+    def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
+        """Records of the first of them, and what kept the ranks from the next."""
+        told: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
+        allowed_s = max(allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
+        failure = None
+        try:
+            self.pool.run(
+                time_workloads,
+                works,
+                self.training,
+                timeout_s=allowed_s,
+                told=lambda rank, record: told[rank].append(record),
+            )
+        except RankError as error:
+            failure = error
+        except BaseException:  # interrupted: what was told is kept
+            self.keep(
+                {
+                    w.key: joined(ranks)
+                    for w, ranks in zip(works, zip(*told, strict=False), strict=False)
+                    if not any("error" in record for record in ranks)
+                }
+            )
+            raise
+        return [joined(ranks) for ranks in zip(*told, strict=False)], failure
+
+    def _words(self, failure: RankError, work: Workload) -> str:
+        if failure.kind != "hung":
+            return failure.summary
+        return f"it did not end within {allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"
+
+    def _alone(self, work: Workload, record: dict[str, Any]) -> dict[str, Any]:
+        """The record, or another try in a process that knows operators which were registered in this one."""
+        if "error" not in record or not _registered_here(work):
+            return record
+        if self.pool.backend == "nccl":
+            own = joined([time_workload(0, 1, work, self.training, stopwatch_of("cuda:0"))])
+        else:
+            own = time_alone(work, self.training, allowed_for(self.pool.timeout_s, self.expected_s[work.key]))
+        return own | {"alone": True}
 
 
 def _registered_here(work: Workload) -> bool:
@@ -286,15 +415,19 @@ def _registered_here(work: Workload) -> bool:
     return any(not call.is_kernel and not call.function.startswith("aten.") for call, _ in work.calls)
 
 
-def _time_together(pool: RankPool, works: Sequence[Workload], training: bool) -> dict[str, dict[str, Any]]:
-    """Records of some workloads; if a rank dies or hangs, each is tried alone and the culprit marked."""
+def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, Any]:
+    """The record of a workload timed in a fork of this process, so that it may hang or crash."""
+
+    def child() -> dict[str, Any]:
+        settle_rank((rank_cores(1) or [None])[0])
+        keep_freed_memory()
+        torch.set_num_threads(1)
+        return time_workload(0, 1, work, training, stopwatch_of("cpu"))
+
     try:
-        per_rank = pool.run(time_workloads, works, training)
-    except RankError as error:
-        if len(works) == 1:
-            return {works[0].key: {"error": str(error).splitlines()[0]}}
-        return {k: r for work in works for k, r in _time_together(pool, [work], training).items()}
-    return {work.key: joined([ranks[i] for ranks in per_rank]) for i, work in enumerate(works)}
+        return joined([forked(child, allowed_s)])
+    except MeasurementError as error:
+        return {"error": str(error)}
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -22,12 +22,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tensoropt.cluster import rank_cores
+from tensoropt.costs.waiting import Patience
 from tensoropt.errors import MeasurementError
 
 _WORKER = "from tensoropt.costs.rank_worker import main; main()"
@@ -35,11 +36,11 @@ _GRACE_S = 3.0  # how long the other ranks may take to answer once one has faile
 _EXIT_S = 2.0  # how long an idle worker may take to leave
 _STACK_S = 5.0  # how long hanging workers may take to write where they stand
 _OUTERMOST = "in <module>"  # of a stack, whose last line this ends
-_LOG_TAIL = 2000  # characters of a worker's own output that an error shows
+_LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that an error shows
 
 
 class RankError(MeasurementError):
-    """A run that failed on a rank.
+    """A run that failed on a rank. The first paragraph of the message says what happened, the rest where.
 
     Attributes:
         rank: the rank that failed first.
@@ -50,6 +51,11 @@ class RankError(MeasurementError):
     def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
         super().__init__(message)
         self.rank, self.kind, self.cause = rank, kind, cause
+
+    @property
+    def summary(self) -> str:
+        """What happened, on one line."""
+        return str(self).splitlines()[0]
 
     def __reduce__(self) -> tuple:
         return _rebuild_error, (str(self), self.rank, self.kind)
@@ -179,13 +185,21 @@ class RankPool:
                 except RankError as error:
                     raise MeasurementError(f"the ranks do not start: {error}") from error
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float | None = None,
+        told: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
         """Call ``function(rank, world_size, *args)`` on all ranks at once.
 
         Args:
             function: a module-level function; found by module and name on the other side.
             args: picklable arguments, the same for all ranks.
-            timeout_s: for this run, instead of the pool's.
+            timeout_s: for this run, instead of the pool's; counted anew whenever a rank tells something.
+            told: called with rank and content of what a rank tells before its function ends
+                (:func:`tensoropt.costs.rank_worker.tell`).
 
         Returns:
             The results by rank.
@@ -195,10 +209,15 @@ class RankPool:
                 The pool stays usable: it is reset or restarted before the next run.
             MeasurementError: function or arguments cannot be sent.
         """
-        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s)
+        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, told=told)
 
     def run_each(
-        self, function: Callable[..., Any], arguments: Sequence[tuple], *, timeout_s: float | None = None
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[tuple],
+        *,
+        timeout_s: float | None = None,
+        told: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
         """As :meth:`run`, with a tuple of arguments for each rank."""
         if len(arguments) != self.world_size:
@@ -222,7 +241,7 @@ class RankPool:
             self.start()
             with self._killing_on_error():
                 self._send_all("run", [(list(sys.path), reference, payload) for payload in payloads])
-                return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s)
+                return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s, told)
 
     def reset(self) -> None:
         """Replace the process group by a new one, without restarting the processes."""
@@ -233,6 +252,11 @@ class RankPool:
             with self._killing_on_error():
                 self._send_all("reset", [str(self._store())] * self.world_size)
                 self._collect("reset", self._start_timeout_s)
+
+    def restart(self) -> None:
+        """End the workers; the next run starts others, which hold on to nothing that these have used."""
+        with self._lock:
+            self._kill()
 
     def output(self, rank: int) -> str:
         """What a rank has printed since it started."""
@@ -308,19 +332,20 @@ class RankPool:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 worker.connection.send_bytes(pickle.dumps((verb, content)))
 
-    def _collect(self, what: str, timeout_s: float) -> list[Any]:
+    def _collect(
+        self, what: str, timeout_s: float, told: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
         """The answers by rank; on failure the workers are reset or killed, then the error is raised."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
         died = False
-        deadline = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         while pending:
-            ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            ready = patience.wait(list(pending))
             if not ready:
                 break
             for item in ready:
-                assert isinstance(item, Connection)
                 rank = pending.pop(item)
                 try:
                     verdict, content = pickle.loads(item.recv_bytes())
@@ -335,12 +360,17 @@ class RankPool:
                         kind="raised",
                     )
                 else:
-                    if verdict == "ok":
+                    if verdict == "told":
+                        pending[item] = rank
+                        patience.renew()
+                        if told is not None:
+                            told(rank, content)
+                    elif verdict == "ok":
                         results[rank] = content
                     else:
                         failure = failure or _raised(rank, what, content)
             if failure is not None:
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                patience.at_most(_GRACE_S)
         if failure is None and pending:
             failure = self._hang(sorted(pending.values()), what, timeout_s)
         if failure is None:
@@ -362,6 +392,8 @@ class RankPool:
             how = f"by signal {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
                 how += " (out of memory?)"
+        if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
+            how += f" ({words[:_LAST_WORDS]})"
         return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
 
     def _hang(self, ranks: list[int], what: str, timeout_s: float) -> RankError:
@@ -406,7 +438,7 @@ def _clean_up(workers: list[_Worker], directory: Path) -> None:
 
 def _tail(worker: _Worker) -> str:
     text = worker.output().strip()[-_LOG_TAIL:]
-    return f"\nIts last output:\n{text}" if text else ""
+    return f"\n\nIts last output:\n{text}" if text else ""
 
 
 def _raised(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
@@ -416,7 +448,7 @@ def _raised(rank: int, what: str, content: tuple[str, str, bytes | None]) -> Ran
         with contextlib.suppress(Exception):
             loaded = pickle.loads(pickled)
             cause = loaded if isinstance(loaded, BaseException) else None
-    message = f"rank {rank} failed in {what}: {summary}\n{trace}"
+    message = f"rank {rank} failed in {what}: {summary}\n\n{trace}"
     return RankError(message, rank=rank, kind="raised", cause=cause)
 
 

@@ -48,6 +48,8 @@ from tensoropt.sharding.regions import Region
 
 FACTS = "facts-4"
 """What records of facts say; those of another are found anew."""
+_MOST_FAILURES = 5
+"""That a report names."""
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, what)."""
 
@@ -80,6 +82,7 @@ class CostSource:
         pool: ranks of this cluster when it is this machine and may be measured, else None.
         on_gpu: keys of the facts that are of the GPU's own kernels.
         fitted_to: the records that efficiencies were fitted to, once they were.
+        failed: what could not be timed, and why.
     """
 
     cluster: Cluster
@@ -91,6 +94,7 @@ class CostSource:
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
     on_gpu: set[str] = field(default_factory=set)
     fitted_to: RecordSample | None = None
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -159,7 +163,14 @@ class CostSource:
             *self.saved_notes(),
             *((mixed,) if len(kinds) > 1 else ()),
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
+            *self.failure_notes(),
         )
+
+    def failure_notes(self) -> tuple[str, ...]:
+        """What could not be timed and why; of the many alike, the first few."""
+        lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
+        more = len(lines) - _MOST_FAILURES
+        return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
@@ -167,16 +178,20 @@ class CostSource:
             known = self.store.get_many([f"{self.prefix}/{key}" for key in works])
             self.measured.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
             return
-        self.measured.update(
-            measure(
-                works.values(),
-                self.pool,
-                self.store,
-                self.prefix,
-                training=self.training,
-                describe=lambda work: description(work, self.facts_of(work), self.cluster.device),
-                progress=lambda done, total, what: self.progress("measure", done, total, what),
-            )
+        estimate = RooflineCompute(self.cluster.device, self.settings.optimizer, self._fit()[1])
+        found = measure(
+            works.values(),
+            self.pool,
+            self.store,
+            self.prefix,
+            training=self.training,
+            describe=lambda work: description(work, self.facts_of(work), self.cluster.device),
+            expected_s=lambda work: sum(estimate.seconds(work, self.facts_of(work))),
+            progress=lambda done, total, what: self.progress("measure", done, total, what),
+        )
+        self.measured.update(found)
+        self.failed.update(
+            (works[key].describe(), record["error"]) for key, record in found.items() if "error" in record
         )
 
     def compute(self) -> ComputeCosts:
@@ -189,11 +204,16 @@ class CostSource:
     def compute_on(self, kind: DeviceKind) -> MeasuredCompute:
         """Seconds of workloads on one kind of device; measurements are known of one kind per cluster."""
         if self.pool is not None:
-            per_element = (
-                measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
-                if self.training
-                else 0.0
-            )
+            try:
+                per_element = (
+                    measure_optimizer(self.pool, self.store, self.prefix, self.settings.optimizer)
+                    if self.training
+                    else 0.0
+                )
+            except RankError as error:
+                self.failed[f"a step of {self.settings.optimizer}"] = error.summary
+                rest = RooflineCompute(kind, self.settings.optimizer)
+                return MeasuredCompute(self.measured, rest.optimizer_s_per_element, rest)
             return MeasuredCompute(self.measured, per_element)
         rest = RooflineCompute(kind, self.settings.optimizer, self.efficiencies)
         records = self.measured if kind == self.cluster.device else {}
@@ -203,21 +223,28 @@ class CostSource:
     def efficiencies(self) -> Efficiencies:
         """Fitted to the workloads in the store (of many, a sample) that were timed on this type of device, in
         this mode."""
+        self.fitted_to, found = self._fit()
+        return found
+
+    def _fit(self) -> tuple[RecordSample, Efficiencies]:
         kind, mode = self.cluster.device_type, "train" if self.training else "inference"
         drawn = self.store.sample(MOST_SAMPLES)
-        self.fitted_to = drawn
         records = [
             (key, record)
             for key, record in drawn.records
             if record.get("device_type") == kind and f"/{mode}/" in key
         ]
-        return fit_efficiencies(samples_of(records))
+        return drawn, fit_efficiencies(samples_of(records))
 
     def upkeep(self) -> Upkeep:
         if self.pool is None:
             known = known_upkeep(self.store, self.prefix, self.settings.optimizer)
             return known or slowest_upkeep(data_sheet_upkeep(kind) for kind in self.cluster.device_kinds)
-        return measure_upkeep(self.pool, self.store, self.prefix, self.settings.optimizer)
+        try:
+            return measure_upkeep(self.pool, self.store, self.prefix, self.settings.optimizer)
+        except RankError as error:
+            self.failed["upkeep"] = error.summary
+            return data_sheet_upkeep(self.cluster.device)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
@@ -236,6 +263,7 @@ class CostSource:
                 functional=False,
                 progress=lambda done, total, what: self.progress("links", done, total, what),
             )
+            self.failed.update(fits.failed)
         return CommunicationModel(self.cluster, mesh, fits)
 
 

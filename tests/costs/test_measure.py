@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 from tensoropt.costs import measure as measuring
 from tensoropt.costs.measure import (
     MIN_REPEATS,
+    OUT_OF_MEMORY,
     joined,
     make_optimizer,
     measure,
     measure_optimizer,
+    time_alone,
     time_workload,
     usual,
 )
+from tensoropt.costs.pool import RankError
 from tensoropt.costs.stopwatch import CACHE_BYTES, MOST_COPIES, WallClock
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.workload import TensorSpec, Workload, random_tensor
@@ -112,7 +116,9 @@ def test_what_one_rank_cannot_run_keeps_no_other_waiting(pool):
 class Refusing:
     """A pool that must not be asked."""
 
-    def run(self, *_: object) -> None:
+    timeout_s, world_size, process_ids = 1.0, 1, ()
+
+    def run(self, *_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
 
@@ -140,22 +146,119 @@ def test_an_interruption_keeps_what_was_measured(pool, store):
     assert seen[0][1] == 3
 
 
-def test_a_batch_that_breaks_the_ranks_is_tried_one_by_one(pool, store):
-    """A rank that dies or hangs takes its batch with it; the culprit is marked, the rest is measured."""
-    from tensoropt.costs.pool import RankError
+SECONDS = {"forward": [1.0] * 4, "backward": [2.0] * 4}
+SHORT = {"error": f"{OUT_OF_MEMORY}: 8 GiB wanted"}
 
+
+class Scripted:
+    """A pool of one rank that answers each work as its script says, and counts how often ranks begin anew.
+
+    A rank error ends its run; what was told before it has been told.
+    """
+
+    timeout_s, world_size, backend = 120.0, 1, "gloo"
+
+    def __init__(self, script: dict[str, list]):
+        self.script, self.starts, self.process_ids = script, 0, ()
+
+    def restart(self) -> None:
+        self.process_ids = ()
+
+    def run(self, function, works, training, *, timeout_s, told):
+        self.starts, self.process_ids = self.starts + (not self.process_ids), (1,)
+        for work in works:
+            answers = self.script.get(work.key, [SECONDS])
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, BaseException):
+                self.restart()
+                raise answer
+            told(0, answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs"), [("hung", 2), ("died", 3)], ids=["what hangs once is marked", "a death is tried again"]
+)
+def test_what_breaks_the_ranks_is_marked_and_the_rest_is_timed(store, kind, runs):
     works = [linear(8, 16, n) for n in (1, 2, 3)]
+    pool = Scripted({works[1].key: [RankError("rank 0 is gone\n\nwhere", rank=0, kind=kind)]})
+    records = measure(works, pool, store, "here", training=True)
+    assert pool.starts == runs
+    assert set(records[works[1].key]) == {"error"}
+    assert "\n" not in records[works[1].key]["error"]
+    assert [records[w.key].get("forward_s") for w in works] == [1.0, None, 1.0]
+    assert store.get_many([f"here/{w.key}" for w in works]).keys() == {f"here/{w.key}" for w in works}
 
-    class Breaking:
-        def run(self, function, chunk, training):
-            if any(w.key == works[1].key for w in chunk):
-                raise RankError("rank 1 did not answer", rank=1, kind="hung")
-            return pool.run(function, chunk, training)
 
-    records = measure(works, Breaking(), store, "here", training=True)
-    assert records[works[1].key] == {"error": "rank 1 did not answer"}
-    assert records[works[0].key]["forward_s"] > 0
-    assert records[works[2].key]["forward_s"] > 0
+def test_a_hang_is_told_with_the_seconds_that_were_allowed(store):
+    work = linear(8, 16, 4)
+    pool = Scripted({work.key: [RankError("rank 0 did not finish", rank=0, kind="hung")]})
+    records = measure([work], pool, store, "here", training=True)
+    assert records[work.key]["error"].startswith("it did not end within 6")
+
+
+@pytest.mark.parametrize(
+    ("answers", "ends"),
+    [([SHORT, SECONDS], "timed"), ([SHORT, SHORT], SHORT["error"])],
+    ids=["for what ranks held on to", "for good"],
+)
+def test_too_little_memory_is_tried_once_more_on_fresh_ranks(store, answers, ends):
+    works = [linear(8, 16, n) for n in (1, 2, 3)]
+    pool = Scripted({works[1].key: list(answers)})
+    records = measure(works, pool, store, "here", training=True)
+    assert pool.starts == 2
+    assert pool.process_ids == ()  # what comes next finds fresh ranks, too
+    assert records[works[1].key].get("error", "timed") == ends
+    assert all(records[w.key]["forward_s"] == 1.0 for w in (works[0], works[2]))
+
+
+def allocating(rank: int, world_size: int) -> dict:
+    return time_workload(rank, world_size, linear(2**30, 2**30, 2**30), True)  # more than addresses
+
+
+def test_what_cannot_be_allocated_says_so(pool):
+    assert all(found["error"].startswith(OUT_OF_MEMORY) for found in pool.run(allocating))
+
+
+def test_ranks_that_lost_each_other_say_nothing_of_the_workload():
+    """Else all that is left of a batch would be ruled out."""
+    with pytest.raises(RuntimeError, match="lost one another"):
+        time_workload(0, 2, linear(4, 8, 8), True, WallClock())  # no process group here
+
+
+def test_what_took_part_of_a_batch_survives_an_interruption(store):
+    works = [linear(8, 16, n) for n in (1, 2, 3)]
+    with pytest.raises(KeyboardInterrupt):
+        measure(works, Scripted({works[2].key: [KeyboardInterrupt()]}), store, "here", training=True)
+    assert len(store.get_many([f"here/{w.key}" for w in works])) == 2
+
+
+def test_seconds_are_said_in_advance(store):
+    works, said = [linear(8, 16, n) for n in (1, 2, 3)], []
+    measure(
+        works,
+        Scripted({}),
+        store,
+        "here",
+        training=True,
+        expected_s=lambda work: 2.0,
+        progress=lambda done, total, what: said.append(what),
+    )
+    assert said[0].startswith("about 42 s in all (estimated), aten.linear")
+    assert " left, aten.linear" in said[1]
+
+
+@torch.library.custom_op("tensoropt_tests::sleeping", mutates_args=())
+def sleeping(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(60)
+    return x.clone()
+
+
+def test_an_operator_registered_here_that_hangs_is_marked():
+    """The ranks have not heard of it; a fork of this process has, and may be lost."""
+    work = calling("tensoropt_tests.sleeping.default", Ref("w"))
+    assert time_alone(work, True, 0.5) == {"error": "it did not end within 0 s"}
+    known = time_alone(linear(8, 16, 16), True, 60.0)
+    assert known["forward_s"] > 0
 
 
 def test_the_slower_rank_counts():

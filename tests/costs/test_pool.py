@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tensoropt.cluster import available_cores
 from tensoropt.costs.pool import RankError, RankPool
+from tensoropt.costs.rank_worker import tell
 from tensoropt.errors import MeasurementError
 
 pytestmark = pytest.mark.distributed
@@ -112,7 +113,16 @@ def test_ranks_that_do_not_start_are_no_failed_run():
     ):
         pool.run(echo)
     assert not isinstance(caught.value, RankError)
+    assert "rank 0 died with exit code 1 during start" in str(caught.value).split("\n\n")[0]
     assert pool.process_ids == ()
+
+
+def test_ranks_that_do_not_start_say_their_last_words():
+    with (
+        RankPool(1, prefixes=[["sh", "-c", "echo no memory; exit 1"]]) as pool,
+        pytest.raises(MeasurementError, match=r"exit code 1 \(no memory\)"),
+    ):
+        pool.run(echo)
 
 
 def test_arguments_for_each_rank(pool):
@@ -169,6 +179,28 @@ def test_a_rank_that_hangs_shows_where(pool):
         pool.run(hang_on, 1, timeout_s=2.0)
     assert caught.value.kind == "hung"
     assert "in hang_on" in str(caught.value)
+
+
+def tell_twice(rank: int, world_size: int) -> int:
+    tell("first")
+    tell((rank, "second"))
+    return rank
+
+
+def test_what_ranks_tell_before_they_end_is_heard(pool):
+    heard = []
+    assert pool.run(tell_twice, told=lambda rank, content: heard.append((rank, content))) == [0, 1]
+    for rank in (0, 1):
+        assert [content for teller, content in heard if teller == rank] == ["first", (rank, "second")]
+
+
+def test_restarted_ranks_are_others(pool):
+    pool.start()
+    before = pool.process_ids
+    pool.restart()
+    assert pool.process_ids == ()
+    assert all(gone(pid) for pid in before)
+    assert pool.run(echo) == [(), ()]
 
 
 def test_what_cannot_be_sent_is_refused(pool):

@@ -11,6 +11,7 @@ from tensoropt.costs.facts import Facts, find_facts_here
 from tensoropt.costs.pool import RankError
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.store import ProfileStore
+from tensoropt.costs.upkeep import data_sheet_upkeep
 from tensoropt.plan.problem import Settings
 from tests.costs.test_measure import linear
 
@@ -79,3 +80,28 @@ def test_devices_do_not_share_timings(store):
     prefixes = {name: source(store, name).prefix for name in ("local:2", "dgx-h100", "dgx-v100")}
     assert len(set(prefixes.values())) == 3
     assert prefixes["dgx-h100"].startswith(load_cluster("dgx-h100").device.name + "/")
+
+
+class Lost:
+    """Ranks that die of whatever they are asked."""
+
+    timeout_s, world_size, process_ids, backend = 1.0, 2, (), "gloo"
+
+    def run(self, *_: object, **__: object) -> None:
+        raise RankError("rank 0 died by signal SIGKILL\n\nwhere", rank=0, kind="died")
+
+
+def test_what_could_not_be_timed_is_of_the_data_sheet_and_said(store):
+    asked = source(store, "local:2", pool=Lost())
+    compute = asked.compute()
+    assert (compute.source, asked.upkeep()) == ("data sheet", data_sheet_upkeep(asked.cluster.device))
+    assert compute.optimizer_s_per_element > 0
+    (mesh,) = asked.cluster.meshes(1)
+    assert asked.communication(mesh).source("all_reduce", (0,)) == "data sheet"
+    why = "rank 0 died by signal SIGKILL"
+    assert asked.notes()[:3] == (
+        f"could not be timed: a step of adam: {why}",
+        f"could not be timed: upkeep: {why}",
+        f"could not be timed: all_reduce 0,1: {why}",
+    )
+    assert asked.notes()[-1] == "could not be timed: 3 others"

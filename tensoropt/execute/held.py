@@ -14,7 +14,6 @@ import torch
 from tensoropt.execute.gradients import Gradients
 from tensoropt.execute.redistribute import EdgeSpec, run_steps, travel
 from tensoropt.execute.runtime import Runtime
-from tensoropt.sharding.resharding import gradient_placements
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -63,8 +62,6 @@ class HeldCopies:
     def give_back(self, book: Gradients) -> None:
         """Bring the gradients that waited to those of the shards."""
         for name, gradient in self.waiting.items():
-            spec = self.specs[name]
-            source, target = gradient_placements(spec.target), gradient_placements(spec.source)
-            shard = run_steps(self.runtime, gradient, spec, spec.backward, source, target)
+            shard = run_steps(self.runtime, gradient, self.specs[name], backward=True)
             book.bring(name, shard.to(self.leaves[name].dtype))
             gradient.zero_()

@@ -9,8 +9,8 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -23,9 +23,13 @@ from tensoropt.sharding.resharding import Step, gradient_placements, permuted_at
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+Move = Callable[[torch.Tensor], torch.Tensor]
+"""One step of a resharding on this rank's shard, in the tensor's atom view."""
+
+
+@dataclass(frozen=True, eq=False)
 class EdgeSpec:
-    """An edge as the executor needs it.
+    """An edge as the executor needs it; each is itself only, so that what belongs to one is quickly found.
 
     Attributes:
         name: the tensor's name, for messages and hooks.
@@ -54,6 +58,34 @@ class EdgeSpec:
     back: Layout | None = None
     order: tuple[int, ...] | None = None
 
+    def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
+        """Steps, start and end of one direction. Layouts are one-directional here: of their codes only those
+        that shard matter, for the exact sizes of shards."""
+        if not backward:
+            return self.forward, self.source, self.target
+        ends = self.target, self.back or self.source
+        return self.backward, *map(gradient_placements, ends)  # type: ignore[return-value]
+
+    def as_it_lies(self) -> EdgeSpec:
+        """The same edge for the tensor whose dims come in the order in which they lie in memory."""
+        if self.order is None:
+            return self
+        places = permuted_atoms(self.atoms, self.order)
+
+        def moved(layout: Layout) -> Layout:
+            return tuple(places[code] if code >= 0 else code for code in layout)
+
+        return replace(
+            self,
+            atoms=tuple(self.atoms[d] for d in self.order),
+            source=moved(self.source),
+            target=moved(self.target),
+            back=moved(self.back) if self.back is not None else None,
+            forward=permuted_steps(self.forward, places),
+            backward=permuted_steps(self.backward, places),
+            order=None,
+        )
+
     @property
     def made_again(self) -> bool:
         """Whether backward makes the result anew instead of keeping it."""
@@ -61,75 +93,76 @@ class EdgeSpec:
         return self.parameter and (gathered or self.dtype is not None)
 
 
-def run_steps(
-    runtime: Runtime, value: torch.Tensor, spec: EdgeSpec, steps: tuple[Step, ...], start: Layout, end: Layout
-) -> torch.Tensor:
-    """Run ``steps`` on a shard lying as ``start`` and give it the local shape of ``end``.
+@dataclass(frozen=True)
+class Route:
+    """One direction of an edge as one rank goes it in one micro-batch.
 
-    Layouts are one-directional here: sharding codes only matter, for the exact shard sizes.
+    A step goes hundreds of edges, so what does not change from step to step is worked out once.
+
+    Attributes:
+        order, inverse: from the dims' order to that in which the tensor lies, and back; None where it is one.
+        sizes: of the atoms of the shard that comes; None where its dims are its atoms.
+        moves: what happens to it.
+        shape: of the shard that results; likewise.
     """
-    if spec.order is not None:
-        lying = _as_it_lies(spec, steps, start, end)
-        return run_steps(runtime, value.permute(spec.order), *lying).permute(_inverse(spec.order))
-    sizes, global_sizes = _sizes(spec.atoms, start, spec.mesh, runtime.place)
-    value = value.reshape(sizes)
-    current = list(start)
+
+    order: Sizes | None
+    inverse: Sizes | None
+    sizes: Sizes | None
+    moves: tuple[Move, ...]
+    shape: Sizes | None
+
+    def go(self, value: torch.Tensor) -> torch.Tensor:
+        if not self.moves:
+            return value
+        if self.order is not None:
+            value = value.permute(self.order)
+        if self.sizes is not None:
+            value = value.reshape(self.sizes)
+        for move in self.moves:
+            value = move(value)
+        if self.shape is not None:
+            value = value.reshape(self.shape)
+        return value if self.inverse is None else value.permute(self.inverse)
+
+
+def run_steps(
+    runtime: Runtime, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False
+) -> torch.Tensor:
+    """A shard moved along an edge, or its gradient back."""
+    key = spec, backward, runtime.micro_batch
+    route = runtime.routes.get(key)
+    if route is None:
+        route = runtime.routes[key] = _route(runtime, spec, backward=backward)
+    return route.go(value)
+
+
+def _route(runtime: Runtime, spec: EdgeSpec, *, backward: bool) -> Route:
+    lying = spec.as_it_lies()
+    steps, start, end = lying.way(backward=backward)
+    whole = tuple(size for dim in lying.atoms for size in dim)
+    dims_are_atoms = len(whole) == len(lying.atoms)
+    own = local_atoms(lying.atoms, start, spec.mesh, runtime.place)
+    current, moves = list(start), []
     for step in steps:
-        value = _STEPS[step.kind](runtime, value, step, current, global_sizes, spec.mesh)
+        move = _MOVES[step.kind](runtime, step, _sharded_size(step, current, whole, spec.mesh))
+        if move is not None:
+            moves.append(move)
         for axis in step.axes:
             current[axis] = -1 if step.kind not in ("slice", "reduce_scatter", "all_to_all") else end[axis]
-    return value.reshape(local_shape(spec.atoms, end, spec.mesh, runtime.place))
-
-
-@lru_cache(maxsize=1 << 16)
-def _as_it_lies(
-    spec: EdgeSpec, steps: tuple[Step, ...], start: Layout, end: Layout
-) -> tuple[EdgeSpec, tuple[Step, ...], Layout, Layout]:
-    """The same edge for the tensor whose dims come in the order in which they lie in memory."""
-    assert spec.order is not None
-    places = permuted_atoms(spec.atoms, spec.order)
-
-    def moved(layout: Layout) -> Layout:
-        return tuple(places[code] if code >= 0 else code for code in layout)
-
-    atoms = tuple(spec.atoms[d] for d in spec.order)
-    seen = replace(spec, atoms=atoms, source=moved(spec.source), target=moved(spec.target), order=None)
-    return seen, permuted_steps(steps, places), moved(start), moved(end)
-
-
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(order.index(d) for d in range(len(order)))
-
-
-@lru_cache(maxsize=1 << 16)
-def _sizes(atoms: Atoms, layout: Layout, mesh: Sizes, place: Sizes) -> tuple[Sizes, Sizes]:
-    """Of a shard's atoms, and of the whole tensor's."""
-    own = local_atoms(atoms, layout, mesh, place)
-    return tuple(size for dim in own for size in dim), tuple(size for dim in atoms for size in dim)
-
-
-def _parts(step: Step, mesh: Sizes) -> int:
-    return math.prod(mesh[a] for a in step.axes)
-
-
-def _slice(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:
-    mesh = runtime.mesh
-    start, length = chunk(x.shape[step.atom], _parts(step, mesh), runtime.coordinate(step.axes))
-    piece = x.narrow(step.atom, start, length)
-    # A view would keep the whole tensor alive for as long as the piece is.
-    return piece.clone(memory_format=torch.contiguous_format) if piece.numel() != x.numel() else piece
-
-
-def _all_reduce(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:
-    group = runtime.group(step.axes)
-    x = x.clone(memory_format=torch.contiguous_format)
-    if group is not None:
-        dist.all_reduce(x, group=group)
-    return x
+    return Route(
+        spec.order,
+        None if spec.order is None else tuple(spec.order.index(d) for d in range(len(spec.order))),
+        None if dims_are_atoms else tuple(size for dim in own for size in dim),
+        tuple(moves),
+        None if dims_are_atoms else local_shape(lying.atoms, end, spec.mesh, runtime.place),
+    )
 
 
 def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Sizes) -> int:
     """Size of the step's atom before its axes cut it: what remains after the outer axes."""
+    if step.atom < 0:
+        return 0
     size = global_sizes[step.atom]
     for axis, code in enumerate(current):
         if code == step.atom and axis not in step.axes:
@@ -137,28 +170,54 @@ def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Siz
     return size
 
 
-def _all_gather(
-    runtime: Runtime, x: torch.Tensor, step: Step, current: list[int], sizes: Sizes, mesh: Sizes
-) -> torch.Tensor:
-    group, parts = runtime.group(step.axes), _parts(step, mesh)
-    if group is None:
+def _slice(runtime: Runtime, step: Step, whole: int) -> Move:
+    atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        piece = x.narrow(atom, *chunk(x.shape[atom], parts, position))
+        # A view would keep the whole tensor alive for as long as the piece is.
+        return piece.clone(memory_format=torch.contiguous_format) if piece.numel() != x.numel() else piece
+
+    return move
+
+
+def _all_reduce(runtime: Runtime, step: Step, whole: int) -> Move:
+    group = runtime.group(step.axes)
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)
+        if group is not None:
+            dist.all_reduce(x, group=group)
         return x
-    whole = _sharded_size(step, current, sizes, mesh)
-    shard = -(-whole // parts)
-    shape = [shard if i == step.atom else n for i, n in enumerate(x.shape)]
-    flat = x.new_empty(parts * math.prod(shape))
-    gathered, sent = flat.view(parts, *shape), x.contiguous().flatten()
-    if whole != parts * shard:  # sent from its place in the result: a padded copy would be one more
-        own = gathered[runtime.coordinate(step.axes)]
-        own.narrow(step.atom, 0, x.shape[step.atom]).copy_(x)
-        own.narrow(step.atom, x.shape[step.atom], shard - x.shape[step.atom]).zero_()
-        sent = own.flatten()
-    dist.all_gather_into_tensor(flat, sent, group=group)
-    if whole != parts * shard:
-        pieces = [gathered[i].narrow(step.atom, 0, chunk(whole, parts, i)[1]) for i in range(parts)]
-        return torch.cat(pieces, step.atom)
-    joined = [whole_size(i, n, step.atom, whole) for i, n in enumerate(x.shape)]
-    return _as_asked(gathered.movedim(0, step.atom).reshape(joined))
+
+    return move
+
+
+def _all_gather(runtime: Runtime, step: Step, whole: int) -> Move | None:
+    group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
+    if group is None:
+        return None
+    shard, position = -(-whole // parts), runtime.coordinate(step.axes)
+    lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        shape = _resized(x, atom, shard)
+        flat = x.new_empty(parts * math.prod(shape))
+        gathered = flat.view(parts, *shape)
+        if lengths[-1] == shard:
+            dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
+            return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
+        own = gathered[position]  # sent from its place in the result: a padded copy would be one more
+        own.narrow(atom, 0, x.shape[atom]).copy_(x)
+        own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
+        dist.all_gather_into_tensor(flat, own.flatten(), group=group)
+        return torch.cat([gathered[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom)
+
+    return move
+
+
+def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
+    return [size if i == atom else n for i, n in enumerate(x.shape)]
 
 
 def _as_asked(x: torch.Tensor) -> torch.Tensor:
@@ -166,57 +225,64 @@ def _as_asked(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
-def whole_size(index: int, size: int, atom: int, total: int) -> int:
-    return total if index == atom else size
-
-
-def _reduce_scatter(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:
-    group, parts = runtime.group(step.axes), _parts(step, runtime.mesh)
-    whole = x.shape[step.atom]
-    shard = -(-whole // parts)
+def _reduce_scatter(runtime: Runtime, step: Step, whole: int) -> Move | None:
+    group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
+    position = runtime.coordinate(step.axes)
     if group is None:
-        return x
-    if whole != shard * parts:
-        pieces = x.new_zeros([parts, *(shard if i == step.atom else n for i, n in enumerate(x.shape))])
-        for i in range(parts):
-            start, length = chunk(whole, parts, i)
-            pieces[i].narrow(step.atom, 0, length).copy_(x.narrow(step.atom, start, length))
-    else:
-        pieces = x.unflatten(step.atom, (parts, shard)).movedim(step.atom, 0).contiguous()
-    flat = x.new_empty(pieces[0].numel())
-    dist.reduce_scatter_tensor(flat, pieces.flatten(), group=group)
-    result = flat.view(pieces.shape[1:])
-    length = chunk(whole, parts, runtime.coordinate(step.axes))[1]
-    return result.narrow(step.atom, 0, length) if length != shard else result
+        return None
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[atom]
+        shard = -(-size // parts)
+        if size != shard * parts:
+            pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
+            for i in range(parts):
+                start, length = chunk(size, parts, i)
+                pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
+        else:
+            pieces = x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
+        flat = x.new_empty(pieces[0].numel())
+        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=group)
+        result = flat.view(pieces.shape[1:])
+        length = chunk(size, parts, position)[1]
+        return result.narrow(atom, 0, length) if length != shard else result
+
+    return move
 
 
-def _all_to_all(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:
+def _all_to_all(runtime: Runtime, step: Step, whole: int) -> Move | None:
     """Atom ``step.atom`` becomes whole, ``step.target`` sharded; both divide evenly."""
-    group, parts = runtime.group(step.axes), _parts(step, runtime.mesh)
+    group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
+    target = step.target
     if group is None:
-        return x
-    pieces = x.unflatten(step.target, (parts, -1)).movedim(step.target, 0).contiguous()
-    received = torch.empty_like(pieces).flatten()
-    dist.all_to_all_single(received, pieces.flatten(), group=group)
-    joined = received.view(pieces.shape).movedim(0, step.atom).flatten(step.atom, step.atom + 1)
-    return _as_asked(joined)
+        return None
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        pieces = x.unflatten(target, (parts, -1)).movedim(target, 0).contiguous()
+        received = torch.empty_like(pieces).flatten()
+        dist.all_to_all_single(received, pieces.flatten(), group=group)
+        joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
+        return _as_asked(joined)
+
+    return move
 
 
-def _mask(runtime: Runtime, x: torch.Tensor, step: Step, *_: Any) -> torch.Tensor:
-    return x if runtime.coordinate(step.axes) == 0 else torch.zeros_like(x)
+def _mask(runtime: Runtime, step: Step, whole: int) -> Move | None:
+    return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
-def _pad(
-    runtime: Runtime, x: torch.Tensor, step: Step, current: list[int], sizes: Sizes, mesh: Sizes
-) -> torch.Tensor:
-    whole = _sharded_size(step, current, sizes, mesh)
-    start, length = chunk(whole, _parts(step, mesh), runtime.coordinate(step.axes))
-    result = x.new_zeros([whole if i == step.atom else n for i, n in enumerate(x.shape)])
-    result.narrow(step.atom, start, length).copy_(x)
-    return result
+def _pad(runtime: Runtime, step: Step, whole: int) -> Move:
+    atom, start = step.atom, chunk(whole, runtime.parts(step.axes), runtime.coordinate(step.axes))[0]
+
+    def move(x: torch.Tensor) -> torch.Tensor:
+        result = x.new_zeros([whole if i == atom else n for i, n in enumerate(x.shape)])
+        result.narrow(atom, start, x.shape[atom]).copy_(x)
+        return result
+
+    return move
 
 
-_STEPS = {
+_MOVES: dict[str, Callable[[Runtime, Step, int], Move | None]] = {
     "slice": _slice,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -238,17 +304,14 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        spec = ctx.spec
-        source, target = gradient_placements(spec.target), gradient_placements(spec.back or spec.source)
         ctx.runtime.micro_batch = ctx.micro_batch
-        result = run_steps(ctx.runtime, grad, spec, spec.backward, source, target)
-        return result.to(ctx.dtype), None, None
+        return run_steps(ctx.runtime, grad, ctx.spec, backward=True).to(ctx.dtype), None, None
 
 
 def travel(runtime: Runtime, x: torch.Tensor, spec: EdgeSpec) -> torch.Tensor:
     """``x`` cast and moved from ``spec.source`` to ``spec.target``, forward only."""
     value = x if spec.dtype is None else x.to(spec.dtype)
-    return run_steps(runtime, value, spec, spec.forward, spec.source, spec.target)
+    return run_steps(runtime, value, spec)
 
 
 def redistribute(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:

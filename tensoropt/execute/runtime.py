@@ -8,11 +8,15 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from tensoropt.errors import PlanError
+
+if TYPE_CHECKING:
+    from tensoropt.execute.redistribute import Route
 
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
@@ -28,6 +32,7 @@ def leave_job() -> None:
     """
     for runtime in list(_runtimes):
         runtime._groups = {}
+        runtime.routes.clear()  # they refer to groups
     _made_for.clear()
     _made_groups.clear()
     gc.collect()
@@ -59,6 +64,7 @@ class Runtime:
         self.counts: dict[str, torch.Tensor] = {}
         self.gathered: Callable[..., None] = lambda *_: None
         self.held: dict[str, torch.Tensor] = {}
+        self.routes: dict[object, Route] = {}
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
         if self.distributed:
@@ -131,6 +137,10 @@ class Runtime:
         for axis in axes:
             index = index * self.mesh[axis] + self.place[axis]
         return index
+
+    def parts(self, axes: tuple[int, ...]) -> int:
+        """In how many shards ``axes`` cut an atom."""
+        return prod(self.mesh[axis] for axis in axes)
 
     def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The process group over ``axes``; None when it has one member."""

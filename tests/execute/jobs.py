@@ -345,9 +345,9 @@ _run_steps = redistribute.run_steps
 def spoil_narrow_gradients(rank: int, world: int, spoil: bool) -> None:
     """Let gradients in float32 be cast to bfloat16 on their way between ranks, or stop that."""
 
-    def spoilt(runtime: Any, value: torch.Tensor, spec: Any, steps: Any, *ends: Any) -> torch.Tensor:
-        result = _run_steps(runtime, value, spec, steps, *ends)
-        if steps and steps is spec.backward and result.dtype == torch.float32:
+    def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
+        result = _run_steps(runtime, value, spec, backward=backward)
+        if backward and spec.backward and result.dtype == torch.float32:
             return result.to(torch.bfloat16).float()
         return result
 

@@ -39,7 +39,7 @@ _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings
 
 _Prediction = Callable[[float], float]
-_SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=(0.0,))
+_SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,9 @@ class CommunicationModel:
         not measured. Numbers or arrays."""
         return self._transition(axes).arriving(work_s, num_bytes)
 
-    def leaving_s(self, axes: Sequence[int], num_bytes: Any) -> Any:
-        """Seconds longer that work takes after a collective over ``axes``; likewise."""
-        return self._transition(axes).leaving(num_bytes)
+    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        """Seconds longer that ``work_s`` of work takes after a collective over ``axes``; likewise."""
+        return self._transition(axes).leaving(work_s, num_bytes)
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
         """Seconds of one message between two ranks, undisturbed; 0 within a rank."""

@@ -114,24 +114,24 @@ class Transition:
     """What going from work to a collective and back costs, on either side.
 
     Attributes:
-        works_s: (w,) seconds of work before the collective, ascending from 0.
+        works_s: (w,) seconds of work before the collective or after it, ascending from 0.
         sizes: (s,) bytes of the collective, ascending.
-        arriving_s: (w, s) seconds that the collective takes longer: the network's code and buffers have left
-            the caches, and a rank that waited for another sleeps.
-        leaving_s: (s,) seconds that work takes longer after it: now the operators' have left them.
+        arriving_s: (w, s) seconds that the collective takes longer after so much work: the network's code and
+            buffers have left the caches, and a rank that waited for another sleeps.
+        leaving_s: (w, s) seconds that so much work takes longer after it: now the operators' have left them.
     """
 
     works_s: tuple[float, ...]
     sizes: tuple[int, ...]
     arriving_s: tuple[tuple[float, ...], ...]
-    leaving_s: tuple[float, ...]
+    leaving_s: tuple[tuple[float, ...], ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "works_s": list(self.works_s),
             "sizes": list(self.sizes),
             "arriving_s": [list(row) for row in self.arriving_s],
-            "leaving_s": list(self.leaving_s),
+            "leaving_s": [list(row) for row in self.leaving_s],
         }
 
     @classmethod
@@ -140,28 +140,26 @@ class Transition:
             works_s=tuple(data["works_s"]),
             sizes=tuple(data["sizes"]),
             arriving_s=tuple(map(tuple, data["arriving_s"])),
-            leaving_s=tuple(data["leaving_s"]),
+            leaving_s=tuple(map(tuple, data["leaving_s"])),
         )
 
     def arriving(self, work_s: Any, num_bytes: Any) -> Any:
-        """Seconds longer after ``work_s`` (numbers or arrays of one shape); at the ends as at the last
-        figure, between sizes by their logarithms."""
+        """Seconds that a collective takes longer after ``work_s`` (numbers or arrays of one shape); at the
+        ends as at the last figure, between sizes by their logarithms."""
+        return self._between(self.arriving_s, work_s, num_bytes)
+
+    def leaving(self, work_s: Any, num_bytes: Any) -> Any:
+        """Seconds that ``work_s`` after a collective takes longer; likewise."""
+        return self._between(self.leaving_s, work_s, num_bytes)
+
+    def _between(self, table: Sequence[Sequence[float]], work_s: Any, num_bytes: Any) -> Any:
         work_s, num_bytes = np.broadcast_arrays(work_s, num_bytes)
-        place = self._place(num_bytes)
+        place = np.interp(np.log(np.maximum(num_bytes, 1)), np.log(self.sizes), range(len(self.sizes)))
         low = np.floor(place).astype(int)
         high = np.minimum(low + 1, len(self.sizes) - 1)
-        by_size = zip(*self.arriving_s, strict=True)
-        columns = np.stack([np.interp(work_s, self.works_s, extra_s) for extra_s in by_size])
+        columns = np.stack([np.interp(work_s, self.works_s, extra_s) for extra_s in zip(*table, strict=True)])
         below, above = (np.take_along_axis(columns, i[None], 0)[0] for i in (low, high))
         return below + (above - below) * (place - low)
-
-    def leaving(self, num_bytes: Any) -> Any:
-        """Seconds that the work after ``num_bytes`` (a number or an array) takes longer."""
-        return np.interp(self._place(num_bytes), range(len(self.sizes)), self.leaving_s)
-
-    def _place(self, num_bytes: Any) -> Any:
-        """Where bytes lie among the sizes: 1.5 is midway between the second and the third."""
-        return np.interp(np.log(np.maximum(num_bytes, 1)), np.log(self.sizes), range(len(self.sizes)))
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:

@@ -21,10 +21,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.link_fits import LinkFit, Transition, fit_segments
-from tensoropt.costs.link_timing import COLLECTIVES, time_collective, time_pair, time_transitions
+from tensoropt.costs.link_timing import (
+    COLLECTIVES,
+    LAYER_KINDS,
+    Turns,
+    time_collective,
+    time_pair,
+    time_transitions,
+)
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import MeasurementError
@@ -36,15 +44,19 @@ logger = logging.getLogger(__name__)
 QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
-TRANSITION = "transition"
+TRANSITION = "turns"
 TRANSITION_SIZES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _TITLE = 40  # columns
-_WORKS = ((0, (40, 40, 30, 20, 12)), (1, (40, 40, 30, 20, 14)), (4, (20, 20, 20, 15, 12)), (16, (12,) * 5))
-"""(layers of some 0.3 ms, repeats with a collective of each size); the work is done twice."""
-_WARM_UPS = 2
+_TURNS = (
+    # What small collectives leave is soon over, and long work drowns it; large ones take long themselves.
+    (TRANSITION_SIZES[:3], {0: 8, 1: 2 * LAYER_KINDS, 4: LAYER_KINDS}, 32),
+    (TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 14),
+)
+"""Sizes of collectives, how many blocks of how many layers (some 0.1 ms each) of work, laps."""
+_WARM_LAPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +87,7 @@ class LinkFits:
         for axes, transition in self.transitions.items():
             work_s, where = transition.works_s[-1], f"axes {','.join(map(str, axes))}"
             for size in (transition.sizes[0], transition.sizes[-1]):
-                extra = transition.arriving(work_s, size), transition.leaving(size)
+                extra = transition.arriving(work_s, size), transition.leaving(work_s, size)
                 for title, extra_s in zip(("after work", "work after it"), extra, strict=True):
                     lines.append(
                         f"{f'{format_bytes(size)} {where}, {title}':<{_TITLE}}"
@@ -211,8 +223,11 @@ def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
 ) -> dict[str, Any]:
     if kind == TRANSITION:
-        rounds = [pool.run(time_transitions, groups, TRANSITION_SIZES, _WORKS) for _ in range(2)]
-        return {"fits": _transition(rounds, groups)}
+        parts = [
+            (plan, pool.run(time_transitions, groups, plan, laps))
+            for plan, laps in ((_plan(sizes, blocks), laps) for sizes, blocks, laps in _TURNS)
+        ]
+        return {"fits": _transition(parts, groups)}
     plan = [(size, repeats_for(size)) for size in sizes]
     if kind == "send":
         stamps = pool.run(time_pair, groups[0], plan)
@@ -236,42 +251,67 @@ def _measure(
     return {"fits": fits}
 
 
-def _transition(rounds: Sequence[Any], groups: Iterable[tuple[int, ...]]) -> dict[str, Any]:
-    """A :class:`Transition` as a dict: of the group that loses most after the longest work.
-
-    What is added is a small difference of two times, so the lower of the rounds counts. Longer work bounds
-    what shorter work adds, and a larger collective what a smaller one leaves: noise is lowered to that.
-    """
-    found = []
-    for group in groups:
-        works_s, taken, left = (
-            np.min(each, axis=0) for each in zip(*(_turns(r, group) for r in rounds), strict=True)
-        )
-        arriving = np.minimum.accumulate(np.maximum(taken - taken[0], 0.0)[:0:-1], axis=0)[::-1]
-        leaving = np.minimum.accumulate(np.maximum(left[1:].mean(axis=0), 0.0)[::-1])[::-1]
-        found.append(
-            Transition(
-                works_s=(0.0, *works_s[1:].mean(axis=1).tolist()),
-                sizes=TRANSITION_SIZES,
-                arriving_s=((0.0,) * len(TRANSITION_SIZES), *map(tuple, arriving.tolist())),
-                leaving_s=tuple(leaving.tolist()),
-            )
-        )
-    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s)).to_dict()
+def _plan(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns]:
+    turns = itertools.product(blocks.items(), (0, *sizes))
+    return [Turns(layers, size, count) for (layers, count), size in turns if layers or size]
 
 
-def _turns(stamps: Sequence[Any], group: Sequence[int]) -> np.ndarray:
-    """Of one group, by work and size, usual seconds: the work, the collective, what the work right after it
-    takes longer than the same work once more."""
-    found = np.zeros((3, len(_WORKS), len(TRANSITION_SIZES)))
-    for (i, _), (j, _) in itertools.product(enumerate(_WORKS), enumerate(TRANSITION_SIZES)):
-        # Everything from the last rank's stamp to the last one's next: what a step waits for.
-        of_ranks = np.array([stamps[rank][i][j] for rank in group])[..., _WARM_UPS:]
-        middles, starts, ends = of_ranks.max(axis=0)
-        first, second = middles[1:] - ends[:-1], (starts - middles)[1:]
-        each = first + second, (ends - starts)[1:], first - second
-        found[:, i, j] = [np.median(seconds) for seconds in each]
-    return found
+def _transition(
+    parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]], groups: Iterable[tuple[int, ...]]
+) -> dict[str, Any]:
+    """A :class:`Transition` as a dict: of the group that loses most with the longest work."""
+    found = [_of_group([(plan, [stamps[r] for r in group]) for plan, stamps in parts]) for group in groups]
+    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s[-1])).to_dict()
+
+
+def _of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
+    """Of plans and the stamps of one group's ranks. Longer work adds and suffers no less than shorter work,
+    and a larger collective leaves no less than a smaller one."""
+    arriving: dict[tuple[int, int], float] = {}
+    leaving: dict[tuple[int, int], float] = {}
+    works: dict[int, float] = {0: 0.0}
+    for plan, stamps in parts:
+        laps = (zip(*ranks, strict=True) for ranks in zip(*(s[_WARM_LAPS:] for s in stamps), strict=True))
+        seconds = np.array([[_block(ranks) for ranks in lap] for lap in laps])
+        worked, sent = (dict(zip(plan, seconds[:, :, i].T, strict=True)) for i in (0, 1))
+        alone = {turns.layers: turns for turns in plan if not turns.size}
+        at_once = {turns.size: turns for turns in plan if not turns.layers}
+        works.update({layers: float(np.median(worked[turns])) for layers, turns in alone.items()})
+        for turns in plan:
+            if turns.layers and turns.size:  # the machine's pace is that of the same lap
+                key = turns.layers, turns.size
+                arriving[key] = float(np.median(sent[turns] - sent[at_once[turns.size]]))
+                leaving[key] = float(np.median(worked[turns] - worked[alone[turns.layers]]))
+    return Transition(
+        works_s=tuple(works.values()),
+        sizes=TRANSITION_SIZES,
+        arriving_s=_table(arriving, tuple(works), by_size=False),
+        leaving_s=_table(leaving, tuple(works), by_size=True),
+    )
+
+
+def _table(
+    found: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
+) -> tuple[tuple[float, ...], ...]:
+    """(works, sizes) from 0 on, ascending with work and, if so, with size; the longest work that was timed
+    stands for longer work."""
+    columns = []
+    for size in TRANSITION_SIZES:
+        known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
+        columns.append([0.0, *known, *known[-1:] * (len(works) - 1 - len(known))])
+    rows = zip(*columns, strict=True)
+    return tuple(tuple(_ascending(row)) if by_size else row for row in rows)
+
+
+def _ascending(values: Sequence[float]) -> list[float]:
+    """The ascending numbers nearest to these."""
+    return list(map(float, isotonic_regression(values).x))
+
+
+def _block(ranks: Sequence[Any]) -> tuple[float, float]:
+    """Mean seconds of work and of the collective, of the blocks that a group's ranks did by turns."""
+    starts, middles, ends = np.moveaxis(np.array(ranks), 2, 0)
+    return (middles - starts).mean(axis=1).max(), (ends.max(axis=0) - middles.max(axis=0)).mean()
 
 
 def _fits(

@@ -6,7 +6,7 @@ Everything is per step of one rank: what happens in every micro-batch counts as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf, prod
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from tensoropt.costs.facts import Facts
@@ -56,8 +56,8 @@ class CommunicationCosts(Protocol):
         """Seconds longer when ranks come from ``work_s`` of work; numbers or arrays."""
         ...
 
-    def leaving_s(self, axes: Sequence[int], num_bytes: Any) -> Any:
-        """Seconds that the work afterwards takes longer; likewise."""
+    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        """Seconds that ``work_s`` of work afterwards takes longer; likewise."""
         ...
 
 
@@ -72,6 +72,9 @@ class Send(NamedTuple):
 
 
 _FREE = Upkeep()
+_WORK_BETWEEN_S = 1e-3
+"""Taken for the work between two collectives while a plan is searched for. What turns add is measured of CPU
+ranks only, and has nearly come to its end by then (:class:`~tensoropt.costs.link_fits.Transition`)."""
 
 
 class Prices:
@@ -111,10 +114,11 @@ class Prices:
         return self.communication.time_s(kind, real, num_bytes) + self._amid_work_s([(real, num_bytes)])
 
     def _amid_work_s(self, sends: Sequence[tuple[Sequence[int], float]]) -> float:
-        """What long work before and after adds to collectives, (axes, bytes) each, that follow one another.
-        The judge knows how long the work is."""
-        arriving = self.communication.arriving_s(sends[0][0], inf, sends[0][1])
-        return float(arriving) + max(float(self.communication.leaving_s(*send)) for send in sends)
+        """What work before and after adds to collectives, (axes, bytes) each, that follow one another. The
+        judge knows how long the work is."""
+        costs = self.communication
+        arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
+        return float(arriving) + max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
         """A collective with its price; None where its group has one member."""
@@ -140,6 +144,10 @@ class Prices:
         amid_work = self._amid_work_s([(send.axes, send.bytes) for send in sends]) if sends else 0.0
         return local + amid_work + sum(send.seconds for send in sends)
 
+    def passed_s(self, steps: Sequence[Step], other: Sequence[Step], *, learns: bool) -> float:
+        """Seconds that an edge with ``steps`` takes the ``other`` way, if nothing moves there."""
+        return self.upkeep.pass_s if learns and steps and not other else 0.0
+
     def again_s(self, work: Workload, forward_s: float) -> float:
         """Seconds that recomputing adds to a group: its second forward, and what checkpointing hangs on each
         of its calls."""
@@ -153,10 +161,11 @@ class Prices:
         key = (atoms, tensor.element_bytes, tensor.requires_grad, source, target)
         if key not in self._known:
             forward, backward = edge_steps(atoms, self.mesh, source, target)
-            size = tensor.element_bytes
+            size, learns = tensor.element_bytes, tensor.requires_grad
+            back = self.steps_s(backward, size) if learns else 0.0
             self._known[key] = (
-                self.steps_s(forward, size),
-                self.steps_s(backward, size) if tensor.requires_grad else 0.0,
+                self.steps_s(forward, size) + self.passed_s(forward, backward, learns=learns),
+                back + self.passed_s(backward, forward, learns=learns),
             )
         return self._known[key]
 

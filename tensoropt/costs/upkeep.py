@@ -7,6 +7,7 @@ a plan with many edges and micro-batches has hundreds of them.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -22,11 +23,11 @@ from tensoropt.costs.measure import make_optimizer
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.stopwatch import stopwatch_here
 from tensoropt.costs.store import ProfileStore
-from tensoropt.sharding.placement import chunk, local_shape
+from tensoropt.sharding.placement import chunk
 
 _ELEMENTS = 1 << 22
 _CHAIN, _PARAMETERS = 40, 64
-_KEY = "upkeep-3"  # counts how often the way of measuring changed
+_KEY = "upkeep-4"  # counts how often the way of measuring changed
 _LAUNCH_S = 2e-5
 """Issuing one edge on a GPU: Python, autograd and a launch; data sheets do not say."""
 
@@ -34,14 +35,15 @@ _LAUNCH_S = 2e-5
 @dataclass(frozen=True)
 class Upkeep:
     """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
-    call of a recomputed region beside its second forward (on a GPU hidden behind its queue), and per
-    parameter of an optimizer's step beside its elements."""
+    call of a recomputed region beside its second forward (on a GPU hidden behind its queue), per parameter of
+    an optimizer's step beside its elements, and per edge direction in which nothing moves."""
 
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
     call_s: float = 0.0
     again_s: float = 0.0
     step_s: float = 0.0
+    pass_s: float = 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
         """Seconds per micro-batch until a gradient is where it waits for the optimizer.
@@ -54,25 +56,30 @@ class Upkeep:
         return (first + (micro_batches - 1) * gradient_bytes * self.add_s_per_byte) / micro_batches
 
 
-class _Cut(torch.autograd.Function):
-    """An edge without a collective, on a tensor that costs nothing to copy: each way a shard is looked up,
-    taken and laid out."""
+Routes = dict[object, Callable[[torch.Tensor], torch.Tensor]]
+
+
+class _Edge(torch.autograd.Function):
+    """An edge without a collective, on a tensor that costs nothing to copy: each way its route is looked up
+    and gone, as the executor does it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mesh: tuple[int, ...]) -> torch.Tensor:
-        ctx.mesh = mesh
-        return _cut(x, mesh)
+    def forward(ctx: Any, x: torch.Tensor, routes: Routes, edge: object) -> torch.Tensor:
+        ctx.routes, ctx.edge, ctx.micro_batch, ctx.dtype = routes, edge, 0, x.dtype
+        result = routes[edge, False, 0](x)
+        return result.view_as(result) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return _cut(grad, ctx.mesh), None
+        return ctx.routes[ctx.edge, True, ctx.micro_batch](grad).to(ctx.dtype), None, None
 
 
-def _cut(x: torch.Tensor, mesh: tuple[int, ...]) -> torch.Tensor:
-    sizes = tuple((n,) for n in x.shape)
-    own = local_shape(sizes, (-1,) * len(mesh), mesh, (0,) * len(mesh))
-    piece = x.reshape(own).narrow(0, *chunk(own[0], 1, 0)).clone(memory_format=torch.contiguous_format)
-    return piece.reshape(own)
+def _cut(x: torch.Tensor) -> torch.Tensor:
+    return x.narrow(0, *chunk(x.shape[0], 1, 0)).clone(memory_format=torch.contiguous_format)
+
+
+def _passed(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
@@ -92,32 +99,42 @@ def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
     copies, additions = seconds[::2], seconds[1::2]
     size = x.numel() * x.element_size()
     on_cpu = watch.device.type == "cpu"
+    call_s, pass_s = _edge_s(watch.device)
     return asdict(
         Upkeep(
             statistics.median(copies) / size,
             statistics.median(additions) / size,
-            _edge_s(watch.device),
+            call_s,
             _again_s() if on_cpu else 0.0,
             _step_s(optimizer, watch.device),
+            pass_s,
         )
     )
 
 
-def _edge_s(device: torch.device) -> float:
+def _edge_s(device: torch.device) -> tuple[float, float]:
     """Seconds of one direction of an edge between operators, where it takes about twice as long as in a loop
-    of nothing else; issuing takes the processor's time on any device."""
-    small, mesh = torch.randn(4, 64, requires_grad=True, device=device), (1, 1)
+    of nothing else: with a copy, and with nothing that moves. Issuing takes the processor's time on any
+    device."""
+    small = torch.randn(4, 64, requires_grad=True, device=device)
     kinds = [torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Softmax(-1)]
     layers = [kind.to(device) for kind in kinds] * _CHAIN
+    routes: dict[str, Routes] = {
+        way.__name__: {(edge, back, 0): way for edge in range(len(layers)) for back in (False, True)}
+        for way in (_cut, _passed)
+    }
 
-    def run(edges: bool) -> None:
+    def run(way: str | None) -> None:
         value = small
-        for layer in layers:
-            value = _Cut.apply(layer(value), mesh) if edges else layer(value)
+        for number, layer in enumerate(layers):
+            value = layer(value)
+            if way is not None:
+                value = _Edge.apply(value, routes[way], number)
         value.sum().backward()
 
-    edges_s = _usual_s(lambda: run(True)) - _usual_s(lambda: run(False))
-    return max(edges_s, 0.0) / (2 * len(layers))
+    bare_s, cut_s, passed_s = (_usual_s(functools.partial(run, way)) for way in (None, *routes))
+    cut_s, passed_s = (max(s - bare_s, 0.0) / (2 * len(layers)) for s in (cut_s, passed_s))
+    return cut_s, min(passed_s, cut_s)
 
 
 def _step_s(optimizer: str, device: torch.device) -> float:
@@ -181,7 +198,7 @@ def known_upkeep(store: ProfileStore, prefix: str, optimizer: str) -> Upkeep | N
 
 def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
     """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes."""
-    return Upkeep(2 / device.memory_bandwidth, 3 / device.memory_bandwidth, _LAUNCH_S)
+    return Upkeep(2 / device.memory_bandwidth, 3 / device.memory_bandwidth, _LAUNCH_S, pass_s=_LAUNCH_S / 2)
 
 
 def slowest_upkeep(kinds: Iterable[Upkeep]) -> Upkeep:

@@ -221,7 +221,7 @@ class GroupPieces(PieceMaker):
         found = []
         for name in (*group.parameters, *group.shared):
             use = configuration.layout(name)
-            steps = self.use_steps(name, self.way(name, stored[name], use))[1]
+            gathered, steps = self.use_steps(name, self.way(name, stored[name], use))
             spot = self.bytes(name, use) + self.resharding(steps, name)
             if self.tensors[name].master_dtype is not None and self.learns(name):
                 local_s, sends = self.move(name, steps)
@@ -231,7 +231,7 @@ class GroupPieces(PieceMaker):
                     Effect(PARAMETERS, spot=spot, local_s=local_s, source=self.upkeep_source, sends=sends)
                 )
             elif steps:
-                found.append(self.moved(PARAMETERS, name, steps, spot))
+                found.append(self.moved(PARAMETERS, name, steps, spot, gathered))
         return found
 
     def _held(self, give: int, hold: int, ways: Mapping[str, Way]) -> tuple[list[Effect], int, int]:
@@ -256,7 +256,7 @@ class GroupPieces(PieceMaker):
             )
             if way.waits:
                 gradients += size
-                effects.append(self.moved(give, name, once[1], self.resharding(once[1], name)))
+                effects.append(self.moved(give, name, once[1], self.resharding(once[1], name), once[1]))
                 if self.prices is not None:
                     add_s = size * self.prices.upkeep.add_s_per_byte * self.mesh[0]
                     effects.append(Effect(give, local_s=add_s, source=self.upkeep_source))
@@ -272,9 +272,9 @@ class GroupPieces(PieceMaker):
         found = []
         if configuration.resolved is not None:
             name = configuration.resolved[0]
-            steps = self.steps(*configuration.resolved)[backward]
-            if steps:
-                found.append(self.moved(slot, name, steps, 0))
+            ways = self.steps(*configuration.resolved)
+            if ways[backward]:
+                found.append(self.moved(slot, name, ways[backward], 0, ways[not backward]))
         for op in configuration.group.operators:
             call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
             sends = [self.prices.send(c.kind, c.axes, c.bytes) for c in call.collectives]

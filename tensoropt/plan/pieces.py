@@ -170,8 +170,11 @@ class PieceMaker:
             return 0.0, ()
         return self.prices.steps(steps, self.tensors[name].element_bytes)
 
-    def moved(self, slot: int, name: str, steps: Sequence[Step], spot: int) -> Effect:
+    def moved(self, slot: int, name: str, steps: Sequence[Step], spot: int, other: Sequence[Step]) -> Effect:
+        """An edge's steps one way; where it has none the ``other`` way, passing on what comes counts too."""
         local_s, sends = self.move(name, steps)
+        if self.prices is not None:
+            local_s += self.prices.passed_s(steps, other, learns=self.learns(name))
         return Effect(slot, spot=spot, local_s=local_s, source=self.upkeep_source, sends=sends)
 
     @property

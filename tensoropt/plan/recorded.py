@@ -200,7 +200,10 @@ def _only_arriving(points: Sequence[tuple[float, float]]) -> Transition:
     """Of an exploration saved when (seconds of work, seconds longer), for whatever size, was all one knew."""
     works_s, arriving_s = zip(*points, strict=True)
     return Transition(
-        works_s=works_s, sizes=(1,), arriving_s=tuple((s,) for s in arriving_s), leaving_s=(0.0,)
+        works_s=works_s,
+        sizes=(1,),
+        arriving_s=tuple((s,) for s in arriving_s),
+        leaving_s=((0.0,),) * len(works_s),
     )
 
 

@@ -51,7 +51,8 @@ class _Drafting:
         self.drafts: list[_Draft] = []
         self.chain: tuple[int, ...] = ()
         self.beside: list[int] = []
-        self.since_s = self.owed_s = 0.0
+        self.since_s = 0.0
+        self.left: dict[Axes, float] = {}
 
     def run(self) -> tuple[Timeline, tuple[Axes | None, ...]]:
         play, course = self.play, self.play.course
@@ -59,14 +60,16 @@ class _Drafting:
         for issue in play.issues():
             issued.setdefault(issue.moment, []).append(issue)
         for _ in range(play.mesh[0]):
-            self.since_s = self.owed_s = 0.0  # as in the walk, which goes through one micro-batch for all
+            self.since_s, self.left = 0.0, {}  # as in the walk, which goes through one micro-batch for all
             for moment in range(course.last):
                 self._moment(moment)
                 self._reduce(issued.get(moment, []))
+            self._settle(course.moments[course.last - 1])
         self._reduce(issued.get(course.last, []))
         self.chain = (*self.chain, *self.beside)
         for moment in range(course.last, len(course.moments)):
             self._moment(moment)
+        self._settle(course.moments[-1])
         held = zip(HELD_KINDS, self.walk.held[0], strict=True)
         timeline = schedule(
             [draft.task() for draft in self.drafts], [(DEVICE, kind, float(size)) for kind, size in held]
@@ -96,11 +99,10 @@ class _Drafting:
             return
         moment, first = self.play.course.moments[number], len(self.drafts)
         self.since_s += local_s
-        if local_s:
-            local_s, self.owed_s = local_s + self.owed_s, 0.0
         if local_s or not sends:
             self._add(moment, local_s, None)
         for axes, (seconds, size) in sorted(sends.items()):
+            self._settle(moment)
             self._add(moment, seconds + self._turn(axes, size), axes)
         self.drafts[first].allocates += [*taken, *spots]
         self.drafts[-1].frees += spots
@@ -110,8 +112,19 @@ class _Drafting:
         assert self.play.prices is not None, "what is sent has a price"
         costs = self.play.prices.communication
         extra, self.since_s = float(costs.arriving_s(axes, self.since_s, size)), 0.0
-        self.owed_s = max(self.owed_s, float(costs.leaving_s(axes, size)))
+        self.left[axes] = max(self.left.get(axes, 0.0), size)
         return extra
+
+    def _settle(self, moment: Moment) -> None:
+        """See :class:`~tensoropt.plan.walk.Walk`."""
+        if not self.left or not self.since_s:
+            return
+        assert self.play.prices is not None, "what is sent has a price"
+        costs = self.play.prices.communication
+        longer = max(float(costs.leaving_s(axes, self.since_s, size)) for axes, size in self.left.items())
+        self.left = {}
+        if longer:
+            self._add(moment, longer, None)
 
     def _links(self, axes: Axes) -> tuple[str, ...]:
         return tuple(f"link {name}" for name in self.play.overlap.links(axes))
@@ -127,6 +140,8 @@ class _Drafting:
             send = issue.sends[int(issue.which[0])]
             links = self._links(send.axes)
             resources = links if self.play.overlap.beside else (DEVICE, *links)
+            if not self.play.overlap.beside:
+                self._settle(self.play.course.moments[issue.moment])
             seconds = send.seconds + (0.0 if self.play.overlap.beside else self._turn(send.axes, send.bytes))
             draft = _Draft(
                 "reduction of gradients", seconds, resources, self.chain, "backward", "", send.axes

@@ -79,8 +79,8 @@ class TensorPieces(PieceMaker):
             users.append(User(number, read.kept, read.again, inside[number], moved, turns[number]))
         effects = self._passed(name, write, source, reads, users, lodgers, _FIRST)
         if leaves_model(self.graph, name):
-            out = self.steps(name, source, output_layout(source))[0]
-            effects.append(self.moved(OUTPUT, name, out, 0))
+            out, back = self.steps(name, source, output_layout(source))
+            effects.append(self.moved(OUTPUT, name, out, 0, back))
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, lodgers, _SECOND)
         if self.learns(name):
@@ -120,9 +120,10 @@ class TensorPieces(PieceMaker):
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
         size = self.bytes(name, write.layout) if write.extent is None else write.extent
         stays = not at.again and (leaves_model(self.graph, name) or not reads)
-        if moves := self.steps(name, write.layout, source)[0]:
+        moves, back = self.steps(name, write.layout, source)
+        if moves:
             made = 0 if keeps or beside else size
-            found.append(self.moved(at.home, name, moves, made + self.resharding(moves, name)))
+            found.append(self.moved(at.home, name, moves, made + self.resharding(moves, name), back))
             if beside and not keeps:
                 found += self._alive(name, size, at.made, beside, at)
             found += self._alive(name, self.bytes(name, source), at.home, present, at, stays=stays)
@@ -135,9 +136,9 @@ class TensorPieces(PieceMaker):
     ) -> list[Effect]:
         """A reader's own copy: made for it, and kept where its backward needs it, or that of who reads a
         view of it."""
-        steps, begin = self.steps(name, source, layout)[0], reader_slot(user.number, at.read)
+        (steps, back), begin = self.steps(name, source, layout), reader_slot(user.number, at.read)
         own = replace(user, moved=False, inside=True)
-        moved = self.moved(begin, name, steps, self.resharding(steps, name))
+        moved = self.moved(begin, name, steps, self.resharding(steps, name), back)
         return [moved, *self._alive(name, self.bytes(name, layout), begin, [own, *lodged], at)]
 
     def _alive(
@@ -180,22 +181,22 @@ class TensorPieces(PieceMaker):
         if handed and not self.steps(name, source, reads[0].layout)[1]:
             reads = ()
         for number, read in enumerate(reads):
-            steps, own = self.steps(name, source, read.layout)[1], self.bytes(name, read.layout)
+            (copied, steps), own = self.steps(name, source, read.layout), self.bytes(name, read.layout)
             found.append(Effect(reader_slot(number, USED_BACK), later=True, transient=own))
             if steps:
                 spot = self.resharding(steps, name)
-                found.append(self.moved(reader_slot(number, READ_BACK), name, steps, spot))
+                found.append(self.moved(reader_slot(number, READ_BACK), name, steps, spot, copied))
             adds = size if number == len(reads) - 1 else 0
             found.append(Effect(reader_slot(number, READ_BACK), later=True, transient=adds - own))
-        back, given = self.steps(name, write.layout, source)[1], size
+        (moves, back), given = self.steps(name, write.layout, source), size
         if back:
-            found.append(self.moved(HOME_BACK, name, back, self.resharding(back, name)))
+            found.append(self.moved(HOME_BACK, name, back, self.resharding(back, name), moves))
         if back and reads:
             given = self.bytes(name, write.layout)
             found.append(Effect(HOME_BACK, later=True, transient=given - size))
         if reads:
             found.append(Effect(GRADIENT, transient=-given))
         if leaves_model(self.graph, name):
-            steps = self.steps(name, source, output_layout(source))[1]
-            found.append(self.moved(OUTPUT_BACK, name, steps, 0))
+            out, steps = self.steps(name, source, output_layout(source))
+            found.append(self.moved(OUTPUT_BACK, name, steps, 0, out))
         return found

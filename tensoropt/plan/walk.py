@@ -76,7 +76,7 @@ class Walk:
         self.alive = np.zeros((n, 2))
         self.time, self.compute, self.communication = np.zeros(n), np.zeros(n), np.zeros(n)
         self.since = np.zeros(n)  # seconds of work since the last collective
-        self.owed = np.zeros(n)  # seconds that the next work takes longer after it
+        self.left: dict[Axes, Floats] = {}  # bytes of those whose mark on that work is not counted yet
         self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
         self.peak, self.at_peak = np.full(n, -1.0), np.zeros((n, 2))
@@ -118,7 +118,7 @@ class Walk:
 
     def run(self) -> Played:
         play, course = self.play, self.play.course
-        micro = play.mesh[0]
+        micro, everywhere = play.mesh[0], np.ones(play.count, dtype=bool)
         issued: dict[int, list[Issue]] = {}
         for issue in play.issues():
             issued.setdefault(issue.moment, []).append(issue)
@@ -126,6 +126,7 @@ class Walk:
             self.step(moment)
             for issue in issued.get(moment, ()):
                 self._reduce(issue)
+        self._settle(everywhere)
         if micro > 1:
             self.time, self.compute = self.time * micro, self.compute * micro
             self.communication, self.turns = self.communication * micro, self.turns * micro
@@ -135,6 +136,7 @@ class Walk:
             self.time = np.maximum(self.time, busy)
         for moment in range(course.last, len(course.moments)):
             self.step(moment)
+        self._settle(everywhere)
         self.sources[:, SOURCES.index("measured")] += self.turns
         memory = np.concatenate([self.held, self.at_peak], axis=1)
         exposed = np.clip(self.time - self.compute, 0.0, self.communication)
@@ -153,7 +155,10 @@ class Walk:
             if share.spot is not None:
                 spot = spot + share.spot[which]
             if share.local is not None:
-                self._work(share.local[which])
+                seconds = share.local[which]
+                self.since += seconds
+                self.time += seconds
+                self.compute += seconds
             for axes, each in share.sends.items():
                 seconds, size = sends.get(axes, (0.0, 0.0))
                 sends[axes] = seconds + each.seconds[which], np.maximum(size, each.bytes[which])
@@ -167,17 +172,20 @@ class Walk:
             self.at_peak[higher, 1] = total[higher] - self.alive[higher, 0]
         return spot
 
-    def _work(self, seconds: Floats) -> None:
-        """Device seconds, the first of them after a collective slower."""
-        self.since += seconds
-        owing = (seconds > 0) & (self.owed > 0)
-        if owing.any():
-            owed = np.where(owing, self.owed, 0.0)
-            self.owed -= owed
-            self.turns += owed
-            seconds = seconds + owed
-        self.time += seconds
-        self.compute += seconds
+    def _settle(self, where: Any) -> None:
+        """Count what the last collectives have cost the work since; of several in a row the worst."""
+        prices, longer = self.play.prices, np.zeros(self.play.count)
+        worked = where & (self.since > 0)
+        for axes, size in self.left.items():
+            assert prices is not None, "what is sent has a price"
+            marked = worked & (size > 0)
+            if marked.any():
+                extra = prices.communication.leaving_s(axes, self.since, size)
+                longer = np.maximum(longer, np.where(marked, extra, 0.0))
+                size[marked] = 0.0
+        self.time += longer
+        self.compute += longer
+        self.turns += longer
 
     def _wait(self, axes: Axes, seconds: Floats, size: Floats) -> None:
         """Collectives that the device waits for; they queue behind what is on their links."""
@@ -198,12 +206,13 @@ class Walk:
 
     def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
         """Seconds that the first collective after some work takes longer (others find the ranks in step);
-        notes what work will take longer after it."""
+        notes that work will take longer after it."""
         prices = self.play.prices
         assert prices is not None, "what is sent has a price"
+        self._settle(sending)
         extra = np.where(sending, prices.communication.arriving_s(axes, self.since, size), 0.0)
-        owed = np.where(sending, prices.communication.leaving_s(axes, size), 0.0)
-        self.owed = np.maximum(self.owed, owed)
+        left = self.left.setdefault(axes, np.zeros(self.play.count))
+        np.copyto(left, np.maximum(left, size), where=sending)
         self.since = np.where(sending, 0.0, self.since)
         self.turns += extra
         return extra

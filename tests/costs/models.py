@@ -154,8 +154,8 @@ class ToyCommunication:
     def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
         return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
-    def leaving_s(self, axes: Sequence[int], num_bytes: Any) -> Any:
-        return np.zeros(np.shape(num_bytes))
+    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
 
 _FACTS: dict[tuple[str, bool], Facts] = {}

@@ -63,8 +63,8 @@ class PerByte:
     def arriving_s(self, axes, work_s, num_bytes):
         return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
-    def leaving_s(self, axes, num_bytes):
-        return np.zeros(np.shape(num_bytes))
+    def leaving_s(self, axes, work_s, num_bytes):
+        return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
 
 def played(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Judged:  # noqa: B008
@@ -170,13 +170,13 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
 
 class Late(ToyCommunication):
     """A collective takes longer by half the work before it, up to a limit of each axis and a little for its
-    size; and the work after it by a time for its size."""
+    size; and the work after it by a third, up to a time for its size."""
 
     def arriving_s(self, axes, work_s, num_bytes):
         return np.minimum(np.asarray(work_s) / 2, 1e-4 * (1 + axes[0])) + 1e-9 * np.asarray(num_bytes)
 
-    def leaving_s(self, axes, num_bytes):
-        return 1e-5 * (1 + axes[0]) + 1e-8 * np.asarray(num_bytes)
+    def leaving_s(self, axes, work_s, num_bytes):
+        return np.minimum(np.asarray(work_s) / 3, 1e-5 * (1 + axes[0]) + 1e-8 * np.asarray(num_bytes))
 
 
 @pytest.mark.parametrize("overlap", [BLOCKING, BESIDE], ids=["blocking", "beside"])
@@ -217,13 +217,13 @@ def test_work_after_a_collective_is_slower_and_what_no_work_follows_is_not():
     """Data parallel: the loss's reduction (4 bytes) before backward; an idle optimizer after the bucket."""
 
     class Cold(PerByte):
-        def leaving_s(self, axes, num_bytes):
-            return 0.01 * np.asarray(num_bytes)
+        def leaving_s(self, axes, work_s, num_bytes):
+            return np.minimum(work_s, 4.0) * 0.01 * np.asarray(num_bytes)
 
     warm = figures(played(data_parallel(), Hand(), PerByte(1e-3), BLOCKING))
     total, compute, communication, _ = figures(played(data_parallel(), Hand(), Cold(1e-3), BLOCKING))
     assert communication == pytest.approx(warm[2])
-    assert compute == pytest.approx(warm[1] + 0.01 * 4)
+    assert compute == pytest.approx(warm[1] + 4.0 * 0.01 * 4)
     assert total == pytest.approx(compute + communication)
 
 

@@ -12,6 +12,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 _WARM_UPS = 2  # one where repeats are few, because they are long
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
+_LONG_S = 0.03  # turns take a millisecond at most
 LAYER_KINDS = 8
 _ROWS, _WIDTH, _LAYERS = 32, 64, 96  # 6 MiB of parameters and their gradients
 
@@ -72,7 +73,7 @@ def time_transitions(
 
     Returns:
         per lap, per entry of the plan and per block when its work began and ended, and when the collective
-        after it ended.
+        after it ended; no blocks where the collective takes so long that turns do not matter.
     """
     import torch
     import torch.distributed as dist
@@ -102,18 +103,38 @@ def time_transitions(
             size: _collective("all_reduce", group, ranks, first, size, False) if size else int
             for size in dict.fromkeys(turn.size for turn in plan)
         }
+        short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
         found = []
         for _ in range(laps):
-            lap = []
+            lap: list[list[tuple[float, float, float]]] = []
             for turn in plan:
                 dist.barrier()
                 action = actions[turn.size]
+                if turn.size not in short:
+                    lap.append([])
+                    continue
                 block(turn.layers, action)
                 lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
             found.append(lap)
         return found
     finally:
         dist.destroy_process_group(handles[mine])
+
+
+def _slowest(action: Callable[[], object]) -> float:
+    """Seconds of an action on the rank where it takes longest, the same number on all."""
+    import torch
+    import torch.distributed as dist
+
+    seconds = 0.0
+    for _ in range(2):
+        dist.barrier()
+        start = time.perf_counter()
+        action()
+        seconds = time.perf_counter() - start
+    longest = torch.tensor(seconds)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return float(longest)
 
 
 def _kinds() -> list[Callable[[], Any]]:

@@ -52,8 +52,8 @@ _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _TITLE = 40  # columns
 _TURNS = (
     # What small collectives leave is soon over, and long work drowns it; large ones take long themselves.
-    (TRANSITION_SIZES[:3], {0: 8, 1: 2 * LAYER_KINDS, 4: LAYER_KINDS}, 32),
-    (TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 14),
+    (TRANSITION_SIZES[:3], {0: 8, 1: 2 * LAYER_KINDS, 4: LAYER_KINDS}, 24),
+    (TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 8),
 )
 """Sizes of collectives, how many blocks of how many layers (some 0.1 ms each) of work, laps."""
 _WARM_LAPS = 2
@@ -278,7 +278,8 @@ def _of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transit
         at_once = {turns.size: turns for turns in plan if not turns.layers}
         works.update({layers: float(np.median(worked[turns])) for layers, turns in alone.items()})
         for turns in plan:
-            if turns.layers and turns.size:  # the machine's pace is that of the same lap
+            if turns.layers and turns.size and not np.isnan(sent[turns]).any():
+                # The machine's pace is that of the same lap.
                 key = turns.layers, turns.size
                 arriving[key] = float(np.median(sent[turns] - sent[at_once[turns.size]]))
                 leaving[key] = float(np.median(worked[turns] - worked[alone[turns.layers]]))
@@ -294,11 +295,13 @@ def _table(
     found: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
 ) -> tuple[tuple[float, ...], ...]:
     """(works, sizes) from 0 on, ascending with work and, if so, with size; the longest work that was timed
-    stands for longer work."""
-    columns = []
+    stands for longer work, and the largest size for larger ones."""
+    columns = [[0.0] * len(works)]
     for size in TRANSITION_SIZES:
         known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
-        columns.append([0.0, *known, *known[-1:] * (len(works) - 1 - len(known))])
+        whole = [0.0, *known, *known[-1:] * (len(works) - 1 - len(known))]
+        columns.append(whole if known else columns[-1])
+    columns = columns[1:]
     rows = zip(*columns, strict=True)
     return tuple(tuple(_ascending(row)) if by_size else row for row in rows)
 
@@ -309,7 +312,10 @@ def _ascending(values: Sequence[float]) -> list[float]:
 
 
 def _block(ranks: Sequence[Any]) -> tuple[float, float]:
-    """Mean seconds of work and of the collective, of the blocks that a group's ranks did by turns."""
+    """Mean seconds of work and of the collective, of the blocks that a group's ranks did by turns; not a
+    number without blocks."""
+    if not ranks[0]:
+        return math.nan, math.nan
     starts, middles, ends = np.moveaxis(np.array(ranks), 2, 0)
     return (middles - starts).mean(axis=1).max(), (ends.max(axis=0) - middles.max(axis=0)).mean()
 

@@ -158,7 +158,9 @@ def test_too_little_memory_is_a_record_and_memory_is_given_back(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nGPU 0 has ...")
 
     monkeypatch.setattr("tensoropt.costs.measure.run", full)
-    assert timed(negation(), cuda) == {"error": "CUDA out of memory. Tried to allocate 2.00 GiB"}
+    assert timed(negation(), cuda) == {
+        "error": "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"
+    }
     assert cuda.log[-2:] == ["out of memory", "empty"]
 
 

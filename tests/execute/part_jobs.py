@@ -76,9 +76,7 @@ def reshard_uneven(rank: int, world: int) -> dict[str, float]:
         ("scattered", summed, shard, value / world, piece),
     ):
         steps = edge_steps(sizes, mesh, start, target)[0]
-        got = run_steps(
-            runtime, given, EdgeSpec("x", atoms, mesh, start, target, steps, ()), steps, start, target
-        )
+        got = run_steps(runtime, given, EdgeSpec("x", atoms, mesh, start, target, steps, ()))
         found[name] = float((got - wanted).abs().max())
     return found
 

@@ -17,7 +17,6 @@ import torch
 
 from tensoropt.capture import Mode, capture
 from tensoropt.cluster import Cluster, Mesh, load_cluster
-from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.here import ranks_here
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.source import CostSource, Progress, build_tables, real_shape, silent
@@ -31,7 +30,7 @@ from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.detail import recorded_of
 from tensoropt.plan.explain import Recosted
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
-from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge, judge_strategy, space_of
+from tensoropt.plan.judge import judge_strategy, space_of
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.placed.points import placed_space
 from tensoropt.plan.placed.prices import PlacedPrices
@@ -49,22 +48,11 @@ from tensoropt.planners.compare import asked, compare
 from tensoropt.planners.problem import Problem as PlannerProblem
 from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
-from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
-from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.spaces import SearchedSpace, judge_all, search_all
 from tensoropt.units import format_bytes
 
 MAX_AXES = 3
-
-
-@dataclass
-class SearchedSpace:
-    """Tables and frontier of one mesh and micro-batch count."""
-
-    mesh: Mesh
-    tables: CostTables
-    frontier: TrackedFrontier
-    communication: CommunicationModel
 
 
 def searched_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
@@ -83,16 +71,6 @@ def _left_out(cluster: Cluster) -> tuple[str, ...]:
     count = len(cluster.meshes(MAX_AXES)) - len(searched_meshes(cluster))
     most = min(MAX_AXES, 1 + len(cluster.levels))
     return (f"not searched: meshes of more than {most} axes ({count})",) if count else ()
-
-
-def cost_graph(tables: CostTables) -> CostGraph:
-    """The tables as the search takes them."""
-    graph = CostGraph()
-    for variable in tables.variables:
-        graph.add_operator(variable.name, variable.costs)
-    for edge in tables.edges:
-        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
-    return graph
 
 
 def explore(
@@ -216,12 +194,12 @@ class _Run:
                 )
                 _, split_share = shares_of_flops(self.problem, costs.facts_of)
         with self.clock("search"):
-            searched, refused = _search(built, self.settings, progress)
+            searched, refused = search_all(built, self.settings, progress)
             self.searched = searched
             notes = (*left.notes, *refused, *undivided((t for _, t, _ in built), left.groups))
         with self.clock("judge"):
-            spaces = tuple(space_of(self.problem, s.mesh, s.tables, s.frontier.notes) for s in searched)
-            points, played = _judge_all(searched, spaces, self.settings, costs, progress)
+            spaces = tuple(space_of(self.problem, s.mesh, s.tables, s.notes) for s in searched)
+            points, played = judge_all(searched, spaces, self.settings, costs, progress)
             recorded = record(graph, _used(searched, spaces, points))
         _check_budget(points, self.settings.memory_bytes)
         return Exploration(
@@ -365,65 +343,6 @@ def recost(
         found = run.compare(found, rivals, (None,))
     again = tuple(run.cost_again(exploration, i) for i in range(len(exploration.points)))
     return found, again
-
-
-def _judge_all(
-    searched: Sequence[SearchedSpace],
-    spaces: Sequence[Space],
-    settings: Settings,
-    costs: CostSource,
-    progress: Progress,
-) -> tuple[tuple[Point, ...], int]:
-    """(what remains of all points once the judge has played them, how many were played)."""
-    judged: list[list[Judged]] = []
-    for number, found in enumerate(searched):
-        progress("judge", number, len(searched), f"mesh {found.mesh.label}, {len(found.frontier)} points")
-        chosen = [(found.frontier.strategy(i), found.frontier.options(i)) for i in range(len(found.frontier))]
-        overlap = overlap_of(costs.cluster, found.mesh)
-        judged.append(judge(found.tables, chosen, settings.optimizer, overlap))
-    figures = [costs_of(of_space) for of_space in judged]
-    played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
-    kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))
-    gaps = [found.frontier.gap for found in searched]
-    points = tuple(
-        judged[number][index // CHUNK].point(
-            index % CHUNK,
-            spaces[number],
-            number,
-            additive=(
-                float(searched[number].frontier.memory[index]),
-                float(searched[number].frontier.time[index]),
-            ),
-            exact=searched[number].frontier.exact,
-            gap=float(gaps[number][index]),
-        )
-        for number, index in kept
-    )
-    progress("judge", len(searched), len(searched), f"{len(points)} of {len(played)} points remain")
-    return points, len(played)
-
-
-def _search(
-    built: Sequence[tuple[Mesh, CostTables, CommunicationModel]], settings: Settings, progress: Progress
-) -> tuple[list[SearchedSpace], tuple[str, ...]]:
-    """(the frontiers, notes on spaces in which constraints leave no strategy)."""
-    searched, refused = [], []
-    for index, (mesh, tables, communication) in enumerate(built):
-        progress("search", index, len(built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
-        try:
-            frontier = track_frontier(
-                cost_graph(tables), epsilon=settings.epsilon, max_points=settings.max_points
-            )
-        except ValueError as error:
-            if settings.constraints is None:
-                raise
-            refused.append(f"not searched: mesh {mesh.label}: the constraints leave no strategy ({error})")
-            continue
-        searched.append(SearchedSpace(mesh, tables, frontier, communication))
-    if not searched:
-        raise ConstraintError("; ".join(dict.fromkeys(refused)) + "; take back or soften one of them")
-    progress("search", len(built), len(built), f"{sum(len(s.frontier) for s in searched)} points")
-    return searched, tuple(dict.fromkeys(refused))
 
 
 class _Clock:

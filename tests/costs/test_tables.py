@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.api import cost_graph
 from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.workload import workload
@@ -22,6 +21,7 @@ from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.resharding import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.spaces import cost_graph
 from tests.costs.models import (
     AGAIN_S,
     ToyCommunication,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from math import prod
 
-from tensoropt.api import cost_graph, versions
+from tensoropt.api import versions
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.mesh import Mesh
 from tensoropt.costs.source import CostSource
@@ -19,6 +19,7 @@ from tensoropt.plan.problem import Settings
 from tensoropt.planners.problem import Problem, TableSpace
 from tensoropt.planners.restricted import selections_of
 from tensoropt.search import track_frontier
+from tensoropt.spaces import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "unrolled": unrolled}

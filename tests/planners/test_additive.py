@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tensoropt.api import cost_graph
 from tensoropt.costs.tables import CostTables
 from tensoropt.planners import ilp
 from tensoropt.planners.optcnn import fastest
 from tensoropt.search import TrackedFrontier, track_frontier
+from tensoropt.spaces import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2}

@@ -1,0 +1,148 @@
+"""Search every space of an exploration, a mesh and a micro-batch count each, and let the judge play what was
+found.
+
+The search adds memory up, the judge takes the peak. Where much of that is what operators need while they run,
+each space is searched again under caps on that (DESIGN section 6), and what the judge has seen of all these
+frontiers is reduced to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.source import CostSource, Progress
+from tensoropt.costs.tables import CostTables
+from tensoropt.costs.working import WorkingSets, working_sets
+from tensoropt.plan.exploration import Point, Space, reduce_points
+from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge
+from tensoropt.plan.overlap import overlap_of
+from tensoropt.plan.problem import Settings
+from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
+from tensoropt.sharding.constraints import ConstraintError
+from tensoropt.units import format_bytes
+
+
+@dataclass(frozen=True)
+class SearchedSpace:
+    """Tables and frontiers of one mesh and micro-batch count.
+
+    Attributes:
+        frontier: of all strategies.
+        capped: of those whose groups need no more than a cap while they run, by cap in bytes.
+    """
+
+    mesh: Mesh
+    tables: CostTables
+    frontier: TrackedFrontier
+    communication: CommunicationModel
+    capped: tuple[tuple[float, TrackedFrontier], ...] = ()
+
+    @cached_property
+    def found(self) -> list[tuple[TrackedFrontier, int]]:
+        """All points, each a frontier and its number there."""
+        frontiers = (self.frontier, *(frontier for _, frontier in self.capped))
+        return [(frontier, i) for frontier in frontiers for i in range(len(frontier))]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self.capped:
+            return self.frontier.notes
+        caps = ", ".join(format_bytes(cap) for cap, _ in self.capped)
+        return (*self.frontier.notes, f"searched again under caps on what an operator needs: {caps}")
+
+
+def cost_graph(
+    tables: CostTables, working: WorkingSets | None = None, cap_bytes: float = np.inf
+) -> CostGraph:
+    """The tables as the search takes them; without options that need more than a cap while they run."""
+    graph = CostGraph()
+    for variable in tables.variables:
+        costs = variable.costs
+        if working is not None and variable.name in working.of:
+            above = (needed > cap_bytes for needed in working.of[variable.name])
+            costs = [np.where(a[:, None], np.inf, c) for a, c in zip(above, costs, strict=True)]
+        graph.add_operator(variable.name, costs)
+    for edge in tables.edges:
+        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
+    return graph
+
+
+def search_all(
+    built: Sequence[tuple[Mesh, CostTables, CommunicationModel]], settings: Settings, progress: Progress
+) -> tuple[list[SearchedSpace], tuple[str, ...]]:
+    """(the frontiers, notes on spaces in which constraints leave no strategy)."""
+    searched, refused = [], []
+    for index, (mesh, tables, communication) in enumerate(built):
+        progress("search", index, len(built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
+        try:
+            frontier = track_frontier(
+                cost_graph(tables), epsilon=settings.epsilon, max_points=settings.max_points
+            )
+        except ValueError as error:
+            if settings.constraints is None:
+                raise
+            refused.append(f"not searched: mesh {mesh.label}: the constraints leave no strategy ({error})")
+            continue
+        capped = _capped(tables, frontier, settings)
+        searched.append(SearchedSpace(mesh, tables, frontier, communication, capped))
+    if not searched:
+        raise ConstraintError("; ".join(dict.fromkeys(refused)) + "; take back or soften one of them")
+    progress("search", len(built), len(built), f"{sum(len(s.found) for s in searched)} points")
+    return searched, tuple(dict.fromkeys(refused))
+
+
+def _capped(
+    tables: CostTables, frontier: TrackedFrontier, settings: Settings
+) -> tuple[tuple[float, TrackedFrontier], ...]:
+    """Frontiers under the caps that are worth it."""
+    working, found = working_sets(tables), []
+    for cap in working.caps(frontier.strategy(0), frontier.options(0), float(frontier.memory[0])):
+        graph = cost_graph(tables, working, cap)
+        try:
+            found.append(
+                (cap, track_frontier(graph, epsilon=settings.epsilon, max_points=settings.max_points))
+            )
+        except ValueError:  # no strategy keeps to it
+            continue
+    return tuple(found)
+
+
+def judge_all(
+    searched: Sequence[SearchedSpace],
+    spaces: Sequence[Space],
+    settings: Settings,
+    costs: CostSource,
+    progress: Progress,
+) -> tuple[tuple[Point, ...], int]:
+    """(what remains of all points once the judge has played them, how many were played)."""
+    judged: list[list[Judged]] = []
+    for number, found in enumerate(searched):
+        progress("judge", number, len(searched), f"mesh {found.mesh.label}, {len(found.found)} points")
+        chosen = [(frontier.strategy(i), frontier.options(i)) for frontier, i in found.found]
+        overlap = overlap_of(costs.cluster, found.mesh)
+        judged.append(judge(found.tables, chosen, settings.optimizer, overlap))
+    figures = [costs_of(of_space) for of_space in judged]
+    played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
+    kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))
+    gaps = [np.concatenate([f.gap for f in (s.frontier, *(c for _, c in s.capped))]) for s in searched]
+    points = []
+    for number, index in kept:
+        frontier, own = searched[number].found[index]
+        points.append(
+            judged[number][index // CHUNK].point(
+                index % CHUNK,
+                spaces[number],
+                number,
+                additive=(float(frontier.memory[own]), float(frontier.time[own])),
+                exact=frontier.exact,
+                gap=float(gaps[number][index]),
+            )
+        )
+    progress("judge", len(searched), len(searched), f"{len(points)} of {len(played)} points remain")
+    return tuple(points), len(played)

@@ -429,7 +429,7 @@ def test_interrupted(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) 
     before = snapshot(explored)
     code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
     assert (code, out) == (130, "")
-    assert err.splitlines()[-1] == "tensoropt: error: interrupted; nothing saved was changed"
+    assert err.splitlines()[-1] == "tensoropt: error: interrupted; what was saved is untouched, and what was timed is kept"
     assert snapshot(explored) == before
 
 

@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except KeyboardInterrupt:
-        return _failed(options, progress, "interrupted; what was saved is untouched, and what was timed is kept", EXIT_INTERRUPTED)
+        return _failed(options, progress, "interrupted; what was saved or timed is kept", EXIT_INTERRUPTED)
     except TensorOptError as error:
         return _failed(options, progress, sentence(error), EXIT_INPUT)
     except OSError as error:

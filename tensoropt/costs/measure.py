@@ -36,10 +36,10 @@ MIN_REPEATS, TARGET_S = 5, 0.12
 """A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says; in
 whole laps over its copies."""
 _BOTH_WAYS = 3
+"""Forward and backward over forward, about."""
 _STARTS, _NODES = 50, 41
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 """What getting ready for a workload and making its random tensors take, about."""
-"""Forward and backward over forward, about."""
 WAYS = ("forward", "backward")
 _ELSEWHERE = "another rank could not run it"
 OUT_OF_MEMORY = "out of memory"

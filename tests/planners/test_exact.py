@@ -176,7 +176,7 @@ def test_nothing_runs_after_a_cancel(monkeypatch):
 
 
 def test_a_missing_solver_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)  # whoever imported it before
     remedy = r"netsplit needs the package ortools.*pip install 'tensoropt\[solvers\]'"
     with pytest.raises(MissingExtraError, match=remedy):
         netsplit.place(small(0), None, 0)

@@ -51,10 +51,16 @@ class SearchedSpace:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """What was heuristic in any of the searches, and under which caps there were several."""
         if not self.capped:
             return self.frontier.notes
         caps = ", ".join(format_bytes(cap) for cap, _ in self.capped)
-        return (*self.frontier.notes, f"searched again under caps on what an operator needs: {caps}")
+        heuristic = (note for _, frontier in self.capped for note in frontier.notes)
+        return (
+            *dict.fromkeys((*self.frontier.notes, *heuristic)),
+            f"searched again under caps on what an operator needs: {caps};"
+            " of points found there, exact and gap hold under the cap",
+        )
 
 
 def cost_graph(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tensoropt.api import explore
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.working import WorkingSets
 from tensoropt.execute.models import ModelSpec
+from tensoropt.search import TrackedFrontier
+from tensoropt.spaces import SearchedSpace
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +37,14 @@ def test_caps_find_leaner_plans_and_lose_none(store, monkeypatch):
             p.memory_bytes <= point.memory_bytes and p.time_s <= point.time_s * (1 + 1e-12)
             for p in capped.points
         )
+
+
+def test_what_was_heuristic_under_a_cap_is_said():
+    def frontier(*notes: str) -> TrackedFrontier:
+        return TrackedFrontier(np.zeros(1), np.zeros(1), not notes, notes, lambda i: None, lambda m: m)
+
+    space = SearchedSpace(None, None, frontier(), None, ((2.0**20, frontier("fixed")), (2.0**21, frontier())))
+    first, caps = space.notes
+    assert first == "fixed"
+    assert "1 MiB, 2 MiB" in caps
+    assert SearchedSpace(None, None, frontier("fixed"), None).notes == ("fixed",)

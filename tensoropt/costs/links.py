@@ -284,7 +284,7 @@ def _of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transit
                 arriving[key] = float(np.median(sent[turns] - sent[at_once[turns.size]]))
                 leaving[key] = float(np.median(worked[turns] - worked[alone[turns.layers]]))
     return Transition(
-        works_s=tuple(works.values()),
+        works_s=tuple(_ascending(list(works.values()))),
         sizes=TRANSITION_SIZES,
         arriving_s=_table(arriving, tuple(works), by_size=False),
         leaving_s=_table(leaving, tuple(works), by_size=True),

@@ -191,9 +191,18 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
         pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
         transitions={
             **{tuple(axes): _only_arriving(points) for axes, points in data.get("arrivals", [])},
-            **{tuple(axes): Transition.from_dict(each) for axes, each in data.get("transitions", [])},
+            **{tuple(axes): _transition(each) for axes, each in data.get("transitions", [])},
         },
     )
+
+
+def _transition(data: Mapping[str, Any]) -> Transition:
+    """Also of an exploration saved when what work takes longer did not depend on how much work it is."""
+    leaving_s = data["leaving_s"]
+    if not isinstance(leaving_s[0], list):
+        by_work = [leaving_s if work_s else [0.0] * len(leaving_s) for work_s in data["works_s"]]
+        data = {**data, "leaving_s": by_work}
+    return Transition.from_dict(data)
 
 
 def _only_arriving(points: Sequence[tuple[float, float]]) -> Transition:

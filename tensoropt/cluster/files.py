@@ -215,7 +215,9 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
             pair_link = link_from(entry, where)
         for direction in (ends, ends[::-1]) if both else (ends,):
             if direction in directed:
-                raise ClusterError(f"{where}: the pair {direction} is given twice; keep one")
+                raise ClusterError(
+                    f"{where}: the pair {direction} is given twice: a link serves both ways; keep one"
+                )
             directed.add(direction)
         _join(given, ends, pair_link, where)
     lone = sorted(pair for pair in directed if pair[::-1] not in directed)

@@ -54,7 +54,7 @@ def shipped() -> set[str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source distribution, and the wheel that was made from it."""
     copy = tmp_path_factory.mktemp("source")
-    left_out = shutil.ignore_patterns("__pycache__", "*.pyc", "*.nb[ic]", "results")
+    left_out = shutil.ignore_patterns("__pycache__", "*.pyc", "*.nb[ic]")
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, copy / folder, ignore=left_out)
     for file in ROOT.iterdir():
@@ -91,7 +91,8 @@ def test_the_source_distribution_can_be_tested(built: Path) -> None:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     top = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt"}
     assert {*top, "pyproject.toml", ".ci/make-venv", "tests/naive.py", "tensoropt/README.md"} <= names
-    assert {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("*.py")} <= names
+    for endings in ("*.py", "*.md", "*.json"):  # results too: the pages' figures are traced to them
+        assert {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob(endings)} <= names
 
 
 def test_the_metadata(built: Path) -> None:

@@ -149,7 +149,7 @@ class Prices:
         return self.upkeep.pass_s if learns and steps and not other else 0.0
 
     def again_s(self, work: Workload, forward_s: float) -> float:
-        """Seconds that recomputing adds to a group: its second forward, and what checkpointing hangs on each
+        """Seconds that recomputing adds to a group: its second forward, and what autograd asks for of each
         of its calls."""
         return forward_s + len(work.calls) * self.upkeep.again_s
 

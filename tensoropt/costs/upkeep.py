@@ -1,8 +1,8 @@
 """Upkeep: what a step spends beside operators and collectives.
 
 Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
-stepping a parameter, and what checkpointing hangs on every tensor of a recomputed region: small per item, but
-a plan with many edges and micro-batches has hundreds of them.
+stepping a parameter, and what it takes that autograd asks for each tensor of a recomputed region: small per
+item, but a plan with many edges and micro-batches has hundreds of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
 from tensoropt.cluster import DeviceKind
 from tensoropt.costs.measure import make_optimizer
@@ -24,10 +23,11 @@ from tensoropt.costs.pool import RankPool
 from tensoropt.costs.stopwatch import stopwatch_here
 from tensoropt.costs.store import ProfileStore
 from tensoropt.sharding.placement import chunk
+from tensoropt.sharding.recomputing import recomputed
 
 _ELEMENTS = 1 << 22
 _CHAIN, _PARAMETERS = 40, 64
-_KEY = "upkeep-4"  # counts how often the way of measuring changed
+_KEY = "upkeep-5"  # counts how often the way of measuring changed
 _LAUNCH_S = 2e-5
 """Issuing one edge on a GPU: Python, autograd and a launch; data sheets do not say."""
 
@@ -146,7 +146,7 @@ def _step_s(optimizer: str, device: torch.device) -> float:
 
 
 def _again_s() -> float:
-    """What a call more takes in a checkpointed chain, second forward included, over what its forward and
+    """What a call more takes in a recomputed chain, second forward included, over what its forward and
     backward and one more forward take."""
     x = torch.randn(8, 16, requires_grad=True)
     weights = [torch.randn(16, 16, requires_grad=True) for _ in range(_CHAIN // 2)]
@@ -160,7 +160,7 @@ def _again_s() -> float:
         chain(x).sum().backward()
 
     def again() -> None:
-        checkpoint(chain, x, use_reentrant=False, early_stop=False).sum().backward()
+        recomputed(chain, x).sum().backward()
 
     with torch.no_grad():
         forward = _usual_s(lambda: chain(x))

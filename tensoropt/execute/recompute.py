@@ -1,8 +1,8 @@
-"""Recomputed regions of a lowered graph: their nodes become a module of their own that is checkpointed.
+"""Recomputed regions of a lowered graph: their nodes become a module of their own that runs twice.
 
-The module runs twice: in forward without keeping its inside, and in backward, reshardings and gathers
-included, just before its own backward (``torch.utils.checkpoint``, not re-entrant). It is never stopped
-early, so that every rank issues the collectives the plan counts.
+The first time in forward, without keeping its inside, and again in backward, reshardings and gathers
+included, just before its own backward (:mod:`tensoropt.sharding.recomputing`), and always to its end, so that
+every rank issues the collectives the plan counts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import checkpoint
 
 from tensoropt.execute.runtime import Runtime
+from tensoropt.sharding.recomputing import recomputed
 
 REGION = "region"
 """Key in a node's ``meta``: the name of the recomputed region it runs in."""
@@ -43,7 +43,7 @@ class Recomputed(torch.nn.Module):
             finally:
                 self.runtime.step, self.runtime.micro_batch = now
 
-        return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)
+        return recomputed(run, *inputs)
 
 
 def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) -> fx.Graph:

@@ -16,10 +16,10 @@ OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo dashboard ready-made zoo-figures screenshots test test-all test-nojit test-oldest dist lint clean \
-	bench notebooks figures bench-fidelity bench-dashboard bench-search
+	bench notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
 
 help: ## show the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(STAMP) ## make .venv and install the package with all extras
 

@@ -102,7 +102,7 @@ def measure(devices: int, layers: int | None, all_meshes: bool) -> dict[str, Any
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "frontier": [[p.memory_bytes, p.time_s] for p in found.points],
         "points_that_fit": len(fits),
-        "notes": found.report["notes"],
+        "notes": [*found.report["notes"], *dict.fromkeys(n for space in found.spaces for n in space.notes)],
         "chosen": told(found, chosen, built.parameter_count),
     }
 
@@ -219,6 +219,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
 def _words(row: dict[str, Any]) -> list[str]:
     one = row["chosen"]
     lines = [f"- searched with {' and '.join(map(str, row['micro_batches']))} micro-batches"]
+    lines += [f"- {note}" for note in row["notes"] if note.startswith("searched again")]
     if not row["points_that_fit"]:
         lines.append(
             f"- does not fit: parameters, gradients and Adam's state alone are "

@@ -3,9 +3,11 @@
     python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [--models NAME ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
-this machine, with measurements made in the same run; ten plans spaced evenly by index along each frontier are
-run. Every plan is timed in two rounds over all plans: their difference is the noise floor. Results are dated
-files in tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
+this machine, with measurements made in the same run; ten plans spaced evenly by index along each frontier
+are run. Plans take turns in several rounds, as the machine's pace changes within seconds; what every other
+round says of the same plan differs by the noise floor. In the first and the last round the plans' operators
+are timed once more, as before the prediction: the pace changes within minutes, too. Results are dated files
+in tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
 """
 
 from __future__ import annotations
@@ -17,14 +19,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensoropt.api import explore
+from tensoropt.costs.compute import measurement_prefix
+from tensoropt.costs.measure import joined
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.store import ProfileStore
-from tensoropt.execute.models import ModelSpec
+from tensoropt.costs.workload import Workload, workload
+from tensoropt.execute.models import ModelSpec, open_model
+from tensoropt.sharding.strategy import Strategy
 from tests.benchmarks.fidelity.report import markdown, picture, summary
 from tests.benchmarks.fidelity.steps import run_plan, seconds_of
 from tests.benchmarks.machine import dated, machine, write
@@ -36,8 +44,8 @@ MODELS = {
     "Transformer": ("zoo:transformer-tiny", (("batch", 32),)),
     "GPT-2": ("zoo:gpt2-demo", ()),
 }
-PLANS, STEPS = 10, 7
-QUICK_PLANS, QUICK_STEPS, QUICK_MODELS = 3, 3, ("RNN", "GPT-2")
+PLANS, ROUNDS, STEPS = 10, 6, 3
+QUICK_PLANS, QUICK_ROUNDS, QUICK_MODELS = 3, 2, ("RNN", "GPT-2")
 OPTIMIZER = "adam"
 
 
@@ -48,34 +56,83 @@ def evenly(count: int, wanted: int) -> list[int]:
     return sorted({round(i * (count - 1) / (wanted - 1)) for i in range(wanted)})
 
 
-def measure(name: str, cluster: str, plans: int, steps: int, store: ProfileStore) -> dict[str, Any]:
-    """Explore one model, run some of its plans twice; rows of predicted and measured."""
+@dataclass(frozen=True)
+class Operators:
+    """What a strategy computes in a step.
+
+    Attributes:
+        works: distinct ones.
+        times: how often a step does each one's forward and its backward.
+    """
+
+    works: tuple[Workload, ...]
+    times: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Operators:
+        works: dict[str, Workload] = {}
+        forwards, backwards = Counter[str](), Counter[str]()
+        for name, configuration in strategy.configurations.items():
+            work = workload(strategy.graph, configuration, strategy.mesh)
+            works[work.key] = work
+            forwards[work.key] += strategy.forwards(name) * strategy.micro_batches
+            backwards[work.key] += strategy.micro_batches
+        return cls(tuple(works.values()), tuple((forwards[key], backwards[key]) for key in works))
+
+    def seconds(self, records: Sequence[Mapping[str, Any]]) -> float:
+        """Of a step, by a record of each."""
+        return sum(
+            record["forward_s"] * forwards + record["backward_s"] * backwards
+            for record, (forwards, backwards) in zip(records, self.times, strict=True)
+        )
+
+
+def halves(rounds: Sequence[float]) -> list[float]:
+    """Means of every other round, from the first and from the second on."""
+    return [statistics.fmean(rounds[0::2]), statistics.fmean(rounds[1::2])]
+
+
+def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStore) -> dict[str, Any]:
+    """Explore one model, run some of its plans several times; rows of predicted and measured."""
     source, settings = MODELS[name]
     spec = ModelSpec(source, 0, settings=settings)
     model, args, kwargs = spec.build()
     begun = time.perf_counter()
     found = explore(model, args, kwargs, cluster=cluster, optimizer=OPTIMIZER, source=source, store=store)
     explored_s = time.perf_counter() - begun
-    rows = []
+    rows, graph = [], open_model(spec).graph
     with RankPool(found.devices, timeout_s=600.0) as pool:
         chosen = [(i, found.points[i], found.plan(i)) for i in evenly(len(found.points), plans)]
-        rounds = [
-            [pool.run(run_plan, spec, plan.strategy_data(), OPTIMIZER, steps) for _, _, plan in chosen]
-            for _ in range(2)
+        operators = [Operators.of(plan.strategy(graph)) for _, _, plan in chosen]
+        found_in = [
+            [
+                pool.run(run_plan, spec, plan.strategy_data(), OPTIMIZER, STEPS, own.works if ends else ())
+                for (_, _, plan), own in zip(chosen, operators, strict=True)
+            ]
+            for ends in (number in (0, rounds - 1) for number in range(rounds))
         ]
-    for (index, point, plan), *both in zip(chosen, *rounds, strict=True):
-        timed = [seconds_of(ranks) for ranks in both]
+    prefix = measurement_prefix(found.devices, 1, True)
+    for (index, point, plan), own, *ran in zip(chosen, operators, *found_in, strict=True):
+        again = [
+            own.seconds([joined(ranks) for ranks in zip(*(rank["works"] for rank in end), strict=True)])
+            for end in (ran[0], ran[-1])
+        ]
+        before = own.seconds([store.get(f"{prefix}/{work.key}") or {} for work in own.works])
+        timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
+        whole, network = zip(*timed, strict=True)
         rows.append(
             {
                 "point": index,
                 "mesh": plan.mesh.label,
                 "micro_batches": plan.micro_batches,
                 "time_predicted_s": point.time_s,
-                "time_measured_s": [statistics.median(whole) for whole, _ in timed],
+                "pace": statistics.fmean(again) / before,
+                "compute_predicted_s": point.compute_s,
+                "time_measured_s": halves(whole),
                 "network_predicted_s": point.communication_s,
-                "network_measured_s": [statistics.median(network) for _, network in timed],
+                "network_measured_s": halves(network),
                 "memory_predicted_bytes": point.memory_bytes,
-                "memory_measured_bytes": max(rank["memory_bytes"] for rank in both[0]),
+                "memory_measured_bytes": max(rank["memory_bytes"] for rank in ran[0]),
             }
         )
     return {
@@ -93,8 +150,8 @@ def line(one: dict[str, Any]) -> str:
     """What came out of one model."""
     return (
         f"{one['model']}: {len(one['rows'])} of {one['points']} plans, time off by {one['time_error']:.1%}"
-        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}), network {one['network_error']:.1%},"
-        f" memory {one['memory_error']:.2%}"
+        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; pace x{one['pace']:.2f}, at it"
+        f" {one['paced_error']:.1%}), network {one['network_error']:.1%}, memory {one['memory_error']:.2%}"
     )
 
 
@@ -106,12 +163,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
     names = options.models or (QUICK_MODELS if options.quick else tuple(MODELS))
-    plans, steps = (QUICK_PLANS, QUICK_STEPS) if options.quick else (PLANS, STEPS)
+    plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if options.quick else (PLANS, ROUNDS)
     results = []
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
         for name in names:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            results.append(measure(name, options.cluster, plans, steps, store))
+            results.append(measure(name, options.cluster, plans, rounds, store))
             print(line(results[-1]), file=sys.stderr, flush=True)
             text = save(results, options)  # after every model: a run that is interrupted keeps what it has
     print(text)

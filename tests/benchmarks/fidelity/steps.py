@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tensoropt.costs.measure import time_workload
+from tensoropt.costs.workload import Workload
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import ModelSpec, load_model
 from tensoropt.execute.steps import Step, tracked_memory
@@ -20,17 +22,27 @@ Stamps = list[tuple[float, float]]
 
 
 def run_plan(
-    rank: int, world_size: int, spec: ModelSpec, strategy: Mapping[str, Any], optimizer: str, steps: int
+    rank: int,
+    world_size: int,
+    spec: ModelSpec,
+    strategy: Mapping[str, Any],
+    optimizer: str,
+    steps: int,
+    works: Sequence[Workload] = (),
 ) -> dict[str, Any]:
-    """Start and end of each step and of each of its collectives, most bytes alive (runs in the pool).
+    """Start and end of each step and of each of its collectives (runs in the pool).
 
     Ranks of a machine read one clock, so that stamps of several ranks can be compared.
+
+    Args:
+        works: with any, what timing them finds just after, as it was done before anything was predicted, and
+            the most bytes that are alive in a step.
     """
     loaded = load_model(spec)
     engine = Engine(strategy_from_dict(strategy, loaded.graph), loaded.values)
     step = Step(engine, loaded.inputs, optimizer)
     step()  # warms up, makes the optimizer's state
-    memory = tracked_memory(step)["peak"]
+    memory = tracked_memory(step)["peak"] if works else 0
     whole: Stamps = []
     collectives: list[Stamps] = []
     for _ in range(steps):
@@ -40,7 +52,8 @@ def run_plan(
             step()
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
-    return {"steps": whole, "collectives": collectives, "memory_bytes": memory}
+    again = [time_workload(rank, world_size, work, True) for work in works]
+    return {"steps": whole, "collectives": collectives, "memory_bytes": memory, "works": again}
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.benchmarks.fidelity.bench_fidelity import evenly, with_earlier
-from tests.benchmarks.fidelity.report import error, kendall, markdown, picture, spread, summary
+from tests.benchmarks.fidelity.bench_fidelity import Operators, evenly, with_earlier
+from tests.benchmarks.fidelity.report import error, kendall, markdown, paced_error, picture, spread, summary
 from tests.benchmarks.fidelity.steps import seconds_of
 
 
@@ -15,6 +15,7 @@ def row(predicted: float, first: float, second: float, memory: tuple[float, floa
     return {
         "point": 0, "mesh": "2", "micro_batches": 1,
         "time_predicted_s": predicted, "time_measured_s": [first, second],
+        "compute_predicted_s": 0.8 * predicted, "pace": 1.25,
         "network_predicted_s": 0.0, "network_measured_s": [0.0, 0.0],
         "memory_predicted_bytes": memory[0], "memory_measured_bytes": memory[1],
     }  # fmt: skip
@@ -26,7 +27,7 @@ def test_plans_are_spaced_evenly_and_both_ends_are_in():
     assert len(evenly(1000, 10)) == 10
 
 
-def test_errors_are_against_the_mean_of_the_rounds():
+def test_errors_are_against_the_mean_of_the_halves():
     assert error(1.1, [0.9, 1.1]) == pytest.approx(0.1)
     assert spread([0.9, 1.1]) == pytest.approx(0.1)
     assert error(0.0, [0.0, 0.0]) == 0.0
@@ -37,6 +38,17 @@ def test_tau_leaves_out_pairs_within_the_noise():
     assert kendall(rows, noise=0.0) == (pytest.approx(1 / 3), 3)
     assert kendall(rows, noise=0.05) == (1.0, 2)
     assert kendall(rows, noise=1.0) == (None, 0)
+
+
+def test_computing_goes_at_the_pace_of_the_run():
+    assert paced_error(row(1.0, 1.1, 1.3)) == pytest.approx(0.0)
+    assert summary([row(1.0, 1.2, 1.2)])["paced_error"] == pytest.approx(0.0)
+
+
+def test_a_step_runs_each_operator_as_often_as_its_groups_and_micro_batches_say():
+    ours = Operators((), ((4, 2), (2, 2)))
+    records = [{"forward_s": 1.0, "backward_s": 10.0}, {"forward_s": 100.0, "backward_s": 0.0}]
+    assert ours.seconds(records) == 4 * 1 + 2 * 10 + 2 * 100
 
 
 def test_a_collective_counts_from_the_rank_that_comes_last():

@@ -242,10 +242,10 @@ def test_verify_an_inference_plan(run: Any) -> None:
 
 @pytest.mark.distributed
 def test_verify_random_strategies(run: Any) -> None:
-    code, out, err = run("verify", "net.py:net", "--random", "3", "--seed", "5")
+    code, out, err = run("verify", "net.py:net", "--random", "2", "--seed", "5")
     assert code == 0, out
     assert "on cluster local:2 (the default" in err
-    assert "3 of 3 plans ok" in out
+    assert "2 of 2 plans ok" in out
 
 
 # -- constraints ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.recomputing import recomputed
@@ -43,6 +44,8 @@ class Recomputed(torch.nn.Module):
             finally:
                 self.runtime.step, self.runtime.micro_batch = now
 
+        if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
+            return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)
         return recomputed(run, *inputs)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tensoropt.execute import parallelize
 from tensoropt.execute.counts import unsplit_strategy
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, load_model
@@ -52,6 +53,21 @@ def test_gradients_and_dropout_masks_are_the_same(loaded):
     assert torch.equal(loss, again)
     for name, value in gradients.items():
         assert torch.equal(value, recomputed[name]), name
+
+
+@pytest.mark.slow
+def test_compiled_gradients_are_the_same(loaded):
+    found = []
+    for compiled in (False, True):
+        (model, args, kwargs) = jobs.spec("transformer_dropout").build()
+        strategy = replace(unsplit_strategy(loaded.graph), recomputed=find_regions(loaded.graph))
+        parallelize(model.train(), strategy, args, kwargs)
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        run(*args, **kwargs)["loss"].backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
 def test_less_is_kept(loaded):

@@ -48,6 +48,7 @@ from tensoropt.planners.compare import asked, compare
 from tensoropt.planners.problem import Problem as PlannerProblem
 from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
+from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.spaces import SearchedSpace, judge_all, search_all
 from tensoropt.units import format_bytes
@@ -71,6 +72,15 @@ def _left_out(cluster: Cluster) -> tuple[str, ...]:
     count = len(cluster.meshes(MAX_AXES)) - len(searched_meshes(cluster))
     most = min(MAX_AXES, 1 + len(cluster.levels))
     return (f"not searched: meshes of more than {most} axes ({count})",) if count else ()
+
+
+def _lost(atoms: AtomGraph) -> Iterator[str]:
+    """Operators that could not be tried without their rules, in words."""
+    for target, reason in atoms.lost().items():
+        yield (
+            f"{target} has no rule and is kept whole on every device: {reason}; once it is mended, "
+            "`tensoropt profiles --forget-failed` has it tried again"
+        )
 
 
 def explore(
@@ -398,7 +408,13 @@ def _report(
         },
         "split_share_of_flops": split_share,
         "micro_batches_refused": problem.refusal,
-        "notes": [*graph.notes, *_left_out(costs.cluster), *costs.notes(), *notes],
+        "notes": [
+            *graph.notes,
+            *_left_out(costs.cluster),
+            *_lost(problem.graph.atoms),
+            *costs.notes(),
+            *notes,
+        ],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
         "points_before_judging": played,
         "workloads_measured": len(costs.measured),

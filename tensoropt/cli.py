@@ -162,6 +162,11 @@ def parser() -> argparse.ArgumentParser:
     files = profiles.add_mutually_exclusive_group()
     files.add_argument("--export", metavar="FILE", help="write all records, for another machine")
     files.add_argument("--import", dest="import_", metavar="FILE", help="add the records of such a file")
+    files.add_argument(
+        "--forget-failed",
+        action="store_true",
+        help="forget what failed, hung or ran out of memory, so that it is tried again",
+    )
     profiles.set_defaults(run="profiles")
 
     dashboard = verb("dashboard", "look at frontiers, pick and export plans in a browser")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 import time
 
 import pytest
@@ -198,6 +199,31 @@ def test_progress_names_the_stages(store):
     explored(store, two_layers, progress=lambda stage, done, total, what: seen.append(stage))
     assert seen[0] == "capture"
     assert {"capture", "configurations", "search", "judge"} <= set(seen)
+
+
+@torch.library.custom_op("tensoropt_api_tests::aborting", mutates_args=())
+def aborting(x: torch.Tensor) -> torch.Tensor:
+    os.abort()
+
+
+@aborting.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_operator_that_kills_its_process_is_in_the_notes(tmp_path):
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return aborting(super().forward(x))
+
+    with ProfileStore(tmp_path / "profile.sqlite") as profile:
+        found = tensoropt.explore(
+            Model(8, 8), (torch.randn(4, 8),), cluster="dgx-h100[2]", mode="inference", store=profile
+        )
+        assert profile.forget_failed() == 1
+    (note,) = [note for note in found.report["notes"] if "tensoropt_api_tests.aborting" in note]
+    assert "kept whole on every device: tried on small tensors, the process that tried it died" in note
+    assert found.points
 
 
 @pytest.mark.slow

@@ -473,7 +473,9 @@ def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys)
             }
             for i in range(10)
         }
-        store.put_many(records)
+        store.put_many(records | {"cpu/torch/2x1/train/hung": {"error": "it did not end within 60 s"}})
+    assert main(["profiles", "--forget-failed"]) == 0
+    assert "1 records of what failed" in capsys.readouterr().out
     assert main(["profiles", "--export", str(tmp_path / "records")]) == 0
     assert "norm forward: 0 % (0 %), from 10" in capsys.readouterr().out
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "two"))

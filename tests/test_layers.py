@@ -31,7 +31,7 @@ def test_every_stage_has_its_layer() -> None:
         "sharding",
         "capture | cluster | zoo",
         "graph",
-        "errors : units : console",
+        "errors : units : console : waiting",
     ]
 
 

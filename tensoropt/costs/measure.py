@@ -27,10 +27,10 @@ from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.rank_worker import tell
 from tensoropt.costs.stopwatch import Mark, Stopwatch, WallClock, end_if_lost, stopwatch_here, stopwatch_of
 from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.waiting import forked
 from tensoropt.costs.workload import Workload, differentiable, makes_tensors, random_tensor, run
 from tensoropt.errors import MeasurementError
 from tensoropt.sharding.kernels import SingleDevice
+from tensoropt.waiting import forked
 
 MIN_REPEATS, TARGET_S = 5, 0.12
 """A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says; in

@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import Any
 
 from tensoropt.cluster import rank_cores
-from tensoropt.costs.waiting import Patience
 from tensoropt.errors import MeasurementError
+from tensoropt.waiting import Patience
 
 _WORKER = "from tensoropt.costs.rank_worker import main; main()"
 _GRACE_S = 3.0  # how long the other ranks may take to answer once one has failed

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 EXPORT_SCHEMA = "tensoropt.profiles/1"
 KINDS = ("compute", "collective", "saved", "discovery")
+FAILURES = ("error", "failed", "lost")
+"""Each the key under which a record says why there is nothing in it (workload, collective, operator)."""
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": tells our file from any other SQLite file
 _BUSY_TIMEOUT_S = 30.0
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
@@ -134,6 +136,21 @@ class ProfileStore:
                 connection.executemany("DELETE FROM profiles WHERE kind = ? AND key = ?", rows)
 
         self._do(remove)
+
+    def forget_failed(self) -> int:
+        """Forget what could not be measured or tried, so that it is tried again; returns how many records."""
+
+        def remove(connection: sqlite3.Connection) -> int:
+            like = " OR ".join("instr(record, ?)" for _ in FAILURES)
+            with _transaction(connection):
+                rows = connection.execute(
+                    f"SELECT kind, key, record FROM profiles WHERE {like}", [f'"{name}"' for name in FAILURES]
+                )
+                failed = [(kind, key) for kind, key, text in rows if set(FAILURES) & json.loads(text).keys()]
+                connection.executemany("DELETE FROM profiles WHERE kind = ? AND key = ?", failed)
+            return len(failed)
+
+        return self._do(remove)
 
     def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, Record]]:
         """All ``(key, record)`` of a kind whose key begins with ``prefix``, by key."""

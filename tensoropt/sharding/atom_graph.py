@@ -32,6 +32,11 @@ class AtomGraph:
         targets = self.graph.by_name
         return {targets[name].target: str(found) for name, found in self.discovered.items()}
 
+    def lost(self) -> dict[str, str]:
+        """Target -> why it could not even be tried, for people."""
+        targets = self.graph.by_name
+        return {targets[name].target: found.refused for name, found in self.discovered.items() if found.lost}
+
     def atom_sizes(self, tensor: str) -> tuple[int, ...]:
         return tuple(size for dim in self.atoms[tensor] for size in dim)
 

@@ -8,6 +8,9 @@ time. Operators that draw random numbers, keep a state or write to their operand
 
 What was found is kept in a store, by the operator's signature; what comes from a store is checked again
 before it is used, because the operator's code may have changed since.
+
+An operator of a user's own may hang or crash: it is tried in a fork of this process, which may be lost. That
+is kept too, and not tried again until the store forgets it.
 """
 
 from __future__ import annotations
@@ -15,30 +18,32 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, map_refs
+from tensoropt.errors import MeasurementError
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, map_refs
 from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.check import check_choices
 from tensoropt.sharding.index_space import NONE, IndexSpace, LoopDim, Operand
-from tensoropt.sharding.local import LocalCall, resolve_function
+from tensoropt.sharding.local import resolve_function
 from tensoropt.sharding.placement import PARTIAL
 from tensoropt.sharding.rules import Builder
-from tensoropt.sharding.samples import sample_inputs
+from tensoropt.sharding.twins import Twin, twins_of, value_matters
+from tensoropt.waiting import forked
 
 VERSION = 1
 """Part of every key; raised when the way of searching changes."""
-TWIN_SIZES = (6, 8, 10, 12, 14, 18, 20)
-LARGEST_TWIN = 1 << 17
-"""Elements of an operand above which the operator is not run at its own sizes."""
 MOST_TIES = 64
+TRIAL_S = 60.0
+"""Seconds that all runs of an operator of a user's own may take; most are done in a fraction of one."""
 SUM, WHOLE, MEAN = -1, -2, -3
 """What becomes of an output that the loop does not walk: parts add up, are equal, or average."""
 _KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
+LOST = "lost"
+"""In a record: why the operator could not be tried."""
 
 
 class Kept(Protocol):
@@ -70,20 +75,26 @@ class Discovery:
         splits: loops that may be split, each alone or with any other.
         linear: whether a partial sum may pass through.
         refused: why nothing was looked for, or "".
+        lost: whether that is because it hung or crashed when it was tried.
     """
 
     splits: tuple[Split, ...] = ()
     linear: bool = False
     refused: str = ""
+    lost: bool = False
 
     def __str__(self) -> str:
         return self.refused or "; ".join(map(str, self.splits)) or "no split recombines"
 
     def to_record(self) -> dict[str, Any]:
+        if self.lost:
+            return {LOST: self.refused}
         return {"splits": [[list(s.reads), list(s.writes)] for s in self.splits], "linear": self.linear}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Discovery:
+        if LOST in record:
+            return cls(refused=record[LOST], lost=True)
         return cls(tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"]), bool(record["linear"]))
 
 
@@ -96,22 +107,45 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     refused = _refusal(op)
     if refused:
         return Discovery(refused=refused)
-    twins = list(_twins(op, graph))
-    if not twins:
-        return Discovery(refused="it does not run on small random tensors")
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
-    if record is not None:
-        found = Discovery.from_record(record)
-        if all(_holds(twin, found.splits, found.linear) for twin in twins):
-            return found
-    refused = "; ".join({r for r in map(_unsteady, twins) if r})
-    if refused:
-        return Discovery(refused=refused)
-    found = _search(twins)
-    if kept is not None:
+    before = Discovery.from_record(record) if record is not None else None
+    if before is not None and before.lost:
+        return before
+    found = (_tried if op.target.startswith("aten.") else _tried_apart)(op, graph, before)
+    if kept is not None and found != before and (found.lost or not found.refused):
         kept.put(key, found.to_record(), kind="discovery")
     return found
+
+
+def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
+    """What was found ``before``, if that still holds, or what is found now."""
+    twins = list(twins_of(op, graph))
+    if not twins:
+        return Discovery(refused="it does not run on small random tensors")
+    if before is not None and all(_holds(twin, before.splits, before.linear) for twin in twins):
+        return before
+    refused = "; ".join({r for r in map(_unsteady, twins) if r})
+    return Discovery(refused=refused) if refused else _search(twins)
+
+
+def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
+    """The same in a fork. A process that ran a backward beside a GPU cannot be forked for another one
+    (PyTorch's engine refuses): there the operator is tried in this process."""
+
+    def child() -> Discovery | None:
+        torch.set_num_threads(1)  # the threads of this process's OpenMP are not in its fork
+        try:
+            torch.zeros((), requires_grad=True).exp().backward()
+        except RuntimeError:
+            return None
+        return _tried(op, graph, before)
+
+    try:
+        found = forked(child, TRIAL_S)
+    except MeasurementError as error:
+        return Discovery(refused=f"tried on small tensors, {error}", lost=True)
+    return found if found is not None else _tried(op, graph, before)
 
 
 def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> IndexSpace:
@@ -151,17 +185,12 @@ def signature(op: Operator, graph: OperatorGraph) -> str:
         tensor, known = graph.tensors[name], name in number
         index = number.setdefault(name, len(number))
         value = graph.constants.get(name)
-        digest = _digest(value) if value is not None and not known and _matters(tensor, value) else ""
+        digest = _digest(value) if value is not None and not known and value_matters(tensor, value) else ""
         return f"<{index} {tensor.shape} {tensor.dtype} {tensor.requires_grad} {digest}>"
 
     call = repr((map_refs(op.args, named), sorted(map_refs(tuple(op.kwargs.items()), named))))
     digest = hashlib.sha256(call.encode()).hexdigest()[:32]
     return f"{VERSION}/torch-{torch.__version__}/{op.target}/{digest}"
-
-
-def _matters(tensor: Tensor, value: Any) -> bool:
-    """Whether a constant's values decide what the operator does: indices and masks do."""
-    return value is not None and not value.is_meta and tensor.dtype not in FLOATING
 
 
 def _digest(value: torch.Tensor) -> str:
@@ -195,83 +224,6 @@ def _unsteady(twin: Twin) -> str:
     first = runs[0]
     same = all(_equal(a, b, 0.0) for run in runs[1:] for a, b in zip(first, run, strict=True))
     return "" if same else "it gives different results for the same operands"
-
-
-# -- twins ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Twin:
-    """The operator on small tensors: a graph of its own, of one operator."""
-
-    op: Operator
-    graph: OperatorGraph
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
-
-    @property
-    def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(self.graph.tensors[n] for n in self.op.outputs)
-
-    def values(self, seed: int) -> dict[str, torch.Tensor]:
-        values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
-        return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
-
-    def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        return _call(self.op, values)
-
-
-def _dtype(tensor: Tensor) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    return dtype
-
-
-def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    call = LocalCall(op.target, op.args, op.kwargs, op.name)
-    args, kwargs = call.arguments(values.__getitem__)
-    with torch.no_grad():
-        result = call.bind(None)(*args, **kwargs)  # type: ignore[arg-type]  # no kernel, no context
-    parts = [result] if isinstance(result, torch.Tensor) else list(result)
-    return [part for part in parts if isinstance(part, torch.Tensor)]
-
-
-def _twins(op: Operator, graph: OperatorGraph) -> Iterator[Twin]:
-    """The operator at two sets of small sizes and, where its tensors are small, at its own."""
-    names = tuple(dict.fromkeys(op.inputs()))
-    tensors = [graph.tensors[n] for n in names]
-    if not tensors:
-        return
-    sizes = sorted({size for t in tensors for size in t.shape if size > 1})
-    bound = any(_matters(t, graph.constants.get(t.name)) for t in tensors)
-    maps: list[dict[int, int]] = []
-    if not bound and len(sizes) < len(TWIN_SIZES):
-        maps = [dict(zip(sizes, TWIN_SIZES[start:], strict=False)) for start in (0, 1)]
-    if all(t.elements <= LARGEST_TWIN for t in tensors):
-        maps.append({})
-    for sized in maps:
-        with suppress(Exception):  # sizes that belong together do not fit any others
-            yield _twin(op, graph, tensors, sized)
-
-
-def _twin(op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]) -> Twin:
-    small = {
-        t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
-        for t in tensors
-    }
-    constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
-    draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
-    made = Twin(op, draft).run(Twin(op, draft).values(0))
-    assert len(made) == len(op.outputs), f"{op.target} gives {len(made)} tensors"
-    results = {
-        name: replace(graph.tensors[name], shape=tuple(value.shape))
-        for name, value in zip(op.outputs, made, strict=True)
-    }
-    if not sized:
-        assert all(results[n].shape == graph.tensors[n].shape for n in op.outputs)
-    alone = replace(draft, tensors={**small, **results}, operators=(op,), outputs=tuple(op.outputs))
-    return Twin(op, alone)
 
 
 # -- search ---------------------------------------------------------------------------------------

@@ -19,11 +19,17 @@ def profiles(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt.plan.table import fit_lines
 
     with ProfileStore() as store:
-        lines, data = [], {"path": str(store.path)}
+        lines: list[str] = []
+        data: dict[str, Any] = {"path": str(store.path)}
         if options.export:
             lines.append(f"{store.export_file(options.export)} records written to {options.export}")
         if options.import_:
             lines.append(f"{store.import_file(options.import_)} records added from {options.import_}")
+        if options.forget_failed:
+            data["forgotten"] = store.forget_failed()
+            lines.append(
+                f"{data['forgotten']} records of what failed forgotten; it is tried again when needed"
+            )
         counts = {kind: store.count(kind) for kind in KINDS}
         drawn = store.sample(MOST_SAMPLES)
         fits = fit_errors(drawn.records)

@@ -198,6 +198,17 @@ def test_bad_imports_change_nothing(path, tmp_path, text):
         assert store.count() == 0
 
 
+def test_only_what_failed_is_forgotten(path):
+    with ProfileStore(path) as store:
+        store.put_many({"good": RECORD, "bad": {"error": "out of memory"}, "named": {"class": "error"}})
+        store.put("links", {"failed": "it hung"}, "collective")
+        store.put("operator", {"lost": "it died"}, "discovery")
+        store.put("splits", {"splits": [], "linear": True}, "discovery")
+        assert store.forget_failed() == 3
+        assert [key for kind in KINDS for key, _ in store.items(kind)] == ["good", "named", "splits"]
+        assert store.forget_failed() == 0
+
+
 def test_fast_with_many_entries(path):
     with ProfileStore(path) as store:
         store.put_many({f"operator|{i:07d}": RECORD for i in range(100_000)})

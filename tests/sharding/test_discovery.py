@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.sharding import discovery
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import Discovery, Split, discover, signature
 from tensoropt.sharding.graph_check import check_graph
@@ -113,6 +116,21 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+_ENDINGS = {"hangs": lambda: time.sleep(3600), "crashes": os.abort}
+
+
+@torch.library.custom_op(f"{LIBRARY}::fatal", mutates_args=())
+def fatal(x: torch.Tensor, ending: str) -> torch.Tensor:
+    """Never returns where it computes."""
+    _ENDINGS[ending]()
+    return x.clone()
+
+
+@fatal.register_fake
+def _(x: torch.Tensor, ending: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 class Model(nn.Module):
     def __init__(self, function, width: int = 8):
         super().__init__()
@@ -200,6 +218,19 @@ def test_findings_are_kept_and_checked_again():
     memory[key] = {"splits": [[[1, 0], [1]]], "linear": True}  # as after the operator's code has changed
     assert discover(op, graph, memory) == discover(op, graph)
     assert memory[key] == record
+
+
+@pytest.mark.parametrize(("ending", "reason"), [("hangs", "did not end within 1 s"), ("crashes", "died")])
+def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, monkeypatch):
+    monkeypatch.setattr(discovery, "TRIAL_S", 1.0)
+    graph = graph_of(lambda x, w: fatal(x, ending) * w, mode="inference")
+    memory = Memory()
+    atoms = refine_graph(graph, memory)
+    (op,) = [op for op in graph.operators if "fatal" in op.target]
+    assert reason in atoms.lost()[op.target]
+    assert not any(dim.splittable for dim in atoms.spaces[op.name].dims)
+    monkeypatch.setattr(discovery, "forked", None)  # what is kept is not tried again
+    assert discover(op, graph, memory) == atoms.discovered[op.name]
 
 
 # -- rules beside discovery -----------------------------------------------------------------------

@@ -8,8 +8,8 @@ from multiprocessing import Pipe
 
 import pytest
 
-from tensoropt.costs.waiting import SPELL_S, Patience, forked
 from tensoropt.errors import MeasurementError
+from tensoropt.waiting import SPELL_S, Patience, forked
 
 
 class Jumping:

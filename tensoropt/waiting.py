@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import signal
@@ -86,6 +87,7 @@ def _child(function: Callable[[], Any], connection: Any) -> None:
     """Never returns: what this process would do at its end is the other's to do."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+        faulthandler.disable()  # a crash is an answer here
         try:
             answer = pickle.dumps(("ok", function()))
         except Exception as error:

@@ -53,14 +53,15 @@ class LinkFit:
         group: the ranks.
         segments: ascending in ``up_to_bytes``.
         residual: root mean square of the relative errors of the lines at the points.
-        points: ``(bytes, seconds, spread)``: the mean, and half the interquartile range by the median.
+        points: ``(bytes, seconds, spread, longest)``: the mean that counts, half the interquartile range by
+            the median, and the seconds of the longest repeat.
     """
 
     kind: str
     group: tuple[int, ...]
     segments: tuple[Segment, ...]
     residual: float
-    points: tuple[tuple[int, float, float], ...] = field(default=(), repr=False)
+    points: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
         """Predicted seconds, never less than for a smaller message; interpolated between two lines."""
@@ -105,7 +106,7 @@ class LinkFit:
                 for alpha, slope, start, end in data["segments"]
             ),
             residual=data["residual"],
-            points=tuple((int(size), seconds, spread) for size, seconds, spread in data["points"]),
+            points=tuple((int(point[0]), *point[1:]) for point in data["points"]),
         )
 
 

@@ -33,6 +33,7 @@ from tensoropt.costs.link_timing import (
     time_pair,
     time_transitions,
 )
+from tensoropt.costs.outlook import Outlook
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import MeasurementError
@@ -49,6 +50,11 @@ TRANSITION_SIZES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
+_MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
+"""Seconds of a small message and bytes per second of a large one, about: how often a size is repeated and
+what is said in advance rest on it, no price does."""
+_START_S, _READY_S, _LAYER_S = 5.0, 0.1, 1.5e-4
+"""Starting ranks, their groups for one measurement, and a layer of work forward and backward, about."""
 _TITLE = 40  # columns
 _TURNS = (
     # What small collectives leave is soon over, and long work drowns it; large ones take long themselves.
@@ -112,8 +118,38 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 def repeats_for(size: int) -> int:
     """How often a size is measured: about the same total time for each."""
-    expected_s = 300e-6 + size / 0.8e9
-    return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / expected_s)))
+    return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / _message_s("gloo", size))))
+
+
+def _message_s(backend: str, size: int) -> float:
+    latency_s, bandwidth = _MESSAGE[backend]
+    return latency_s + size / bandwidth
+
+
+def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
+    """About how long :func:`measure_links` takes for a kind in one set of groups."""
+
+    def sent_s(size: int) -> float:
+        return _message_s(backend, size) if size else 0.0
+
+    if kind == TRANSITION:
+        turns = [(turn, laps) for sizes, blocks, laps in _TURNS for turn in _plan(sizes, blocks)]
+        blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
+        return _READY_S + sum(blocks_s)
+    ways, barrier_s = (2 if kind == "send" else 1), _message_s(backend, 0)
+    return _READY_S + sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
+
+
+def in_step(seconds: np.ndarray) -> float:
+    """What a collective adds to a step that issues many: the mean, stalls of its own included.
+
+    The longest repeat does not count where it is beyond Tukey's fence (1.5 interquartile ranges above the
+    upper quartile): what came once may have been a standstill of the machine, and one of a tenth of a second
+    would be most of the mean. What comes again and again stays.
+    """
+    *others, longest = np.sort(seconds)
+    low, high = np.quantile(seconds, [0.25, 0.75])
+    return float(np.mean(others if others and longest > high + 1.5 * (high - low) else seconds))
 
 
 def measure_links(
@@ -141,7 +177,8 @@ def measure_links(
         pairs: also measure point to point.
         functional: time the functional collectives, which resharding issues; else those in place.
         refresh: measure again what the store has.
-        progress: called with ``(done, total, what)`` before each measurement and at the end.
+        progress: called with ``(done, total, seconds that are left and what)`` before each measurement and at
+            the end.
 
     Raises:
         MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is noted in
@@ -160,20 +197,24 @@ def measure_links(
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
+    plans = {job: PAIR_SIZES if job[0] == "send" else sizes for job in jobs}
+    missing = {keys[j]: measuring_s(j[0], plans[j], pool.backend) for j in jobs if j not in found}
+    outlook = Outlook(missing, start_s=0.0 if pool.process_ids else _START_S)
     for done, job in enumerate(jobs):
         kind, groups = job
         what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
         if progress is not None:
-            progress(done, len(jobs), what)
+            progress(done, len(jobs), f"{outlook.words}, {what}" if missing else what)
         if job in found:
             continue
         try:
-            record = _measure(pool, kind, groups, PAIR_SIZES if kind == "send" else sizes, functional)
+            record = _measure(pool, kind, groups, plans[job], functional)
             found[job] = record
         except RankError as error:
             failed[what] = str(error).split("\n", 1)[0]
             record = {"failed": failed[what]}
             logger.warning("%s could not be measured: %s", what, failed[what])
+        outlook.done([keys[job]])
         if store is not None:
             store.put(keys[job], record, "collective")
     if progress is not None:
@@ -215,7 +256,7 @@ def _key(
 ) -> str:
     text = ";".join(",".join(map(str, group)) for group in groups)
     how = "functional" if functional and kind != "send" else "in place"
-    how += "/mean in step, batch class"
+    how += "/mean in step without the longest, batch class"
     return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
 
 
@@ -243,8 +284,7 @@ def _measure(
             seconds = (ends - starts) / (2 if kind == "send" else 1)  # there and back
             low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
             spread = (high - low) / 2 / middle
-            # A step adds up hundreds of collectives, stalls included: their mean is what it pays.
-            points.append((size, float(np.mean(seconds)), float(spread)))
+            points.append((size, in_step(seconds), float(spread), float(np.max(seconds))))
         segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
         fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
         fits.append(fit.to_dict())

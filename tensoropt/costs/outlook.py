@@ -37,12 +37,20 @@ class Outlook:
     """Seconds that are left: the estimates of what is not done, times how those of what is done came out.
 
     Args:
-        expected_s: by workload key.
+        expected_s: by key of a workload or a link.
+        start_s: what is done once, before the first of them.
     """
 
-    def __init__(self, expected_s: Mapping[str, float], clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        expected_s: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        start_s: float = 0.0,
+    ):
         self.expected_s = expected_s
         self._left = dict(expected_s)
+        self._start_s = start_s
         self._clock = clock
         self._began = clock()
 
@@ -54,7 +62,9 @@ class Outlook:
     def left_s(self) -> float:
         left_s = sum(self._left.values())
         done_s = sum(self.expected_s.values()) - left_s
-        return left_s * (self._clock() - self._began) / done_s if done_s > 0 else left_s
+        if done_s <= 0:
+            return self._start_s + left_s
+        return left_s * (self._clock() - self._began) / (self._start_s + done_s)
 
     @property
     def words(self) -> str:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 
@@ -22,8 +23,11 @@ from tensoropt.costs.link_timing import COLLECTIVES, Turns, time_collective
 from tensoropt.costs.links import (
     PAIR_SIZES,
     QUICK_SIZES,
+    TRANSITION,
+    in_step,
     load_links,
     measure_links,
+    measuring_s,
     repeats_for,
 )
 from tensoropt.costs.pool import RankError, RankPool
@@ -89,6 +93,31 @@ def test_sizes_cover_five_decades_with_repeats():
     assert list(QUICK_SIZES) == sorted(QUICK_SIZES)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "mean"),
+    [
+        ([1.0] * 49 + [100.0], 1.0),  # a standstill
+        ([1.0] * 45 + [10.0] * 5, (45 + 40) / 49),  # it comes again and again: the collective's own
+        ([1.0, 1.1, 1.2, 1.3, 9.0], 1.15),
+        ([1.0, 1.1, 1.2, 1.3, 1.4], 1.2),
+        ([1.0, 5.0], 3.0),
+        ([2.0], 2.0),
+    ],
+)
+def test_one_standstill_is_no_part_of_a_collective(seconds, mean):
+    assert in_step(np.array(seconds)) == pytest.approx(mean)
+
+
+def test_what_is_said_in_advance_adds_up():
+    """Four sizes: 0.3 ms and 1.25 ns a byte each, after a barrier of 0.3 ms, repeated as often as planned."""
+    sizes = (1, 800_000, 8_000_000, 80_000_000)
+    repeats = (50, 50, int(0.12 / 10.3e-3), 5)
+    expected = sum((n + 1) * (600e-6 + size / 0.8e9) for n, size in zip(repeats, sizes, strict=True))
+    assert measuring_s("all_reduce", sizes, "gloo") == pytest.approx(0.1 + expected, rel=1e-6)
+    assert measuring_s("all_reduce", sizes, "nccl") < measuring_s("all_reduce", sizes, "gloo") / 5
+    assert 1 < measuring_s(TRANSITION, sizes, "gloo") < 20
+
+
 def by_turns(turns: Turns, lap: int) -> list[tuple[float, float, float]]:
     """A layer takes a millisecond, in every other lap twice as long, 0.1 ms longer after a collective, but
     a block 0.3 ms per MiB at most; a collective takes 0.1 ms, and after work 0.2 ms longer."""
@@ -103,6 +132,7 @@ class FakePool:
     """Answers with the stamps of links that take ``alpha + bytes / beta``; fails where told to."""
 
     backend = "gloo"
+    process_ids = (1, 2)
 
     def __init__(self, world_size: int, failing: str = "") -> None:
         self.world_size, self.failing, self.calls = world_size, failing, 0
@@ -184,8 +214,14 @@ def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     assert len(fits.collectives) == 4
     assert "not measured: rank 1" in fits.table()
     assert seen[0][:2] == (0, 7)
+    assert re.match(r"about \d+ s in all \(estimated\), all_reduce 0,1", seen[0][2])
+    assert " left, " in seen[1][2]
     assert seen[-1][:2] == (7, 7)
-    assert len(measure_links(cluster, mesh, FakePool(2), store).collectives) == 5  # tried again
+    seen.clear()
+    again = measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
+    assert len(again.collectives) == 5  # tried again
+    measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
+    assert seen[-2][2] == "send 0,1"  # nothing to wait for
 
 
 def test_a_pool_or_kind_that_does_not_fit_is_refused(store):
@@ -221,7 +257,7 @@ def test_two_real_ranks(store, ranks, few_turns):
     assert all(0 <= extra < 1 for extra in (*transition.arriving_s[-1], *transition.leaving_s[-1]))
     for fit in (*(group[0] for group in fits.collectives.values()), fits.pairs[0, 1]):
         assert [size for size, *_ in fit.points] == list(PAIR_SIZES if fit.kind == "send" else sizes)
-        assert all(1e-6 < seconds < 5 for _, seconds, _ in fit.points)
+        assert all(1e-6 < seconds < 5 for _, seconds, *_ in fit.points)
         assert 0 < fit.time_s(1024**2) < 5
     assert "all_reduce axes 0" in fits.table()
 

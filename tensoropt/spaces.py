@@ -34,32 +34,42 @@ class SearchedSpace:
 
     Attributes:
         frontier: of all strategies.
-        capped: of those whose groups need no more than a cap while they run, by cap in bytes.
+        capped: of those whose groups need no more than a cap while they run, by cap in bytes; None where no
+            strategy keeps to it.
     """
 
     mesh: Mesh
     tables: CostTables
     frontier: TrackedFrontier
     communication: CommunicationModel
-    capped: tuple[tuple[float, TrackedFrontier], ...] = ()
+    capped: tuple[tuple[float, TrackedFrontier | None], ...] = ()
+
+    @cached_property
+    def frontiers(self) -> tuple[TrackedFrontier, ...]:
+        """Of all searches that found something."""
+        return (self.frontier, *(frontier for _, frontier in self.capped if frontier is not None))
 
     @cached_property
     def found(self) -> list[tuple[TrackedFrontier, int]]:
         """All points, each a frontier and its number there."""
-        frontiers = (self.frontier, *(frontier for _, frontier in self.capped))
-        return [(frontier, i) for frontier in frontiers for i in range(len(frontier))]
+        return [(frontier, i) for frontier in self.frontiers for i in range(len(frontier))]
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was heuristic in any of the searches, and under which caps there were several."""
-        if not self.capped:
-            return self.frontier.notes
-        caps = ", ".join(format_bytes(cap) for cap, _ in self.capped)
-        heuristic = (note for _, frontier in self.capped for note in frontier.notes)
+        kept, lost = (
+            ", ".join(format_bytes(cap) for cap, frontier in self.capped if (frontier is None) == none)
+            for none in (False, True)
+        )
+        again = (
+            f"searched again under caps on what an operator needs: {kept};"
+            " of points found there, exact and gap hold under the cap"
+        )
+        nothing = f"no strategy keeps to a cap on what an operator needs of {lost}"
         return (
-            *dict.fromkeys((*self.frontier.notes, *heuristic)),
-            f"searched again under caps on what an operator needs: {caps};"
-            " of points found there, exact and gap hold under the cap",
+            *dict.fromkeys(note for frontier in self.frontiers for note in frontier.notes),
+            *((again,) if kept else ()),
+            *((nothing,) if lost else ()),
         )
 
 
@@ -105,17 +115,17 @@ def search_all(
 
 def _capped(
     tables: CostTables, frontier: TrackedFrontier, settings: Settings
-) -> tuple[tuple[float, TrackedFrontier], ...]:
+) -> tuple[tuple[float, TrackedFrontier | None], ...]:
     """Frontiers under the caps that are worth it."""
-    working, found = working_sets(tables), []
+    working = working_sets(tables)
+    found: list[tuple[float, TrackedFrontier | None]] = []
     for cap in working.caps(frontier.strategy(0), frontier.options(0), float(frontier.memory[0])):
         graph = cost_graph(tables, working, cap)
         try:
-            found.append(
-                (cap, track_frontier(graph, epsilon=settings.epsilon, max_points=settings.max_points))
-            )
+            under = track_frontier(graph, epsilon=settings.epsilon, max_points=settings.max_points)
         except ValueError:  # no strategy keeps to it
-            continue
+            under = None
+        found.append((cap, under))
     return tuple(found)
 
 
@@ -136,7 +146,7 @@ def judge_all(
     figures = [costs_of(of_space) for of_space in judged]
     played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
     kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))
-    gaps = [np.concatenate([f.gap for f in (s.frontier, *(c for _, c in s.capped))]) for s in searched]
+    gaps = [np.concatenate([f.gap for f in s.frontiers]) for s in searched]
     points = []
     for number, index in kept:
         frontier, own = searched[number].found[index]

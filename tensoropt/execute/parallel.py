@@ -27,6 +27,7 @@ from tensoropt.execute.parallel_model import ATTRIBUTE, ParallelModel
 from tensoropt.execute.parameters import as_dtensor
 from tensoropt.execute.placed.parallel import PlacedModel
 from tensoropt.execute.runtime import leave_job
+from tensoropt.execute.settled import settle_process, unsettle_process
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan import Plan, load_model, load_plan
 from tensoropt.plan.call import example_call
@@ -52,6 +53,7 @@ def parallelize(
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
     seed: int = 0,
+    as_measured: bool = True,
 ) -> M:
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
 
@@ -69,6 +71,10 @@ def parallelize(
         loss: maps the model's output to the loss, where the model does not return it; the model then
             returns the loss.
         seed: of dropout.
+        as_measured: in a torchrun job on CPUs, run this process as CPU ranks are measured, so that a step
+            takes what the plan predicts: PyTorch with one thread, the batch scheduling class, and a core of
+            its own where there are enough, which workers of a data loader share. False leaves all that to
+            the script.
 
     Returns:
         ``model``. Create the optimizer afterwards: its parameters are new.
@@ -91,7 +97,10 @@ def parallelize(
     captured = capture(model, args or (), kwargs, loss=loss, mode=mode, dtype=dtype)
     graph = group_operators(refine_graph(captured.graph))
     strategy = _strategy(plan, graph)
-    _join_job(next((p.device for p in model.parameters()), torch.device("cpu")))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if as_measured and device.type == "cpu":
+        settle_process()  # before gloo starts threads, which take it over
+    _join_job(device)
     if isinstance(strategy, PlacedStrategy):
         PlacedModel(model, captured, strategy, seed).install()
     else:
@@ -154,6 +163,7 @@ def shutdown() -> None:
         with contextlib.suppress(Exception):  # a rank that failed is not waited for
             dist.barrier()
     leave_job()
+    unsettle_process()
 
 
 class _Sharded(ParallelModel):

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import rank_cores, settle_rank
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.engine import Engine
@@ -28,6 +27,7 @@ from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.execute.parallel import strategy_of
 from tensoropt.execute.placed.engine import PlacedEngine
 from tensoropt.execute.runtime import leave_job
+from tensoropt.execute.settled import settle
 from tensoropt.execute.steps import AnyEngine
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
@@ -130,30 +130,15 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
             f"{'rank' if world == 1 else 'ranks'}; start it with torchrun --nproc-per-node {plan.devices} "
             "-m tensoropt.execute"
         )
-    with _as_measured(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))):
+    with contextlib.ExitStack() as stack:
+        stack.callback(settle(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield
             return
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
-        try:
-            yield
-            dist.barrier()  # nobody takes the group down while another still talks
-        finally:
-            leave_job()
-
-
-@contextlib.contextmanager
-def _as_measured(local_rank: int, local_ranks: int) -> Iterator[None]:
-    """One thread, on a core of its own where there are enough; as before afterwards."""
-    threads = torch.get_num_threads()
-    cores = rank_cores(local_ranks, 1)
-    go_back = settle_rank(cores[local_rank] if cores is not None else None)
-    torch.set_num_threads(1)
-    try:
+        stack.callback(leave_job)
         yield
-    finally:
-        torch.set_num_threads(threads)
-        go_back()
+        dist.barrier()  # nobody takes the group down while another still talks
 
 
 def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tensoropt import zoo
 from tensoropt.costs import measure as measuring
 from tensoropt.costs.measure import (
     MIN_REPEATS,
@@ -23,10 +24,12 @@ from tensoropt.costs.measure import (
 from tensoropt.costs.pool import RankError
 from tensoropt.costs.stopwatch import CACHE_BYTES, MOST_COPIES, WallClock
 from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.workload import TensorSpec, Workload, random_tensor
+from tensoropt.costs.workload import TensorSpec, Workload, random_tensor, workload
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
+from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.local import LocalCall
+from tests.costs.models import problem
 
 pytestmark = pytest.mark.distributed
 
@@ -351,3 +354,21 @@ def test_optimizers_take_time_per_element(pool, store, name):
 def test_unknown_optimizer():
     with pytest.raises(MeasurementError, match="use sgd, momentum or adam"):
         make_optimizer("lion", [torch.zeros(1, requires_grad=True)])
+
+
+def test_the_routing_of_a_mixture_of_experts_can_be_measured(monkeypatch):
+    """Top-k, counts, sorts and permutations, whole and split, take random inputs that are in range."""
+    monkeypatch.setattr(measuring, "TARGET_S", 0.0)
+    monkeypatch.setattr(measuring, "MIN_REPEATS", 1)
+    built = zoo.build("mixtral-tiny", layers=1, batch=2, hidden=16, inner=16, vocabulary=32, sequence=8)
+    prepared = problem(lambda: (built.model, built.args, built.kwargs))
+    works = {
+        work.key: work
+        for group in prepared.graph.groups
+        for c in enumerate_configurations(prepared.graph.atoms, group, (1, 2), prepared.micro[group.name])
+        for work in [workload(prepared.graph, c, (1, 2))]
+    }
+    called = {call.function for work in works.values() for call, _ in work.calls}
+    assert {"aten.topk.default", "aten.index_put.default", "aten.sort.default"} <= called
+    found = {work.describe(): time_workload(0, 1, work, True) for work in works.values()}
+    assert {what: record["error"] for what, record in found.items() if "error" in record} == {}

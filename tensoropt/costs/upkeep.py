@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch.distributed as dist
 from tensoropt.cluster import DeviceKind
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.costs.pool import RankPool
-from tensoropt.costs.stopwatch import stopwatch_here
+from tensoropt.costs.roofline import LAUNCH_S
+from tensoropt.costs.stopwatch import Stopwatch, stopwatch_here
 from tensoropt.costs.store import ProfileStore
 from tensoropt.sharding.placement import chunk
 from tensoropt.sharding.recomputing import recomputed
@@ -28,15 +29,17 @@ from tensoropt.sharding.recomputing import recomputed
 _ELEMENTS = 1 << 22
 _CHAIN, _PARAMETERS = 40, 64
 _KEY = "upkeep-5"  # counts how often the way of measuring changed
-_LAUNCH_S = 2e-5
-"""Issuing one edge on a GPU: Python, autograd and a launch; data sheets do not say."""
+_ISSUE_S = 2e-5
+"""Issuing one edge: Python, autograd and a launch. Data sheets do not say; a CPU rank takes about as long."""
+_LAUNCHES = 200
 
 
 @dataclass(frozen=True)
 class Upkeep:
     """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
     call of a recomputed region beside its second forward (on a GPU hidden behind its queue), per parameter of
-    an optimizer's step beside its elements, and per edge direction in which nothing moves."""
+    an optimizer's step beside its elements, per edge direction in which nothing moves; and per gradient that
+    is copied into its bucket, and that is added there, beside its bytes."""
 
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
@@ -44,16 +47,25 @@ class Upkeep:
     again_s: float = 0.0
     step_s: float = 0.0
     pass_s: float = 0.0
+    arrive_s: float = 0.0
+    accumulate_s: float = 0.0
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, float]) -> Upkeep:
+        """Of a record as of :func:`dataclasses.asdict`; in older ones a copy into a bucket took what an edge
+        takes."""
+        return cls(**{"arrive_s": record.get("call_s", 0.0), **record})
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
         """Seconds per micro-batch until a gradient is where it waits for the optimizer.
 
         Args:
-            copied: the first micro-batch's is copied to a bucket, which is issued as an edge is, not left
-                where autograd made it; those of the others are added.
+            copied: the first micro-batch's is copied to a bucket, not left where autograd made it; those of
+                the others are added.
         """
-        first = self.call_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
-        return (first + (micro_batches - 1) * gradient_bytes * self.add_s_per_byte) / micro_batches
+        first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
+        other = self.accumulate_s + gradient_bytes * self.add_s_per_byte
+        return (first + (micro_batches - 1) * other) / micro_batches
 
 
 Routes = dict[object, Callable[[torch.Tensor], torch.Tensor]]
@@ -100,6 +112,7 @@ def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
     size = x.numel() * x.element_size()
     on_cpu = watch.device.type == "cpu"
     call_s, pass_s = _edge_s(watch.device)
+    launch_s = 0.0 if on_cpu else _launch_s(watch)
     return asdict(
         Upkeep(
             statistics.median(copies) / size,
@@ -108,8 +121,22 @@ def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
             _again_s() if on_cpu else 0.0,
             _step_s(optimizer, watch.device),
             pass_s,
+            call_s if on_cpu else launch_s,
+            launch_s,
         )
     )
+
+
+def _launch_s(watch: Stopwatch) -> float:
+    """Seconds of a small copy among many, as a GPU's queue sees gradients come: a kernel each."""
+    parts = torch.zeros(_LAUNCHES, 16, device=watch.device).unbind()
+    spans = []
+    for _ in range(5):
+        start = watch.mark()
+        for part, other in zip(parts, reversed(parts), strict=True):
+            part.copy_(other)
+        spans.append((start, watch.mark()))
+    return statistics.median(watch.seconds(spans)) / _LAUNCHES
 
 
 def _edge_s(device: torch.device) -> tuple[float, float]:
@@ -187,18 +214,30 @@ def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str, optimizer: 
     ]  # the first may find ranks that just started
     record = {name: min(max(r[name] for r in ranks) for ranks in rounds) for name in rounds[0][0]}
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
-    return Upkeep(**record)
+    return Upkeep.from_record(record)
 
 
 def known_upkeep(store: ProfileStore, prefix: str, optimizer: str) -> Upkeep | None:
     """What was measured before."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
-    return Upkeep(**record) if record is not None else None
+    return Upkeep.from_record(record) if record is not None else None
 
 
 def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
-    """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes."""
-    return Upkeep(2 / device.memory_bandwidth, 3 / device.memory_bandwidth, _LAUNCH_S, pass_s=_LAUNCH_S / 2)
+    """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes.
+
+    On a GPU a gradient's copy into its bucket, and the addition of another micro-batch's, are a kernel each,
+    launched as those of operators are.
+    """
+    on_gpu = device.type == "cuda"
+    return Upkeep(
+        2 / device.memory_bandwidth,
+        3 / device.memory_bandwidth,
+        _ISSUE_S,
+        pass_s=_ISSUE_S / 2,
+        arrive_s=LAUNCH_S if on_gpu else _ISSUE_S,
+        accumulate_s=LAUNCH_S if on_gpu else 0.0,
+    )
 
 
 def slowest_upkeep(kinds: Iterable[Upkeep]) -> Upkeep:

@@ -120,7 +120,7 @@ def load_recorded(path: Path) -> Recorded:
         return Recorded(
             graph_from_dict(data["graph"]),
             RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
-            Upkeep(**data["upkeep"]),
+            Upkeep.from_record(data["upkeep"]),
             {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
         )
     except TensorOptError:

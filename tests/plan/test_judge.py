@@ -144,7 +144,7 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
     micro = micro_strategies(prepared.graph, mesh[0])
     for _ in range(2):
         strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
-        upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6)
+        upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
         facts = {n: facts_of(w) for n, w in works.items()}
         prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", upkeep)
@@ -185,7 +185,7 @@ def test_a_collective_after_work_takes_longer_in_walk_and_schedule_alike(name, o
     mesh, prepared = (2, 2, 2), problem(MODELS[name])
     rng, micro = random.Random(name), micro_strategies(prepared.graph, 2)
     strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
-    upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6)
+    upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
     at_once = played(strategy, ToyCompute(), ToyCommunication(), overlap, upkeep)
     late = played(strategy, ToyCompute(), Late(), overlap, upkeep)
     added = late.played.communication_s[0] - at_once.played.communication_s[0]

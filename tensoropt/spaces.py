@@ -19,11 +19,12 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.source import CostSource, Progress
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working import WorkingSets, working_sets
+from tensoropt.errors import InfeasibleError
 from tensoropt.plan.exploration import Point, Space, reduce_points
 from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.problem import Settings
-from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
+from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.units import format_bytes
 
@@ -100,15 +101,20 @@ def search_all(
             frontier = track_frontier(
                 cost_graph(tables), epsilon=settings.epsilon, max_points=settings.max_points
             )
-        except ValueError as error:
-            if settings.constraints is None:
-                raise
-            refused.append(f"not searched: mesh {mesh.label}: the constraints leave no strategy ({error})")
+        except NoStrategyError as error:
+            why = "nothing runs" if settings.constraints is None else "the constraints leave no strategy"
+            refused.append(f"not searched: mesh {mesh.label}: {why} ({error})")
             continue
         capped = _capped(tables, frontier, settings)
         searched.append(SearchedSpace(mesh, tables, frontier, communication, capped))
     if not searched:
-        raise ConstraintError("; ".join(dict.fromkeys(refused)) + "; take back or soften one of them")
+        said = "; ".join(dict.fromkeys(refused))
+        if settings.constraints is None:
+            raise InfeasibleError(
+                f"{said}; where that is for lack of memory take a smaller batch, or price without timing: "
+                "`tensoropt profiles --forget-failed`, then explore with --measure never"
+            )
+        raise ConstraintError(f"{said}; take back or soften one of them")
     progress("search", len(built), len(built), f"{sum(len(s.found) for s in searched)} points")
     return searched, tuple(dict.fromkeys(refused))
 
@@ -123,7 +129,7 @@ def _capped(
         graph = cost_graph(tables, working, cap)
         try:
             under = track_frontier(graph, epsilon=settings.epsilon, max_points=settings.max_points)
-        except ValueError:  # no strategy keeps to it
+        except NoStrategyError:
             under = None
         found.append((cap, under))
     return tuple(found)

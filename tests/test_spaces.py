@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from tensoropt.api import explore
+from tensoropt.cluster import Mesh
+from tensoropt.costs.source import silent
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.working import WorkingSets
+from tensoropt.errors import InfeasibleError
 from tensoropt.execute.models import ModelSpec
-from tensoropt.search import TrackedFrontier
-from tensoropt.spaces import SearchedSpace
+from tensoropt.plan.problem import Settings
+from tensoropt.search import NoStrategyError, TrackedFrontier
+from tensoropt.spaces import SearchedSpace, search_all
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +64,13 @@ def test_a_cap_that_no_strategy_keeps_to_is_said(store, monkeypatch):
         assert "no strategy keeps to a cap on what an operator needs of 1 B" in space.notes
         assert any("caps on what an operator needs: 1 TiB" in note for note in space.notes)
     assert found.points
+
+
+def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch):
+    def refuse(*_, **__):
+        raise NoStrategyError("no strategy is possible: operator 'fatal'")
+
+    monkeypatch.setattr("tensoropt.spaces.track_frontier", refuse)
+    tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
+    with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
+        search_all([(Mesh(shape=(2,)), tables, None)], Settings(), silent)

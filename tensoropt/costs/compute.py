@@ -7,7 +7,7 @@ Every figure knows its source: ``measured`` (this very workload on these ranks),
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class MeasuredCompute:
 
     Args:
         rest: prices what has no record; None where everything was measured.
+        lost: keys of workloads that have to run although they could not be timed: ``rest`` prices them too.
+        source: of the optimizer's figure; that of ``rest`` for None.
     """
 
     def __init__(
@@ -58,24 +60,27 @@ class MeasuredCompute:
         records: Mapping[str, Mapping[str, Any]],
         optimizer_s_per_element: float,
         rest: RooflineCompute | None = None,
+        *,
+        lost: Container[str] = (),
+        source: str | None = None,
     ):
         self.records = records
         self.optimizer_s_per_element = optimizer_s_per_element
         self.rest = rest
+        self.lost = lost
+        self.source = source or (MEASURED if rest is None else rest.source)
 
-    @property
-    def source(self) -> str:
-        """Of the optimizer's figure."""
-        return MEASURED if self.rest is None else self.rest.source
+    def _record(self, work: Workload) -> Mapping[str, Any] | None:
+        return None if work.key in self.lost else self.records.get(work.key)
 
     def source_of(self, work: Workload) -> str:
-        if self.rest is not None and work.key not in self.records:
+        if self.rest is not None and self._record(work) is None:
             return self.rest.source_of(work)
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward); infinite for a workload that could not run (out of memory)."""
-        record = self.records.get(work.key)
+        record = self._record(work)
         if record is None:
             if self.rest is not None:
                 return self.rest.seconds(work, facts)

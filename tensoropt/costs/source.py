@@ -17,12 +17,12 @@ import torch
 from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix
+from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.facts import Facts, find_facts, find_facts_here
 from tensoropt.costs.here import cores_here, links_here
 from tensoropt.costs.links import load_links, measure_links
-from tensoropt.costs.measure import measure, measure_optimizer
+from tensoropt.costs.measure import OUT_OF_MEMORY, measure, measure_optimizer
 from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.roofline import (
@@ -83,6 +83,7 @@ class CostSource:
         on_gpu: keys of the facts that are of the GPU's own kernels.
         fitted_to: the records that efficiencies were fitted to, once they were.
         failed: what could not be timed, and why.
+        lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
     """
 
     cluster: Cluster
@@ -95,6 +96,7 @@ class CostSource:
     on_gpu: set[str] = field(default_factory=set)
     fitted_to: RecordSample | None = None
     failed: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, Workload] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -164,6 +166,7 @@ class CostSource:
             *((mixed,) if len(kinds) > 1 else ()),
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
             *self.failure_notes(),
+            *self._lost_notes(),
         )
 
     def failure_notes(self) -> tuple[str, ...]:
@@ -171,6 +174,22 @@ class CostSource:
         lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
         more = len(lines) - _MOST_FAILURES
         return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))
+
+    def _lost_notes(self) -> tuple[str, ...]:
+        names = dict.fromkeys(call.function for work in self.lost.values() for call, _ in work.calls[:1])
+        rule = "in none of its configurations could be timed, priced as hardware that is not here"
+        return (f"{', '.join(names)}: {rule}",) if names else ()
+
+    def run_one_of(self, works: Sequence[Workload]) -> None:
+        """One of these has to run. A workload that failed counts as impossible, as long as another can be
+        chosen; where all failed, all that did not for lack of memory are priced otherwise."""
+        errors = [self.measured.get(work.key, {}).get("error") for work in works]
+        if all(errors):
+            self.lost |= {
+                work.key: work
+                for work, error in zip(works, errors, strict=True)
+                if not str(error).startswith(OUT_OF_MEMORY)
+            }
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
@@ -213,11 +232,12 @@ class CostSource:
             except RankError as error:
                 self.failed[f"a step of {self.settings.optimizer}"] = error.summary
                 rest = RooflineCompute(kind, self.settings.optimizer)
-                return MeasuredCompute(self.measured, rest.optimizer_s_per_element, rest)
-            return MeasuredCompute(self.measured, per_element)
+                return MeasuredCompute(self.measured, rest.optimizer_s_per_element, rest, lost=self.lost)
+            instead = RooflineCompute(kind, self.settings.optimizer, self.efficiencies) if self.lost else None
+            return MeasuredCompute(self.measured, per_element, instead, lost=self.lost, source=MEASURED)
         rest = RooflineCompute(kind, self.settings.optimizer, self.efficiencies)
         records = self.measured if kind == self.cluster.device else {}
-        return MeasuredCompute(records, rest.optimizer_s_per_element, rest)
+        return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=self.lost)
 
     @cached_property
     def efficiencies(self) -> Efficiencies:
@@ -301,6 +321,9 @@ def build_tables(
         templates.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
     costs.measure(works)
+    for made in templates:
+        for template in made.values():
+            costs.run_one_of(template.works)
     compute, upkeep = costs.compute(), costs.upkeep()
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
     result = []

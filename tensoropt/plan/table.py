@@ -141,7 +141,7 @@ def timing_words(exploration: Exploration) -> str:
     if report.get("median_spread") is not None:
         pieces += f", median spread {100 * report['median_spread']:.0f} %"
     if failed:
-        pieces += f", {failed} failed and were ruled out"
+        pieces += f", {failed} failed, see the notes"
     if known and report.get("timed_now", True):
         return f"timed: {pieces}"
     # Timing that nobody wanted says nothing of what is here.

@@ -3,11 +3,12 @@
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.result import TrackedFrontier
-from tensoropt.search.track import track_frontier
+from tensoropt.search.track import NoStrategyError, track_frontier
 from tensoropt.search.union import UnionFrontier, track_union
 
 __all__ = [
     "CostGraph",
+    "NoStrategyError",
     "TableTooLargeError",
     "TrackedFrontier",
     "UnionFrontier",

@@ -15,6 +15,10 @@ from tensoropt.search.result import Choice, TrackedFrontier
 METHODS = ("auto", "ldp", "elimination")
 
 
+class NoStrategyError(ValueError):
+    """Nothing is possible; the message names where."""
+
+
 def track_frontier(
     graph: CostGraph,
     *,
@@ -30,7 +34,7 @@ def track_frontier(
     "elimination" (the paper's). ``max_points``: points kept per table entry and in the result; trimming
     costs exactness, never achievability. ``threads``: default one per core; the result does not depend on it.
 
-    Raises ``ValueError`` for bad settings and for a graph in which nothing is possible, and
+    Raises ``ValueError`` for bad settings, :class:`NoStrategyError` where nothing is possible, and
     :class:`~tensoropt.search.TableTooLargeError` when an unpruned method outgrows the memory.
     """
     settings = check_settings(epsilon, method, max_points, threads)
@@ -51,7 +55,7 @@ def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
         if not bands:
             culprit = impossible(problem)
     if culprit is not None:
-        raise ValueError(
+        raise NoStrategyError(
             f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
         )
     return _result(bands, settings.max_points)

@@ -44,6 +44,20 @@ def test_what_has_no_record_is_priced_by_the_rest():
     assert found.seconds(unknown, facts(1e12)) == rest.seconds(unknown, facts(1e12))
 
 
+def test_what_has_to_run_although_it_failed_is_priced_by_the_rest():
+    fine, lost = work("aten.add.Tensor"), work("aten.exp.default")
+    rest = RooflineCompute(load_cluster("dgx-v100").device, "adam")
+    records = {fine.key: {"forward_s": 1.5, "backward_s": 2.5}, lost.key: {"error": "it did not end"}}
+    found = MeasuredCompute(records, 1e-9, rest, lost={lost.key}, source="measured")
+    assert found.seconds(lost, facts(1e12)) == rest.seconds(lost, facts(1e12))
+    assert found.seconds(fine, facts()) == (1.5, 2.5)
+    assert (found.source, found.source_of(fine), found.source_of(lost)) == (
+        "measured",
+        "measured",
+        "data sheet",
+    )
+
+
 def test_mixed_kinds_go_at_the_pace_of_the_slower_one_for_each_operator():
     """Half the FLOP/s on the one, half the memory bandwidth on the other."""
     base = load_cluster("dgx-v100").device

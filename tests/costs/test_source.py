@@ -8,6 +8,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.facts import Facts, find_facts_here
+from tensoropt.costs.measure import OUT_OF_MEMORY
 from tensoropt.costs.pool import RankError
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.store import ProfileStore
@@ -105,3 +106,21 @@ def test_what_could_not_be_timed_is_of_the_data_sheet_and_said(store):
         f"could not be timed: all_reduce 0,1: {why}",
     )
     assert asked.notes()[-1] == "could not be timed: 3 others"
+
+
+def test_what_failed_is_impossible_while_there_is_another_choice(store):
+    asked = source(store, "local:2")
+    works = [linear(8, 16, n) for n in (16, 32, 64)]
+    records = [{"error": "it did not end within 60 s"}, {"error": f"{OUT_OF_MEMORY}: 1 TiB"}]
+    asked.measured = {
+        w.key: r for w, r in zip(works, [*records, {"forward_s": 1.0, "backward_s": 1.0}], strict=True)
+    }
+    asked.run_one_of(works)
+    assert not asked.lost
+    assert not any("could be timed" in note for note in asked.notes())
+    asked.run_one_of(works[:2])
+    assert set(asked.lost) == {works[0].key}
+    hung, short = (asked.compute().seconds(work, asked.facts_of(work))[0] for work in works[:2])
+    assert 0 < hung < short == float("inf")
+    assert asked.compute().source_of(works[0]) in ("fitted", "data sheet")
+    assert asked.notes()[-1].startswith("aten.linear.default: in none of its configurations could be timed")

@@ -124,6 +124,8 @@ class PlacedPrices:
         limits, graph = self.limits, placed_graph(self.graph, splits)
         found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
         self.costs.measure({w.work.key: w.work for w in found.values()})
+        for one in found.values():
+            self.costs.run_one_of([one.work])
         problem = replace(
             _problem(self, graph, found), together=limits.sets(graph), pinned=limits.pins(graph)
         )

@@ -10,65 +10,18 @@ asked itself, with real tensors.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
+from tensoropt.costs.alive import Alive, Peaks
 from tensoropt.costs.stopwatch import end_if_lost, stopwatch_here
-from tensoropt.costs.workload import TensorSpec, Workload, differentiable, order_of, random_tensor, run
+from tensoropt.costs.workload import TensorSpec, Workload, order_of, random_tensor, run
 from tensoropt.graph import iter_refs
 from tensoropt.sharding.kernels import SingleDevice
-
-
-def _attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(q, k, v)
-
-
-def _attention_backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, q, k, v)
-
-
-def _recurrent_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
-    """One layer and direction: every step multiplies its input and its state with all gates' weights."""
-    return 2 * int(x[0]) * int(x[1]) * (int(w[0]) * int(w[1]) + int(h[0]) * int(h[1]))
-
-
-def _recurrent_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
-    return 2 * _recurrent_flops(x, w, h)
-
-
-_FLOPS = {
-    **flop_registry,
-    torch.ops.aten.mkldnn_rnn_layer: shape_wrapper(_recurrent_flops),
-    torch.ops.aten.mkldnn_rnn_layer_backward: shape_wrapper(_recurrent_backward_flops),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: shape_wrapper(_attention_flops),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: shape_wrapper(
-        _attention_backward_flops
-    ),
-}
-"""PyTorch's counts, and those it lacks: it knows GPUs' kernels of attention and LSTM layers only."""
-
-
-def _grouped_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
-    return 2 * int(x[0]) * int(x[1]) * int(w[-1])
-
-
-def _grouped_backward_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
-    return 2 * _grouped_flops(x, w)
-
-
-_EXPERTS = {
-    "aten::_grouped_mm": shape_wrapper(_grouped_flops),
-    "transformers::grouped_mm_fallback": shape_wrapper(_grouped_flops),
-    "transformers::grouped_mm_fallback_backward": shape_wrapper(_grouped_backward_flops),
-}
-"""Products of mixtures of experts, by name: those of ``transformers`` exist where that is imported."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +38,21 @@ class Facts:
         forward_peak_bytes, backward_peak_bytes: the most that is alive of what was made inside, above
             ``kept_bytes``. Backward counts the incoming gradients, which go as they are used up, and not
             the gradients of parameters once they are added to their buckets.
-        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call that reads a
-            parameter runs; gathered parameters are there only then.
+        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a call, or a node of
+            autograd's, that reads a parameter runs; gathered parameters are there only then.
         handed_peak_bytes, handed_parameters_peak_bytes: of backward where the incoming gradients are
             somebody else's too, who counts them.
+        backward_reads: per set of parameters that a node of autograd's reads (these; the most alive
+            meanwhile; the same where the incoming gradients are somebody else's), above ``kept_bytes``.
         calls: per call of the forward (what it and those before it made of ``kept_bytes``; the most alive
             while it runs, all that was made inside included; whether it reads a parameter).
         lies_in: result that is a view -> the read, or the earlier result, in whose storage it lies.
         extents: result -> bytes of its storage where these are not its own: the larger one of which it is
             a view, 0 for a view of a parameter, an input or a constant.
+        hands_on: read -> the result in whose gradient its own gradient lies (a sum hands it to every
+            operand, a concatenation slices of it), or the earlier read with whose gradient it shares a
+            storage.
+        gradient_extents: read -> bytes of its gradient's storage where these are not its own.
     """
 
     kept_bytes: int
@@ -109,9 +68,12 @@ class Facts:
     backward_parameters_peak_bytes: int
     handed_peak_bytes: int = 0
     handed_parameters_peak_bytes: int = 0
+    backward_reads: tuple[tuple[tuple[str, ...], int, int], ...] = ()
     calls: tuple[tuple[int, int, bool], ...] = ()
     lies_in: Mapping[str, str] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
+    hands_on: Mapping[str, str] = field(default_factory=dict)
+    gradient_extents: Mapping[str, int] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,70 +83,10 @@ class Facts:
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         data["calls"] = tuple((kept, peak, bool(reads)) for kept, peak, reads in data.get("calls", ()))
+        data["backward_reads"] = tuple(
+            (tuple(names), most, own) for names, most, own in data.get("backward_reads", ())
+        )
         return cls(**data)
-
-
-class _Alive(TorchDispatchMode):
-    """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic.
-
-    ``lent``: what is made now is somebody else's too: alive, but not in ``own``, nor in its peak.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = self.own = self.own_peak = 0
-        self.lent = False
-        self.traffic = self.flops = 0
-        self._seen: dict[int, weakref.ref] = {}
-
-    @property
-    def alive(self) -> Iterable[int]:
-        """The storages it knows of."""
-        return self._seen
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if (count := _FLOPS.get(func._overloadpacket) or _EXPERTS.get(func._schema.name)) is not None:
-            self.flops += count(*args, **kwargs, out_val=result)
-        fresh = 0
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                fresh += self._track(tensor)
-        if fresh:
-            reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self.traffic += fresh + sum(t.numel() * t.element_size() for t in reads)
-        return result
-
-    def _track(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        known = self._seen.get(key)
-        if known is not None and known() is not None:
-            return 0
-
-        own = 0 if self.lent else size
-
-        def gone(_: Any) -> None:
-            self._seen.pop(key, None)
-            self._count(-size, -own)
-
-        self._seen[key] = weakref.ref(storage, gone)
-        self._count(size, own)
-        return size
-
-    def _count(self, size: int, own: int) -> None:
-        self.now, self.own = self.now + size, self.own + own
-        self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
-
-    def restart(self) -> None:
-        """Look for the peaks from now on."""
-        self.peak, self.own_peak = self.now, self.own
 
 
 def find_facts(work: Workload, training: bool = True) -> Facts:
@@ -213,8 +115,8 @@ class _Given(torch.autograd.Function):
     """Joins results under one root whose backward makes their gradients, and lets go of them."""
 
     @staticmethod
-    def forward(ctx: Any, alive: _Alive, *results: torch.Tensor) -> torch.Tensor:
-        ctx.alive = alive
+    def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
+        ctx.incoming = incoming
         ctx.like = [
             TensorSpec(tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=order_of(r))
             for r in results
@@ -224,10 +126,55 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        ctx.alive.lent = True
-        made = [random_tensor(spec, ctx.device) for spec in ctx.like]
-        ctx.alive.lent = False
-        return None, *made
+        return None, *ctx.incoming.make(ctx.like, ctx.device)
+
+
+class _Incoming:
+    """The gradients of results, by the results' names."""
+
+    def __init__(self, alive: Alive, names: Sequence[str]):
+        self.alive, self.names = alive, names
+        self._storages: dict[str, weakref.ref] = {}
+
+    def make(self, like: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
+        self.alive.lent = True
+        made = [random_tensor(spec, device) for spec in like]
+        self.alive.lent = False
+        for name, value in zip(self.names, made, strict=True):
+            self._storages[name] = weakref.ref(value.untyped_storage())
+        return made
+
+    @property
+    def left(self) -> dict[int, str]:
+        """Those that are still there: storage -> name."""
+        there = {name: storage() for name, storage in self._storages.items()}
+        return {storage._cdata: name for name, storage in there.items() if storage is not None}
+
+
+class _Taken(torch.autograd.Function):
+    """A read as a group finds it: the gradient that comes to it is taken as it is.
+
+    A leaf's would be copied where it is a view of another one, and in a step it is not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:
+        ctx.name, ctx.taken = name, taken
+        ctx.set_materialize_grads(False)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        if grad is not None:
+            ctx.taken[ctx.name] = grad
+        return None, None, None
+
+
+class _Gradients(NamedTuple):
+    """Where the gradients of reads lie: see :class:`Facts`."""
+
+    hands_on: Mapping[str, str]
+    extents: Mapping[str, int]
 
 
 class _Probe:
@@ -241,23 +188,37 @@ class _Probe:
         self.touched: dict[str, int] = {}
         self.made_by: dict[int, int] = {}
         self.calls: list[tuple[int, bool]] = []
-        self.alive = _Alive()
-        self.peaks = _Peaks(self.alive)
+        self.alive = Alive()
+        self.peaks = Peaks(self.alive)
 
-    def _pack(self, value: torch.Tensor) -> torch.Tensor:
+    def _pack(self, value: torch.Tensor) -> Any:
         storage = value.untyped_storage()
-        if storage._cdata in self.given:
-            name, _ = self.given[storage._cdata]
-            self.touched[name] = self.touched.get(name, 0) + 1
-        else:
+        if storage._cdata not in self.given:
             self.saved[storage._cdata] = storage
+            return value
+        name, role = self.given[storage._cdata]
+        self.touched[name] = self.touched.get(name, 0) + 1
+        return (value, name) if role == "parameter" else value
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        """What was saved; a gathered parameter is there for as long as the node runs that asks for it."""
+        if isinstance(packed, torch.Tensor):
+            return packed
+        value, name = packed
+        self.peaks.read(name)
         return value
 
     def run(self) -> Facts:
         work, alive = self.work, self.alive
         for tensor in self.tensors.values():
             alive.ignore(tensor)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda v: v)
+        leaves = [self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
+        taken: dict[str, torch.Tensor] = {}
+        if self.training:
+            for name, spec, role in work.inputs:
+                if role == "read" and spec.requires_grad:
+                    self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with torch.set_grad_enabled(self.training), alive, hooks:
             run(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
         kept = sum(storage.nbytes() for storage in self.saved.values())
@@ -274,11 +235,10 @@ class _Probe:
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
         lies_in, extents = self._lying()
-        (forward, _), forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
+        forward, forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
         self.saved.clear()
-        if self.training:
-            self._backward()
-        backward, handed = self.peaks.take()
+        gradients = self._backward(leaves, taken) if self.training else _Gradients({}, {})
+        backward = self.peaks.take()
         return Facts(
             kept_bytes=kept,
             reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
@@ -287,15 +247,22 @@ class _Probe:
             forward_flops=float(forward_flops),
             backward_flops=float(alive.flops - forward_flops),
             traffic_bytes=traffic,
-            forward_peak_bytes=max(0, max(forward) - kept),
-            backward_peak_bytes=max(0, max(backward) - kept),
-            forward_parameters_peak_bytes=max(0, forward[True] - kept),
-            backward_parameters_peak_bytes=max(0, backward[True] - kept),
-            handed_peak_bytes=max(0, max(handed) - kept),
-            handed_parameters_peak_bytes=max(0, handed[True] - kept),
+            forward_peak_bytes=forward.above(kept),
+            backward_peak_bytes=backward.above(kept),
+            forward_parameters_peak_bytes=forward.above(kept, reading=True),
+            backward_parameters_peak_bytes=backward.above(kept, reading=True),
+            handed_peak_bytes=backward.above(kept, own=True),
+            handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
+            backward_reads=tuple(
+                (tuple(sorted(names)), max(0, peak.most - kept), max(0, peak.own - kept))
+                for names, peak in backward.of.items()
+                if names
+            ),
             calls=calls,
             lies_in=lies_in,
             extents=extents,
+            hands_on=gradients.hands_on,
+            gradient_extents=gradients.extents,
         )
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int]]:
@@ -319,71 +286,52 @@ class _Probe:
         return lies_in, extents
 
     def _after_call(self, position: int) -> None:
-        """Book the call's peak, and have its backward book its own where it reads a parameter."""
-        call, outputs = self.work.calls[position]
-        reads = not self.parameters.isdisjoint(iter_refs((call.args, tuple(call.kwargs.values()))))
-        self.calls.append((self.alive.peak, reads))
+        """Book the call's peak."""
+        call, _ = self.work.calls[position]
+        reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
+        self.calls.append((self.alive.peak, bool(reads)))
         for key in self.alive.alive:
             self.made_by.setdefault(key, position)
-        self.peaks.book(reads)
-        results = [self.tensors[n] for n in outputs if n in self.tensors]
-        if reads and results and results[0].grad_fn is not None:
-            for node in _nodes_of_call(results[0].grad_fn, len(self.work.calls[position][0].args) + 4):
-                node.register_prehook(lambda *_: self.peaks.book(False))
-                node.register_hook(lambda *_: self.peaks.book(True))
+        self.peaks.book(frozenset(reads))
 
-    def _backward(self) -> None:
-        """Run a backward in which gradients of parameters go to their buckets."""
-        results, leaves = differentiable(self.work, self.tensors)
-        if not results or not leaves:
-            return
+    def _backward(self, leaves: Sequence[torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
+        """Run a backward in which gradients of parameters go to their buckets and others are ``taken``."""
+        names = [n for n in self.work.writes if self.tensors[n].requires_grad]
+        if not names or not leaves:
+            return _Gradients({}, {})
         for name, spec, role in self.work.inputs:
             if role == "parameter" and spec.requires_grad:
                 bucket = torch.zeros_like(self.tensors[name])
                 self.alive.ignore(bucket)
                 self.tensors[name].grad = bucket
-        root = _Given.apply(self.alive, *results)
-        del results
+        incoming = _Incoming(self.alive, names)
+        root = _Given.apply(incoming, *(self.tensors[n] for n in names))
         for name in self.work.writes:
             self.tensors.pop(name, None)
         self.alive.restart()
         start = torch.ones((), device=root.device)
+        self.alive.before = self.peaks.close
         with self.alive:
             root.backward(start, inputs=leaves)
-        self.peaks.book(False)
+        self.peaks.close(ended=True)
+        return self._shared(taken, incoming.left)
 
-
-class _Peaks:
-    """The peaks of what was alive, and of what was nobody else's, apart for calls that read parameters."""
-
-    def __init__(self, alive: _Alive):
-        self.alive = alive
-        self._most, self._own = [0, 0], [0, 0]
-
-    def book(self, with_parameters: bool) -> None:
-        """What has peaked since the last booking."""
-        self._most[with_parameters] = max(self._most[with_parameters], self.alive.peak)
-        self._own[with_parameters] = max(self._own[with_parameters], self.alive.own_peak)
-        self.alive.restart()
-
-    def take(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """((without, with parameters) of all, of its own), and begin anew."""
-        found = (self._most[0], self._most[1]), (self._own[0], self._own[1])
-        self._most, self._own = [0, 0], [0, 0]
-        return found
-
-
-def _nodes_of_call(root: Any, most: int) -> list[Any]:
-    """Autograd nodes of one call, found backwards from its result down to what it was given.
-
-    A call of the model becomes few nodes (a linear layer: view, product, transposition); those of its
-    operands that are no leaves are not told apart from them, so the walk ends at the first that works.
-    """
-    found: list[Any] = []
-    node = root
-    while node is not None and len(found) < most:
-        found.append(node)
-        if not node.name().startswith(("View", "UnsafeView", "Unsqueeze", "Squeeze", "Transpose", "Alias")):
-            break
-        node = next((n for n, _ in node.next_functions if n is not None), None)
-    return found
+    def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
+        """Which gradients of reads lie in one storage, or in that of a result's gradient."""
+        hands_on, extents = {}, {}
+        first: dict[int, str] = {}
+        for name, spec, role in self.work.inputs:
+            if role != "read" or not spec.requires_grad:
+                continue
+            storage = taken[name].untyped_storage() if name in taken else None
+            size = storage.nbytes() if storage is not None else 0
+            if size != spec.bytes:
+                extents[name] = size
+            if storage is None:
+                continue
+            key = storage._cdata
+            if key in incoming or key in first:
+                hands_on[name] = incoming.get(key) or first[key]
+            else:
+                first[key] = name
+        return _Gradients(hands_on, extents)

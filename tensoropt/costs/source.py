@@ -46,7 +46,7 @@ from tensoropt.costs.workload import Workload
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 
-FACTS = "facts-4"
+FACTS = "facts-5"
 """What records of facts say; those of another are found anew."""
 _MOST_FAILURES = 5
 """That a report names."""

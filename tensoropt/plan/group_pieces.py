@@ -92,12 +92,14 @@ class GroupPieces(PieceMaker):
         stored: Mapping[str, Layout],
         recomputed: bool = False,
         handed: bool = False,
+        joins: Sequence[bool] = (),
     ) -> Piece:
         """A group in a configuration, its parameters stored so.
 
         Args:
             recomputed: with its region.
-            handed: its result's gradient is another tensor's too, which counts it.
+            handed: gradients of its results lie in storages that outlast its backward, and count elsewhere.
+            joins: per shared parameter whether gradients of later groups wait for this one's.
         """
         forward_s = again_s = backward_s = 0.0
         source = ""
@@ -130,18 +132,40 @@ class GroupPieces(PieceMaker):
             ]
         else:
             effects += self._gather(GATHER_BACK, again, stored, needed + buffers_back)
+        most = self._most_back(configuration, facts, again, needed, recomputed=recomputed, handed=handed)
+        freed = needed if recomputed else 0
+        effects += [
+            Effect(COMPUTE_BACK, spot=max(most - freed, 0), local_s=backward_s, source=source),
+            Effect(COMPUTE_BACK, later=True, kept=-kept, transient=-freed),
+            *self._inner(INNER_BACK, configuration, backward=True),
+            *self._returned(configuration, stored, joins),
+        ]
+        return Piece(tuple(effects), parameters, gradients)
+
+    def _most_back(
+        self,
+        configuration: Configuration,
+        facts: Facts,
+        again: Sequence[Moved],
+        needed: int,
+        *,
+        recomputed: bool,
+        handed: bool,
+    ) -> int:
+        """The most alive in backward beside what is kept. A parameter gathered ``again`` is there while the
+        node runs that reads it; one that a second forward has gathered, all ``needed``, until then."""
         back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
         if handed:
             back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
-        with_needed = max(needed + back_parameters, back)
-        freed = needed if recomputed else 0
-        effects += [
-            Effect(COMPUTE_BACK, spot=max(with_needed - freed, 0), local_s=backward_s, source=source),
-            Effect(COMPUTE_BACK, later=True, kept=-kept, transient=-freed),
-            *self._inner(INNER_BACK, configuration, backward=True),
-            *self._returned(configuration, stored),
+        if recomputed or not facts.backward_reads:
+            return max(needed + back_parameters, back)
+        group = configuration.group
+        sizes = {group.short_names[name]: self.bytes(name, configuration.layout(name)) for name, *_ in again}
+        reading = [
+            (own if handed else most) + sum(sizes.get(name, 0) for name in names)
+            for names, most, own in facts.backward_reads
         ]
-        return Piece(tuple(effects), parameters, gradients)
+        return max(back, *reading)
 
     def _runs(self, configuration: Configuration, facts: Facts, held: int) -> list[Run]:
         """The parts of the group's forward; ``held`` is there while parameters are read."""
@@ -215,24 +239,33 @@ class GroupPieces(PieceMaker):
             sends += list(issued) * times
         return [Effect(slot, spot=spot, local_s=local_s, source=self.upkeep_source, sends=tuple(sends))]
 
-    def _returned(self, configuration: Configuration, stored: Mapping[str, Layout]) -> list[Effect]:
-        """Gradients go to where the parameters are stored."""
+    def _returned(
+        self, configuration: Configuration, stored: Mapping[str, Layout], joins: Sequence[bool]
+    ) -> list[Effect]:
+        """Gradients go to where the parameters are stored, one after the other; those of shared ones are
+        added, into a new tensor, to what waits there."""
         group = configuration.group
-        found = []
+        joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
+        found, most = [], 0
         for name in (*group.parameters, *group.shared):
             use = configuration.layout(name)
-            gathered, steps = self.use_steps(name, self.way(name, stored[name], use))
-            spot = self.bytes(name, use) + self.resharding(steps, name)
-            if self.tensors[name].master_dtype is not None and self.learns(name):
+            way = self.way(name, stored[name], use)
+            gathered, steps = self.use_steps(name, way)
+            narrow = self.tensors[name].master_dtype is not None and self.learns(name)
+            spot = self.bytes(name, use) + self.resharding(steps, name) if steps or narrow else 0
+            if narrow:
+                spot = max(spot, self.bytes(name, use) + self.stored_bytes(name, stored[name]))
+            if name in joining and self.learns(name):
+                summed = self.bytes(name, way.source) if way.waits else self.stored_bytes(name, stored[name])
+                spot = max(spot, 2 * summed)
+            most = max(most, spot)
+            if narrow:
                 local_s, sends = self.move(name, steps)
                 local_s += self._cast_s(name, stored[name])
-                spot = max(spot, self.bytes(name, use) + self.stored_bytes(name, stored[name]))
-                found.append(
-                    Effect(PARAMETERS, spot=spot, local_s=local_s, source=self.upkeep_source, sends=sends)
-                )
+                found.append(Effect(PARAMETERS, local_s=local_s, source=self.upkeep_source, sends=sends))
             elif steps:
-                found.append(self.moved(PARAMETERS, name, steps, spot, gathered))
-        return found
+                found.append(self.moved(PARAMETERS, name, steps, 0, gathered))
+        return [*found, Effect(PARAMETERS, spot=most)] if most else found
 
     def _held(self, give: int, hold: int, ways: Mapping[str, Way]) -> tuple[list[Effect], int, int]:
         """Copies held over the step: (what is done once, at the slots ``give`` and ``hold``; bytes of the

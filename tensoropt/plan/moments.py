@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from tensoropt.costs.tables import leaves_model
-from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region
 
@@ -151,29 +150,6 @@ class Course:
             for name in (*group.parameters, *group.shared):
                 found[name] = (found.get(name, (group.name,))[0], group.name)
         return found
-
-    @cached_property
-    def handed_on(self) -> frozenset[str]:
-        """Tensors whose gradient lies in another one's: a sum's backward hands one gradient to both.
-
-        It counts with the operand that was made first, whose backward comes last.
-        """
-        graph, made = (
-            self.graph.atoms.graph,
-            {n: i for i, g in enumerate(self.graph.groups) for n in g.writes},
-        )
-        found = set()
-        for group in self.graph.groups:
-            if len(group.reads) > 1 and all(_adds(graph, op) for op in group.operators):
-                first = min(group.reads, key=made.__getitem__)
-                found |= {n for n in group.reads if n != first and len(self.readers[n]) == 1}
-        return frozenset(found)
-
-
-def _adds(graph: OperatorGraph, op: Operator) -> bool:
-    """Whether an operator is a sum of tensors of one shape."""
-    shapes = {graph.tensors[n].shape for n in (*op.inputs(), *op.outputs)}
-    return op.target == "aten.add.Tensor" and len(op.inputs()) == 2 and len(shapes) == 1 and not op.kwargs
 
 
 def course_of(graph: GroupGraph, regions: Sequence[Region] = ()) -> Course:

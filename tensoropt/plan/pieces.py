@@ -68,7 +68,7 @@ class Reading:
         kept: of a writer: the tensor lies in what the group keeps; of a reader: its backward needs it.
         again: the group is recomputed.
         lies_in: of a writer: the tensor, by its short name there, in whose storage this one lies.
-        extent: of a writer: bytes of the storage where these are not the tensor's own.
+        extent: bytes of the storage where these are not the tensor's own; of a reader that of its gradient.
     """
 
     layout: Layout

@@ -16,6 +16,7 @@ import numpy as np
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.plan.group_pieces import GroupPieces
+from tensoropt.plan.heirs import Flags, Heirs
 from tensoropt.plan.lodgers import Column, Lodgers, Lodging
 from tensoropt.plan.menu import Indices, Menu
 from tensoropt.plan.moments import Course, Moment, course_of
@@ -95,6 +96,7 @@ class Play:
             self._homes,
             self._inside,
         )
+        self.heirs = Heirs(menu, self.course, choices, self._sent_back, self._home_left)
         self._store_parameters()
         self.owners = [*self._groups(), *self._tensors(), *self._parameters()]
 
@@ -128,7 +130,8 @@ class Play:
         owners = []
         for group in self.graph.groups:
             names = (*group.parameters, *group.shared)
-            chosen, handed = self.choices[group.name], self._handed(group)
+            chosen, handed = self.choices[group.name], self.heirs.handed(group)
+            joins = tuple(self.course.users[name][1] != group.name for name in group.shared)
             firsts, which = distinct([chosen, handed, *(self.stored[n][0] for n in names)])
             configurations, facts = self.menu.configurations(group), self.menu.facts(group)
             works, again, pieces = self.menu.works(group), self.menu.again(group), []
@@ -136,10 +139,9 @@ class Play:
                 i = int(chosen[r])
                 stored = {n: self.stored[n][1][self.stored[n][0][r]] for n in names}
                 given = bool(handed[r])
-                key = ("group", self.menu.look(group), i, tuple(stored.values()), given)
-                make = partial(
-                    self.group_pieces.group, configurations[i], works[i], facts[i], stored, again[i], given
-                )
+                key = ("group", self.menu.look(group), i, tuple(stored.values()), given, joins)
+                told = configurations[i], works[i], facts[i], stored, again[i], given, joins
+                make = partial(self.group_pieces.group, *told)
                 pieces.append(self._piece(key, make))
             slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
             slots.append(self._slot("backward", "parameters", group.name))
@@ -150,30 +152,31 @@ class Play:
             owners.append(Owner(tuple(slots), tuple(pieces), which))
         return owners
 
-    def _handed(self, group: Group) -> Indices:
-        """Per strategy 1 where the gradient of all that a group writes is also that of a sum's other operand,
-        which counts it: neither is resharded on its way."""
-        if len(group.writes) != 1 or group.writes[0] not in self.course.handed_on:
-            return np.zeros(self.count, dtype=np.int64)
-        reader = self.course.readers[group.writes[0]][0]
-        found = np.ones(self.count, dtype=np.int64)
-        for name in reader.reads:
-            found &= self._unmoved(name, reader)
-        return found
-
-    def _unmoved(self, name: str, reader: Group) -> Indices:
-        """Per strategy 1 where a reader's gradient is already where the tensor was found."""
+    def _sent_back(self, name: str, reader: Group) -> Flags:
+        """Per strategy whether a reader's gradient moves to where the tensor was found."""
         read, wanted = self._readings(reader.name, name, writes=False)
         found = self._homes(name)
         if found is not None:
             at, homes = found
         else:
-            writer = next(group.name for group in self.graph.groups if name in group.writes)
-            at, written = self._readings(writer, name, writes=True)
+            at, written = self._readings(self.heirs.writer[name].name, name, writes=True)
             homes = [writing.layout for writing in written]
-        firsts, which = distinct([at, read])
-        moved = [self.tensor_pieces.steps(name, homes[at[r]], wanted[read[r]].layout)[1] for r in firsts]
-        return np.array([not steps for steps in moved], dtype=np.int64)[which]
+        return self._move_back(name, at, homes, read, [reading.layout for reading in wanted])
+
+    def _home_left(self, name: str) -> Flags:
+        """Per strategy whether a gradient moves from where the tensor was found to its writer."""
+        found = self._homes(name)
+        if found is None:
+            return np.zeros(self.count, dtype=bool)
+        at, written = self._readings(self.heirs.writer[name].name, name, writes=True)
+        return self._move_back(name, at, [writing.layout for writing in written], *found)
+
+    def _move_back(
+        self, name: str, to: Indices, sources: Sequence[Layout], by: Indices, targets: Sequence[Layout]
+    ) -> Flags:
+        firsts, which = distinct([to, by])
+        moved = [bool(self.tensor_pieces.steps(name, sources[to[r]], targets[by[r]])[1]) for r in firsts]
+        return np.array(moved)[which]
 
     def _tensors(self) -> list[Owner]:
         return [self._tensor(group, name) for group in self.graph.groups for name in group.writes]
@@ -183,25 +186,26 @@ class Play:
         columns = [self._readings(group.name, name, writes=True)]
         columns += [self._readings(reader.name, name, writes=False) for reader in readers]
         homes = self._homes(name)
+        slots = self._tensor_slots(group.name, name, views)
+        ends, estates = self.heirs.estates(group, name, len(slots))
         ids = [which for which, _ in columns] + ([homes[0]] if homes else []) + [*self.lodgers.columns(views)]
-        firsts, which = distinct(ids)
+        firsts, which = distinct([*ids, estates[0]])
         tensor, order = self.graph.atoms.graph.tensors[name], self.tensor_pieces.orders.get(name)
         like = (self.graph.atoms.atoms[name], order, tensor.dtype, tensor.requires_grad)
         inside = tuple(self._inside(group.name, reader.name) for reader in readers)
         final = self.course.slot("forward", "output", group.name, name)
-        mutated = name in self.graph.atoms.graph.mutations.values()
-        handed, pieces = name in self.course.handed_on, []
-        slots = self._tensor_slots(group.name, name, views)
+        mutated, pieces = name in self.graph.atoms.graph.mutations.values(), []
         used = slots[reader_slot(0, USED) :: reader_slot(1, 0) - reader_slot(0, 0)]
         turns = tuple(sorted(range(len(used)), key=used.__getitem__).index(i) for i in range(len(used)))
         for r in firsts:
             write, *reads = [found[number[r]] for number, found in columns]
             home = homes[1][homes[0][r]] if homes else None
-            told = inside, handed, tuple(self.lodgers.users(views, int(r), turns)), turns[: len(reads)]
+            estate = estates[1][estates[0][r]]
+            told = inside, estate, tuple(self.lodgers.users(views, int(r), turns)), turns[: len(reads)]
             key = ("tensor", *like, final >= 0, mutated, write, home, tuple(reads), *told)
             make = partial(self.tensor_pieces.tensor, name, write, home, reads, *told)
             pieces.append(self._piece(key, make))
-        return Owner(slots, tuple(pieces), which)
+        return Owner((*slots, *ends), tuple(pieces), which)
 
     def _homes(self, name: str) -> tuple[Indices, list[Layout]] | None:
         """Where a tensor with several readers is put."""
@@ -268,7 +272,15 @@ class Play:
                     for c, f, again in looks
                 ]
             else:
-                found = [Reading(c.layout(name), short in f.reads_kept, again) for c, f, again in looks]
+                found = [
+                    Reading(
+                        c.layout(name),
+                        short in f.reads_kept,
+                        again,
+                        extent=f.gradient_extents.get(short),
+                    )
+                    for c, f, again in looks
+                ]
             self._seen[asked] = _merged(found, self.choices[group_name])
         return self._seen[asked]
 

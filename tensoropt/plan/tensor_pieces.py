@@ -49,6 +49,28 @@ _FIRST = _Pass(False, MADE, HOME, READ, USED)
 _SECOND = _Pass(True, MADE_AGAIN, HOME_AGAIN, READ_AGAIN, USED_AGAIN)
 
 
+class Estate(NamedTuple):
+    """Where the gradients of a tensor lie, and for how long (:mod:`tensoropt.plan.heirs`).
+
+    Attributes:
+        lodged: per reader whether the gradient it gives lies in a storage that is counted elsewhere, or in
+            ``common``.
+        common: (reader whose gradient lies in one storage with others of its own making, slot at which that
+            is let go of).
+        left: slot at which the whole gradient's storage is let go of by those to whom the tensor's group
+            hands it on; -1 where nobody gets it.
+        outlasts: it is there all through its group's backward.
+    """
+
+    lodged: tuple[bool, ...] = ()
+    common: tuple[tuple[int, int], ...] = ()
+    left: int = -1
+    outlasts: bool = False
+
+
+_ITS_OWN = Estate()
+
+
 class TensorPieces(PieceMaker):
     """Works out what becomes of activations on one mesh."""
 
@@ -59,7 +81,7 @@ class TensorPieces(PieceMaker):
         home: Layout | None,
         reads: Sequence[Reading],
         inside: Sequence[bool] = (),
-        handed: bool = False,
+        estate: Estate = _ITS_OWN,
         lodgers: Sequence[User] = (),
         turns: Sequence[int] = (),
     ) -> Piece:
@@ -67,7 +89,7 @@ class TensorPieces(PieceMaker):
 
         Args:
             inside: per reader whether it lies in its producer's region.
-            handed: its gradient lies in another tensor's, unless it is resharded.
+            estate: where its gradients lie.
             lodgers: who reads views of it.
             turns: per reader when it comes in forward, compared with lodgers.
         """
@@ -84,7 +106,7 @@ class TensorPieces(PieceMaker):
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, lodgers, _SECOND)
         if self.learns(name):
-            effects += self._tensor_backward(name, write, source, reads, handed)
+            effects += self._tensor_backward(name, write, source, reads, estate)
         return Piece(tuple(effects))
 
     def _passed(
@@ -174,29 +196,49 @@ class TensorPieces(PieceMaker):
         return enters or (user.kept and user.again == at.again and self.training and not user.moved)
 
     def _tensor_backward(
-        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], handed: bool
+        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], estate: Estate
     ) -> list[Effect]:
-        """Readers' gradients go to where the tensor was found, add up there, and go to its writer."""
-        found, size = [], self.bytes(name, source)
-        if handed and not self.steps(name, source, reads[0].layout)[1]:
-            reads = ()
-        for number, read in enumerate(reads):
-            (copied, steps), own = self.steps(name, source, read.layout), self.bytes(name, read.layout)
-            found.append(Effect(reader_slot(number, USED_BACK), later=True, transient=own))
+        """Readers' gradients go to where the tensor was found, add up there, and go to its writer.
+
+        Each sum is a new tensor, beside the two that are added: with any dispatch mode that watches, autograd
+        adds nothing in place.
+        """
+        found, size, there = [], self.bytes(name, source), 0
+        lodged = estate.lodged or (False,) * len(reads)
+        for number, slot in estate.common:
+            shared = self._gradient_bytes(name, reads[number])
+            found.append(Effect(reader_slot(number, USED_BACK), later=True, transient=shared))
+            found.append(Effect(slot, transient=-shared))
+        for number, read in reversed(tuple(enumerate(reads))):
+            (copied, steps), first = self.steps(name, source, read.layout), number == len(reads) - 1
+            came = 0 if lodged[number] else self._gradient_bytes(name, read)
+            found.append(Effect(reader_slot(number, USED_BACK), later=True, transient=came))
+            spot = self.resharding(steps, name) if steps else 0
+            if not first:
+                spot = max(spot, 2 * size - came if steps else size)
             if steps:
-                spot = self.resharding(steps, name)
                 found.append(self.moved(reader_slot(number, READ_BACK), name, steps, spot, copied))
-            adds = size if number == len(reads) - 1 else 0
-            found.append(Effect(reader_slot(number, READ_BACK), later=True, transient=adds - own))
-        (moves, back), given = self.steps(name, write.layout, source), size
+            elif spot:
+                found.append(Effect(reader_slot(number, READ_BACK), spot=spot))
+            after = came if first and not steps else size
+            found.append(Effect(reader_slot(number, READ_BACK), later=True, transient=after - there - came))
+            there = after
+        moves, back = self.steps(name, write.layout, source)
         if back:
             found.append(self.moved(HOME_BACK, name, back, self.resharding(back, name), moves))
-        if back and reads:
-            given = self.bytes(name, write.layout)
-            found.append(Effect(HOME_BACK, later=True, transient=given - size))
-        if reads:
-            found.append(Effect(GRADIENT, transient=-given))
+            if reads:
+                given = self.bytes(name, write.layout)
+                found.append(Effect(HOME_BACK, later=True, transient=given - there))
+                there = given
+        if estate.left >= 0:
+            found.append(Effect(estate.left, transient=-there))
+        else:
+            found.append(Effect(GRADIENT, later=estate.outlasts, transient=-there))
         if leaves_model(self.graph, name):
             out, steps = self.steps(name, source, output_layout(source))
             found.append(self.moved(OUTPUT_BACK, name, steps, 0, out))
         return found
+
+    def _gradient_bytes(self, name: str, read: Reading) -> int:
+        """Of the storage in which the gradient that a reader gives lies."""
+        return self.bytes(name, read.layout) if read.extent is None else read.extent

@@ -182,6 +182,51 @@ def test_backward_peak_of_a_linear():
     assert facts.handed_peak_bytes == 4 * (32 * 24 + 16 * 24 + 16)  # another counts the incoming one
 
 
+def joined(*more: tuple[Any, ...], writes: str = "y") -> Workload:
+    """8 x 4 and 8 x 12 put side by side."""
+    inputs = {"a": ((8, 4), "read"), "b": ((8, 12), "read")}
+    return chain(inputs, ("aten.cat.default", ([Ref("a"), Ref("b")], 1), ("y",)), *more, writes=writes)
+
+
+def test_a_sum_hands_its_gradient_to_both():
+    inputs = dict.fromkeys("ab", ((8, 16), "read"))
+    facts = find_facts(chain(inputs, ("aten.add.Tensor", (Ref("a"), Ref("b")), ("y",)), writes="y"))
+    assert facts.hands_on == {"a": "y", "b": "y"}
+    assert (facts.backward_peak_bytes, facts.handed_peak_bytes) == (4 * 8 * 16, 0)
+
+
+def test_a_concatenation_hands_on_slices_of_its_gradient():
+    facts = find_facts(joined())
+    assert facts.hands_on == {"a": "y", "b": "y"}
+    assert facts.gradient_extents == dict.fromkeys("ab", 4 * 8 * 16)
+    assert facts.backward_peak_bytes == 4 * 8 * 16  # nothing is copied
+
+
+def test_slices_of_a_gradient_made_inside():
+    facts = find_facts(joined(("aten.gelu.default", (Ref("y"),), ("z",)), writes="z"))
+    assert facts.hands_on == {"b": "a"}
+    assert facts.gradient_extents == dict.fromkeys("ab", 4 * 8 * 16)
+
+
+def test_a_total_hands_on_one_number():
+    assert find_facts(pointwise("aten.sum.default")).gradient_extents == {"x": 4}
+    assert find_facts(pointwise("aten.gelu.default")).gradient_extents == {}
+
+
+def test_backward_reads_one_parameter_after_the_other():
+    """That of the second product is used up when the gradient of the first's weight is made."""
+    second = ("aten.linear.default", (Ref("y"), Ref("v")), ("z",))
+    work = linear(32, 24, 16, second, writes="z")
+    v = ("v", TensorSpec((8, 16), "float32", True), "parameter")
+    facts = find_facts(replace(work, inputs=(*work.inputs, v)))
+    hidden, out = 32 * 16 * 4, 32 * 8 * 4
+    assert facts.kept_bytes == hidden
+    reads = {names: most for names, most, _ in facts.backward_reads}
+    assert set(reads) == {("v",), ("w",)}
+    assert reads["v",] == out + hidden + 8 * 16 * 4
+    assert reads["w",] == hidden + 4 * (32 * 24 + 16 * 24 + 16) - facts.kept_bytes
+
+
 def test_backward_lets_go_of_what_it_used():
     """Through tanh, a chain of two: the incoming gradient and tanh's result are gone when the linear runs."""
     work = linear(32, 24, 16, ("aten.tanh.default", (Ref("y"),), ("z",)), writes="z")

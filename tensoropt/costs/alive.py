@@ -86,42 +86,60 @@ class Peak(NamedTuple):
     own: int
 
 
-class Highest(NamedTuple):
-    """Peaks while sets of parameters were read (the empty one: while none was)."""
+class During(NamedTuple):
+    """What went on meanwhile: parameters that are read, and those whose gradients were made before."""
 
-    of: Mapping[frozenset[str], Peak]
+    reads: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+
+
+class Highest(NamedTuple):
+    """Peaks, by what went on meanwhile."""
+
+    of: Mapping[During, Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
         """The highest, over what is ``kept``; ``reading``: of those while parameters were read."""
-        found = [peak.own if own else peak.most for names, peak in self.of.items() if names or not reading]
+        found = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
         return max(0, max(found, default=0) - kept)
 
 
 class Peaks:
-    """The peaks of what was alive, by the parameters that were read meanwhile."""
+    """The peaks of what was alive."""
 
     def __init__(self, alive: Alive):
         self.alive = alive
-        self._of: dict[frozenset[str], Peak] = {}
+        self._of: dict[During, Peak] = {}
         self._node: Any = None
-        self._read: frozenset[str] = frozenset()
+        self._during = During()
+        self._arrived: set[str] = set()
 
     def read(self, name: str) -> None:
         """The node of backward that runs now asks for a parameter."""
         self.close()
-        self.book(self._read)
-        self._node, self._read = torch._C._current_autograd_node(), self._read | {name}
+        self.book(self._during)
+        self._node = torch._C._current_autograd_node()
+        self._during = self._during._replace(reads=self._during.reads | {name})
+
+    def arrived(self, name: str) -> None:
+        """The gradient of a parameter was made, and is let go of before the next operator."""
+        self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """Book the peak of a node that reads parameters, if another one runs by now."""
-        if ended or (self._node is not None and torch._C._current_autograd_node() is not self._node):
-            self.book(self._read)
-            self._node, self._read = None, frozenset()
+        """Book what is over by now: a node that reads parameters, the making of gradients."""
+        other = self._node is not None and torch._C._current_autograd_node() is not self._node
+        if ended or other or self._arrived:
+            self.book(self._during)
+            reads = frozenset() if other or ended else self._during.reads
+            self._during = During(reads, self._during.made | self._arrived)
+            self._node, self._arrived = None if other else self._node, set()
+        if ended:
+            self.book(self._during)
 
-    def book(self, names: frozenset[str]) -> None:
+    def book(self, during: During) -> None:
         """What has peaked since the last booking."""
-        before = self._of.get(names, Peak(0, 0))
-        self._of[names] = Peak(max(before.most, self.alive.peak), max(before.own, self.alive.own_peak))
+        before = self._of.get(during, Peak(0, 0))
+        self._of[during] = Peak(max(before.most, self.alive.peak), max(before.own, self.alive.own_peak))
         self.alive.restart()
 
     def take(self) -> Highest:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tensoropt.costs.alive import Alive, Peaks
+from tensoropt.costs.alive import Alive, During, Peaks
 from tensoropt.costs.stopwatch import end_if_lost, stopwatch_here
 from tensoropt.costs.workload import TensorSpec, Workload, order_of, random_tensor, run
 from tensoropt.graph import iter_refs
@@ -42,8 +43,9 @@ class Facts:
             autograd's, that reads a parameter runs; gathered parameters are there only then.
         handed_peak_bytes, handed_parameters_peak_bytes: of backward where the incoming gradients are
             somebody else's too, who counts them.
-        backward_reads: per set of parameters that a node of autograd's reads (these; the most alive
-            meanwhile; the same where the incoming gradients are somebody else's), above ``kept_bytes``.
+        backward_runs: of nodes of autograd's that run while gathered parameters may be there (the parameters
+            they read; those whose gradients were made before; the most alive meanwhile; the same where the
+            incoming gradients are somebody else's), above ``kept_bytes``.
         calls: per call of the forward (what it and those before it made of ``kept_bytes``; the most alive
             while it runs, all that was made inside included; whether it reads a parameter).
         lies_in: result that is a view -> the read, or the earlier result, in whose storage it lies.
@@ -68,7 +70,7 @@ class Facts:
     backward_parameters_peak_bytes: int
     handed_peak_bytes: int = 0
     handed_parameters_peak_bytes: int = 0
-    backward_reads: tuple[tuple[tuple[str, ...], int, int], ...] = ()
+    backward_runs: tuple[tuple[tuple[str, ...], tuple[str, ...], int, int], ...] = ()
     calls: tuple[tuple[int, int, bool], ...] = ()
     lies_in: Mapping[str, str] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
@@ -83,8 +85,8 @@ class Facts:
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         data["calls"] = tuple((kept, peak, bool(reads)) for kept, peak, reads in data.get("calls", ()))
-        data["backward_reads"] = tuple(
-            (tuple(names), most, own) for names, most, own in data.get("backward_reads", ())
+        data["backward_runs"] = tuple(
+            (tuple(reads), tuple(made), most, own) for reads, made, most, own in data.get("backward_runs", ())
         )
         return cls(**data)
 
@@ -212,7 +214,7 @@ class _Probe:
         work, alive = self.work, self.alive
         for tensor in self.tensors.values():
             alive.ignore(tensor)
-        leaves = [self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
+        leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
         if self.training:
             for name, spec, role in work.inputs:
@@ -253,10 +255,15 @@ class _Probe:
             backward_parameters_peak_bytes=backward.above(kept, reading=True),
             handed_peak_bytes=backward.above(kept, own=True),
             handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
-            backward_reads=tuple(
-                (tuple(sorted(names)), max(0, peak.most - kept), max(0, peak.own - kept))
-                for names, peak in backward.of.items()
-                if names
+            backward_runs=tuple(
+                (
+                    tuple(sorted(during.reads)),
+                    tuple(sorted(during.made)),
+                    max(0, peak.most - kept),
+                    max(0, peak.own - kept),
+                )
+                for during, peak in backward.of.items()
+                if during.reads or during.made
             ),
             calls=calls,
             lies_in=lies_in,
@@ -292,18 +299,18 @@ class _Probe:
         self.calls.append((self.alive.peak, bool(reads)))
         for key in self.alive.alive:
             self.made_by.setdefault(key, position)
-        self.peaks.book(frozenset(reads))
+        self.peaks.book(During(frozenset(reads)))
 
-    def _backward(self, leaves: Sequence[torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
+    def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
         """Run a backward in which gradients of parameters go to their buckets and others are ``taken``."""
         names = [n for n in self.work.writes if self.tensors[n].requires_grad]
         if not names or not leaves:
             return _Gradients({}, {})
-        for name, spec, role in self.work.inputs:
-            if role == "parameter" and spec.requires_grad:
-                bucket = torch.zeros_like(self.tensors[name])
-                self.alive.ignore(bucket)
-                self.tensors[name].grad = bucket
+        for name in self.parameters & leaves.keys():
+            bucket = torch.zeros_like(leaves[name])
+            self.alive.ignore(bucket)
+            leaves[name].grad = bucket
+            leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
         incoming = _Incoming(self.alive, names)
         root = _Given.apply(incoming, *(self.tensors[n] for n in names))
         for name in self.work.writes:
@@ -312,9 +319,12 @@ class _Probe:
         start = torch.ones((), device=root.device)
         self.alive.before = self.peaks.close
         with self.alive:
-            root.backward(start, inputs=leaves)
+            root.backward(start, inputs=list(leaves.values()))
         self.peaks.close(ended=True)
         return self._shared(taken, incoming.left)
+
+    def _arrived(self, name: str, _: torch.Tensor) -> None:
+        self.peaks.arrived(name)
 
     def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
         """Which gradients of reads lie in one storage, or in that of a result's gradient."""

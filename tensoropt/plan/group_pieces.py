@@ -132,7 +132,9 @@ class GroupPieces(PieceMaker):
             ]
         else:
             effects += self._gather(GATHER_BACK, again, stored, needed + buffers_back)
-        most = self._most_back(configuration, facts, again, needed, recomputed=recomputed, handed=handed)
+        most = self._most_back(
+            configuration, facts, again, stored, needed, recomputed=recomputed, handed=handed
+        )
         freed = needed if recomputed else 0
         effects += [
             Effect(COMPUTE_BACK, spot=max(most - freed, 0), local_s=backward_s, source=source),
@@ -147,25 +149,39 @@ class GroupPieces(PieceMaker):
         configuration: Configuration,
         facts: Facts,
         again: Sequence[Moved],
+        stored: Mapping[str, Layout],
         needed: int,
         *,
         recomputed: bool,
         handed: bool,
     ) -> int:
-        """The most alive in backward beside what is kept. A parameter gathered ``again`` is there while the
-        node runs that reads it; one that a second forward has gathered, all ``needed``, until then."""
+        """The most alive in backward beside what is kept.
+
+        A parameter gathered ``again`` is there while the node runs that reads it; one that a second forward
+        has gathered, all ``needed``, until then. A gradient that has to move to where its parameter is stored
+        waits until the group's backward is over.
+        """
         back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
         if handed:
             back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
-        if recomputed or not facts.backward_reads:
-            return max(needed + back_parameters, back)
+        most = max(needed + back_parameters, back) if recomputed or not facts.backward_runs else back
         group = configuration.group
         sizes = {group.short_names[name]: self.bytes(name, configuration.layout(name)) for name, *_ in again}
-        reading = [
-            (own if handed else most) + sum(sizes.get(name, 0) for name in names)
-            for names, most, own in facts.backward_reads
-        ]
-        return max(back, *reading)
+        waiting = {
+            group.short_names[name]: self.bytes(name, configuration.layout(name))
+            for name in (*group.parameters, *group.shared)
+            if self._goes_back(configuration, name, stored)
+        }
+        for reads, made, alive, own in facts.backward_runs:
+            gathered = (needed if reads else 0) if recomputed else sum(sizes.get(name, 0) for name in reads)
+            later = sum(waiting.get(name, 0) for name in made)
+            most = max(most, (own if handed else alive) + gathered + later)
+        return most
+
+    def _goes_back(self, configuration: Configuration, name: str, stored: Mapping[str, Layout]) -> bool:
+        """Whether a parameter's gradient has to move, or to be cast, to where the parameter is stored."""
+        steps = self.use_steps(name, self.way(name, stored[name], configuration.layout(name)))[1]
+        return self.learns(name) and (bool(steps) or self.tensors[name].master_dtype is not None)
 
     def _runs(self, configuration: Configuration, facts: Facts, held: int) -> list[Run]:
         """The parts of the group's forward; ``held`` is there while parameters are read."""
@@ -247,18 +263,25 @@ class GroupPieces(PieceMaker):
         group = configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
         found, most = [], 0
-        for name in (*group.parameters, *group.shared):
+        waiting = {
+            name: self.bytes(name, configuration.layout(name))
+            for name in (*group.parameters, *group.shared)
+            if self._goes_back(configuration, name, stored)
+        }
+        for name in (*group.shared[::-1], *group.parameters[::-1]):
             use = configuration.layout(name)
             way = self.way(name, stored[name], use)
             gathered, steps = self.use_steps(name, way)
             narrow = self.tensors[name].master_dtype is not None and self.learns(name)
-            spot = self.bytes(name, use) + self.resharding(steps, name) if steps or narrow else 0
+            others, spot = sum(waiting.values()) - waiting.pop(name, 0), 0
+            if steps or narrow:
+                spot = self.bytes(name, use) + self.resharding(steps, name)
             if narrow:
                 spot = max(spot, self.bytes(name, use) + self.stored_bytes(name, stored[name]))
             if name in joining and self.learns(name):
                 summed = self.bytes(name, way.source) if way.waits else self.stored_bytes(name, stored[name])
                 spot = max(spot, 2 * summed)
-            most = max(most, spot)
+            most = max(most, others + spot)
             if narrow:
                 local_s, sends = self.move(name, steps)
                 local_s += self._cast_s(name, stored[name])

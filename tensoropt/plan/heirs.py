@@ -50,6 +50,7 @@ class Heirs:
         self.writer = {name: group for group in self.graph.groups for name in group.writes}
         self._sent_back, self._home_left = sent_back, home_left
         self._relations = self._all_relations()
+        self._ends: dict[tuple[str, str, int], Indices] = {}
         self._held: dict[tuple[str, str], Indices] = {}
         self._left: dict[str, Indices] = {}
         self._common: dict[str, list[tuple[int, Indices]]] = {}
@@ -157,7 +158,8 @@ class Heirs:
             lies = incoming.get(of, np.full(self.count, -1))
             ends = lies
             if len(members) > 1:
-                last = np.maximum.reduce([self._end(group, member, of) for member in members])
+                size = self._elements(of) if of else 0
+                last = np.maximum.reduce([self._end(group, member, size) for member in members])
                 ends = np.where(lies >= 0, lies, last)
                 begun = np.where(active & (lies < 0), last, -1)
                 if of:
@@ -172,23 +174,31 @@ class Heirs:
                 self._held[at] = np.maximum(self._held.get(at, ends), ends)
         self._handed[group.name] = outlasts.astype(np.int64)
 
-    def _end(self, group: Group, name: str, owner: str) -> Indices:
-        """When a tensor that gets its gradient from a group lets go of its storage, that of ``owner``'s."""
+    def _end(self, group: Group, name: str, size: int) -> Indices:
+        """When a tensor that gets its gradient from a group lets go of its storage.
+
+        Args:
+            size: elements of the tensor whose gradient the storage was made for; 0 where it was for several.
+        """
+        at = group.name, name, size
+        if at not in self._ends:
+            self._ends[at] = self._find_end(group, name, size)
+        return self._ends[at]
+
+    def _find_end(self, group: Group, name: str, size: int) -> Indices:
         readers, at = self.course.readers[name], self.course.slot("backward", "read", group.name, name) + 1
         last, sent_back = at, self._sent_back(name, group)
         if len(readers) > 1 or leaves_model(self.graph, name):
-            if (
-                len(readers) > 1 and readers[-1].name == group.name
-            ):  # the sum with the next one's is a new tensor
+            if len(readers) > 1 and readers[-1].name == group.name:  # the next one's sum is a new tensor
                 last = self.course.slot("backward", "read", readers[-2].name, name) + 1
             return np.where(sent_back, at, last)
         writer = self.writer[name]
         done = np.full(self.count, self.course.slot("backward", "compute", writer.name))
-        if not owner or self._elements(name) != self._elements(owner):  # nobody lets go of a part of it
+        if self._elements(name) != size:  # nobody lets go of a part of it
             done += 1
         for (of, members), active in self._relations.get(writer.name, {}).items():
             if of == name:
-                ends = [self._end(writer, member, owner) for member in members]
+                ends = [self._end(writer, member, size) for member in members]
                 done = np.where(active, np.maximum.reduce(ends), done)
         home = self.course.slot("backward", "home", writer.name, name) + 1
         return np.where(sent_back, at, np.where(self._home_left(name), home, done))

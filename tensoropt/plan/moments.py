@@ -227,6 +227,7 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
 def _backward(group: Group) -> Iterator[Moment]:
     for kind in ("gather", "compute", "inner"):
         yield Moment("backward", kind, group.name)
-    for name in reversed(group.reads):  # autograd takes what was made last first
-        yield Moment("backward", "read", group.name, name)
+    # Autograd takes what was made last first, and an operator's parameters are brought after what it reads.
     yield Moment("backward", "parameters", group.name)
+    for name in reversed(group.reads):
+        yield Moment("backward", "read", group.name, name)

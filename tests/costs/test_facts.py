@@ -221,10 +221,9 @@ def test_backward_reads_one_parameter_after_the_other():
     facts = find_facts(replace(work, inputs=(*work.inputs, v)))
     hidden, out = 32 * 16 * 4, 32 * 8 * 4
     assert facts.kept_bytes == hidden
-    reads = {names: most for names, most, _ in facts.backward_reads}
-    assert set(reads) == {("v",), ("w",)}
-    assert reads["v",] == out + hidden + 8 * 16 * 4
-    assert reads["w",] == hidden + 4 * (32 * 24 + 16 * 24 + 16) - facts.kept_bytes
+    runs = {(reads, made): most for reads, made, most, _ in facts.backward_runs}
+    assert runs[("v",), ()] == out + hidden + 8 * 16 * 4
+    assert runs[("w",), ("v",)] == hidden + 4 * (32 * 24 + 16 * 24 + 16) - facts.kept_bytes
 
 
 def test_backward_lets_go_of_what_it_used():

@@ -101,7 +101,7 @@ class Route:
 
     Attributes:
         order, inverse: from the dims' order to that in which the tensor lies, and back; None where it is one.
-        sizes: of the atoms of the shard that comes; None where its dims are its atoms.
+        sizes: of the atoms of the shard that comes; None where each of its dims is one atom.
         moves: what happens to it.
         shape: of the shard that results; likewise.
     """
@@ -141,7 +141,7 @@ def _route(runtime: Runtime, spec: EdgeSpec, *, backward: bool) -> Route:
     lying = spec.as_it_lies()
     steps, start, end = lying.way(backward=backward)
     whole = tuple(size for dim in lying.atoms for size in dim)
-    dims_are_atoms = len(whole) == len(lying.atoms)
+    dims_are_atoms = all(len(dim) == 1 for dim in lying.atoms)
     own = local_atoms(lying.atoms, start, spec.mesh, runtime.place)
     current, moves = list(start), []
     for step in steps:

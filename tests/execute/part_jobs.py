@@ -83,16 +83,17 @@ def reshard_uneven(rank: int, world: int) -> dict[str, float]:
 
 def reshard_all(rank: int, world: int, sizes: tuple[int, ...]) -> list[str]:
     """Every pair of layouts on a mesh: value and gradient against what the whole tensor says. Every other
-    tensor lies transposed in memory, and what arrives has to lie so too."""
+    tensor lies transposed in memory, and what arrives has to lie so too. There are as many atoms as dims, but
+    none in the first."""
     mesh = (1, *sizes)
     runtime = Runtime(mesh)
-    atoms = ((4, 2), (8,))
+    atoms = ((), (4, 2), (8,))
     flat = tuple(n for dim in atoms for n in dim)
     axes = len(sizes)
     codes = (0, 1, 2, -1, -2, -3)
     layouts = [(-1, *c) for c in itertools.product(codes, repeat=axes) if _fits(c, sizes, flat)]
     generator = torch.Generator().manual_seed(0)
-    value, upstream = (torch.randn(8, 8, generator=generator) for _ in range(2))
+    value, upstream = (torch.randn(1, 8, 8, generator=generator) for _ in range(2))
 
     def part(x: torch.Tensor, placements: tuple[int, ...]) -> torch.Tensor:
         """This rank's part: a shard, or the summand of a partial (coordinate c holds (c+1)/sum of it)."""
@@ -113,12 +114,12 @@ def reshard_all(rank: int, world: int, sizes: tuple[int, ...]) -> list[str]:
     wrong = []
     for (i, source), (j, target) in itertools.product(enumerate(layouts), enumerate(layouts)):
         forward, backward = edge_steps(flat, mesh, source, target)
-        order = (1, 0) if (i + j) % 2 else None
+        order = (0, 2, 1) if (i + j) % 2 else None
         spec = EdgeSpec("x", atoms, mesh, source, target, forward, backward, order=order)
         x = part(value, forward_placements(source)).clone()
-        x = (x.t().contiguous().t() if order else x).requires_grad_()
+        x = (x.mT.contiguous().mT if order else x).requires_grad_()
         y = redistribute(runtime, spec, x)
-        if order and not y.t().is_contiguous():
+        if order and not y.mT.is_contiguous():
             wrong.append(f"{source} -> {target}: lies otherwise")
         after = forward_placements(target)
         if not torch.allclose(total(y.detach(), after), shard(value, after), atol=1e-5):

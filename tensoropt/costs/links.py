@@ -143,13 +143,12 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
 def in_step(seconds: np.ndarray) -> float:
     """What a collective adds to a step that issues many: the mean, stalls of its own included.
 
-    The longest repeat does not count where it is beyond Tukey's fence (1.5 interquartile ranges above the
-    upper quartile): what came once may have been a standstill of the machine, and one of a tenth of a second
-    would be most of the mean. What comes again and again stays.
+    The longest repeat does not count where it took longer than all others together: that was a standstill of
+    the machine, and would be most of the mean. Shorter stalls stay, also the longest: one in fifty repeats is
+    one in fifty collectives of a step.
     """
     *others, longest = np.sort(seconds)
-    low, high = np.quantile(seconds, [0.25, 0.75])
-    return float(np.mean(others if others and longest > high + 1.5 * (high - low) else seconds))
+    return float(np.mean(others if len(others) > 1 and longest > sum(others) else seconds))
 
 
 def measure_links(
@@ -256,7 +255,7 @@ def _key(
 ) -> str:
     text = ";".join(",".join(map(str, group)) for group in groups)
     how = "functional" if functional and kind != "send" else "in place"
-    how += "/mean in step without the longest, batch class"
+    how += "/mean in step without a standstill, batch class"
     return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
 
 

@@ -100,8 +100,10 @@ def test_sizes_cover_five_decades_with_repeats():
     ("seconds", "mean"),
     [
         ([1.0] * 49 + [100.0], 1.0),  # a standstill
-        ([1.0] * 45 + [10.0] * 5, (45 + 40) / 49),  # it comes again and again: the collective's own
+        ([1.0] * 45 + [10.0] * 5, 95 / 50),  # it comes again and again: the collective's own
+        ([1.0] * 49 + [10.0], 59 / 50),
         ([1.0, 1.1, 1.2, 1.3, 9.0], 1.15),
+        ([1.0, 1.1, 1.2, 1.3, 4.4], 1.8),
         ([1.0, 1.1, 1.2, 1.3, 1.4], 1.2),
         ([1.0, 5.0], 3.0),
         ([2.0], 2.0),

@@ -165,23 +165,24 @@ class GroupPieces(PieceMaker):
         if handed:
             back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
         most = max(needed + back_parameters, back) if recomputed or not facts.backward_runs else back
-        group = configuration.group
-        sizes = {group.short_names[name]: self.bytes(name, configuration.layout(name)) for name, *_ in again}
-        waiting = {
-            group.short_names[name]: self.bytes(name, configuration.layout(name))
-            for name in (*group.parameters, *group.shared)
-            if self._goes_back(configuration, name, stored)
-        }
+        short = configuration.group.short_names
+        sizes = {short[name]: self.bytes(name, configuration.layout(name)) for name, *_ in again}
+        waiting = {short[name]: size for name, size in self._waiting(configuration, stored).items()}
         for reads, made, alive, own in facts.backward_runs:
             gathered = (needed if reads else 0) if recomputed else sum(sizes.get(name, 0) for name in reads)
             later = sum(waiting.get(name, 0) for name in made)
             most = max(most, (own if handed else alive) + gathered + later)
         return most
 
-    def _goes_back(self, configuration: Configuration, name: str, stored: Mapping[str, Layout]) -> bool:
-        """Whether a parameter's gradient has to move, or to be cast, to where the parameter is stored."""
-        steps = self.use_steps(name, self.way(name, stored[name], configuration.layout(name)))[1]
-        return self.learns(name) and (bool(steps) or self.tensors[name].master_dtype is not None)
+    def _waiting(self, configuration: Configuration, stored: Mapping[str, Layout]) -> dict[str, int]:
+        """Bytes of the gradients that have to move, or to be cast, to where their parameters are stored."""
+        found = {}
+        for name in (*configuration.group.parameters, *configuration.group.shared):
+            use = configuration.layout(name)
+            steps = self.use_steps(name, self.way(name, stored[name], use))[1]
+            if self.learns(name) and (steps or self.tensors[name].master_dtype is not None):
+                found[name] = self.bytes(name, use)
+        return found
 
     def _runs(self, configuration: Configuration, facts: Facts, held: int) -> list[Run]:
         """The parts of the group's forward; ``held`` is there while parameters are read."""
@@ -262,18 +263,14 @@ class GroupPieces(PieceMaker):
         added, into a new tensor, to what waits there."""
         group = configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
-        found, most = [], 0
-        waiting = {
-            name: self.bytes(name, configuration.layout(name))
-            for name in (*group.parameters, *group.shared)
-            if self._goes_back(configuration, name, stored)
-        }
+        found, most, waiting = [], 0, self._waiting(configuration, stored)
         for name in (*group.shared[::-1], *group.parameters[::-1]):
             use = configuration.layout(name)
             way = self.way(name, stored[name], use)
             gathered, steps = self.use_steps(name, way)
             narrow = self.tensors[name].master_dtype is not None and self.learns(name)
-            others, spot = sum(waiting.values()) - waiting.pop(name, 0), 0
+            waiting.pop(name, None)
+            others, spot = sum(waiting.values()), 0
             if steps or narrow:
                 spot = self.bytes(name, use) + self.resharding(steps, name)
             if narrow:

@@ -19,7 +19,8 @@ Run = Callable[..., Any]
 
 
 def recomputed(run: Run, *inputs: Any) -> Any:
-    """``run(*inputs)``; autograd keeps ``inputs`` of it and no tensor else.
+    """``run(*inputs)``; autograd keeps ``inputs`` of it, which hooks of a user's on what is saved see, and no
+    tensor else.
 
     ``run`` runs a second time when backward first needs one of its tensors, and from then on what backward
     still needs is alive.
@@ -29,19 +30,35 @@ def recomputed(run: Run, *inputs: Any) -> Any:
             that ``recomputed`` was called in.
 
     Raises:
-        RuntimeError: from backward, if an input was changed in place since.
+        RuntimeError: from backward, PyTorch's own if an input was changed in place since.
     """
     inside = _Inside(run, inputs)
     with saved_tensors_hooks(inside.leave, inside.take):
         return run(*inputs)
 
 
+class _Given(torch.autograd.Function):
+    """Has autograd save tensors; nothing goes back through it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        return anchor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise AssertionError("nobody has its result")
+
+
 class _Inside:
     """The tensors that autograd wanted to save in one run. Lives as long as autograd may ask for one."""
 
     def __init__(self, run: Run, inputs: tuple[Any, ...]):
-        self._run, self._inputs = run, inputs
-        self._versions = _versions(inputs)
+        self._run = run
+        self._others = [None if isinstance(x, torch.Tensor) else x for x in inputs]
+        self._places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        anchor = torch.empty((), requires_grad=True)
+        self._given: Any = _Given.apply(anchor, *(inputs[i] for i in self._places)).grad_fn
         self._autocast = _autocast_now(inputs)
         self._count = 0
         self._made: dict[int, torch.Tensor] = {}
@@ -57,11 +74,6 @@ class _Inside:
         return self._made.pop(number)
 
     def _make(self) -> None:
-        if _versions(self._inputs) != self._versions:
-            raise RuntimeError(
-                "an input of a recomputed region was changed in place between forward and backward; change it"
-                " after backward, or use a copy"
-            )
         made = self._made
         made.clear()
 
@@ -69,10 +81,9 @@ class _Inside:
             made[len(made)] = tensor.detach()  # itself, it would keep the graph alive that it belongs to
             return len(made)
 
-        own = [
-            x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
-            for x in self._inputs
-        ]
+        own = list(self._others)
+        for place, value in zip(self._places, self._given.saved_tensors, strict=True):
+            own[place] = value.detach().requires_grad_(value.requires_grad)
         with saved_tensors_hooks(keep, _no_backward), torch.enable_grad(), self._autocast():
             self._run(*own)
         if len(made) != self._count:
@@ -84,10 +95,6 @@ class _Inside:
 
 def _no_backward(number: int) -> torch.Tensor:
     raise RuntimeError("a recomputed region ran backward inside itself")
-
-
-def _versions(inputs: tuple[Any, ...]) -> list[int]:
-    return [x._version for x in inputs if isinstance(x, torch.Tensor) and not x.is_inference()]
 
 
 def _autocast_now(inputs: tuple[Any, ...]) -> Callable[[], contextlib.AbstractContextManager[Any]]:

@@ -107,12 +107,22 @@ def test_it_runs_again_in_the_precision_of_forward():
     assert set(found) == {torch.bfloat16}
 
 
+def test_hooks_of_a_users_own_see_what_is_kept():
+    seen = []
+    x = torch.randn(5, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+        result = recomputed(lambda x: torch.tanh(x).exp(), x)
+    assert seen == [x.shape]
+    result.sum().backward()
+    assert x.grad is not None
+
+
 def test_an_input_that_was_changed_is_refused():
     x = torch.randn(4, requires_grad=True)
     scale = torch.ones(4)
     result = recomputed(lambda x, scale: (x * scale).exp(), x, scale)
     scale.mul_(2)
-    with pytest.raises(RuntimeError, match="changed in place between forward and backward"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.sum().backward()
 
 

@@ -98,7 +98,8 @@ class TableMenu:
         return self.tables.by_name[f"parameter:{name}"].layouts
 
     def look(self, group: Group) -> Hashable:
-        return id(self.tables.templates[group.name])
+        # Of two groups of one template, only one may lie in a region and come recomputed, too.
+        return id(self.tables.templates[group.name]), len(self.again(group))
 
     def rows(
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensoropt.api import explore
 from tensoropt.costs.facts import find_facts
 from tensoropt.costs.workload import workload
 from tensoropt.plan.simulate import Simulation, simulate
@@ -74,3 +75,31 @@ def test_a_gradient_lives_until_its_last_slice_is_used_up():
 def test_a_real_step_peaks_where_it_was_predicted(build):
     predicted = play(build).peak.total
     assert predicted == pytest.approx(tracked_peak(build, unsplit(build, 1), OPTIMIZERS["sgd"]), abs=200)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Repeated(nn.Module):
+    """Sums that look alike before and in repeated blocks, of which only the latter can be recomputed."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        return F.mse_loss(self.blocks(x + self.second(x))[:, 0], y)
+
+
+def test_alike_sums_in_and_outside_of_recomputed_blocks():
+    args = torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)
+    found = explore(Repeated(), args, cluster="dgx-h100[2]", micro_batches=[1], measure="never")
+    assert any(found.plan(i).recomputed for i in range(len(found.points)))

@@ -120,6 +120,7 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
         before = own.seconds([store.get(f"{prefix}/{work.key}") or {} for work in own.works])
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
         whole, network = zip(*timed, strict=True)
+        alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in zip(*ran, strict=True)]
         rows.append(
             {
                 "point": index,
@@ -132,7 +133,8 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
                 "network_predicted_s": point.communication_s,
                 "network_measured_s": halves(network),
                 "memory_predicted_bytes": point.memory_bytes,
-                "memory_measured_bytes": max(rank["memory_bytes"] for rank in ran[0]),
+                "memory_measured_bytes": max(statistics.median_low(peaks) for peaks in alive),
+                "memory_most_bytes": max(map(max, alive)),
             }
         )
     return {

@@ -120,7 +120,8 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
         before = own.seconds([store.get(f"{prefix}/{work.key}") or {} for work in own.works])
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
         whole, network = zip(*timed, strict=True)
-        alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in zip(*ran, strict=True)]
+        by_rank = zip(*ran, strict=True)
+        alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
         rows.append(
             {
                 "point": index,

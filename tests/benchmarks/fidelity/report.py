@@ -83,8 +83,8 @@ def markdown(data: Mapping[str, Any]) -> str:
         "computes; measured in the very steps that are timed. *Pace*: seconds of the plans' own",
         "operators, timed once more in the first and the last round, over those that the prediction was",
         "made from, timed alike some minutes before; and the error that is left where computing is",
-        "predicted at that pace. *Memory*: the median of a rank's steps, of the rank that needs most; what the",
-        "most of all these steps needed is in the JSON.",
+        "predicted at that pace. *Memory*: the median of a rank's steps, of the rank that needs most; what",
+        "the most of all these steps needed is in the JSON.",
         "",
         "| model | plans | time | noise | pace: error | theirs | network | noise | theirs | memory | theirs"
         " | tau |",

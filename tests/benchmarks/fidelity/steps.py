@@ -19,8 +19,8 @@ from tensoropt.sharding.serialise import strategy_from_dict
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""
 TRACKED = 3
-"""A thread of gloo's can hold a tensor for a moment after its collective was waited for, and so add one tensor
-to a peak in one step and not in the next."""
+"""A thread of gloo's can hold a tensor for a moment after its collective was waited for, and so add one to a
+peak in one step and not in the next."""
 Stamps = list[tuple[float, float]]
 
 

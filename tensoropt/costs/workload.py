@@ -220,7 +220,7 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
     A kernel's result may follow its input: attention on heads that are a transposed view of a projection
     gives a result whose transposition back is a view of it, on others one that has to be copied. Groups are
     run unsplit on fake tensors, one after the other, those that are alike once. Resharding keeps the order
-    (:class:`tensoropt.execute.redistribute.EdgeSpec`).
+    (:class:`tensoropt.sharding.redistribute.EdgeSpec`).
     """
     number = id(graph)
     known = _ORDERS.get(number)

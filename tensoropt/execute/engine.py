@@ -20,8 +20,8 @@ from tensoropt.execute.gradients import Pending
 from tensoropt.execute.held import HeldCopies
 from tensoropt.execute.lower import Lowered, lower
 from tensoropt.execute.parameters import ParameterShards
-from tensoropt.execute.redistribute import EdgeSpec, travel
 from tensoropt.execute.runtime import Runtime
+from tensoropt.sharding.redistribute import EdgeSpec, travel
 from tensoropt.sharding.strategy import Strategy
 
 

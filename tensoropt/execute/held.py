@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 
 from tensoropt.execute.gradients import Gradients
-from tensoropt.execute.redistribute import EdgeSpec, run_steps, travel
 from tensoropt.execute.runtime import Runtime
+from tensoropt.sharding.redistribute import EdgeSpec, run_steps, travel
 from tensoropt.sharding.strategy import Strategy
 
 

@@ -18,12 +18,12 @@ from torch import fx
 
 from tensoropt.costs.workload import memory_orders
 from tensoropt.execute.recompute import REGION, extract_regions
-from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.local import LocalCall, literal, localise, resolve_function
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.sharding.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 

@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tensoropt.execute.gradients import Gradients
-from tensoropt.execute.redistribute import EdgeSpec, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.placement import Atoms, Layout, local_atoms
+from tensoropt.sharding.redistribute import EdgeSpec, take_shard
 from tensoropt.sharding.strategy import Strategy
 
 

@@ -8,15 +8,12 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from tensoropt.errors import PlanError
-
-if TYPE_CHECKING:
-    from tensoropt.execute.redistribute import Route
+from tensoropt.sharding.redistribute import Route
 
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}

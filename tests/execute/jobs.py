@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tensoropt.execute import redistribute
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.parallel import parallelize
 from tensoropt.plan.placed.plans import PlacedStrategy
+from tensoropt.sharding import redistribute
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.testing.placements import random_placed
 from tensoropt.testing.strategies import micro_strategies, random_strategy

@@ -10,9 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker
-from tensoropt.execute.redistribute import EdgeSpec, redistribute, run_steps, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding import kernels, loss_kernels
+from tensoropt.sharding.redistribute import EdgeSpec, redistribute, run_steps, take_shard
 from tensoropt.sharding.resharding import edge_steps, forward_placements, gradient_placements
 
 

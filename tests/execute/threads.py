@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.execute import gradients, redistribute, runtime
+from tensoropt.execute import gradients, runtime
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.parameters import shard_of
 from tensoropt.execute.runtime import Runtime
+from tensoropt.sharding import redistribute
 from tensoropt.sharding.strategy import Strategy
 
 WAIT_S = 120.0

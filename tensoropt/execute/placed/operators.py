@@ -13,12 +13,12 @@ from torch import fx
 
 from tensoropt.execute.lower import evaluated
 from tensoropt.execute.placed.cuts import Cut, join, split
-from tensoropt.execute.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.execute.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import LocalCall, literal, localise, resolve_function
 from tensoropt.sharding.placed import PlacedOperator, Value
+from tensoropt.sharding.redistribute import EdgeSpec, redistribute, take_shard
 
 
 class Piece:

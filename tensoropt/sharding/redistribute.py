@@ -9,14 +9,13 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from tensoropt.execute.runtime import Runtime
 from tensoropt.sharding.placement import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
 from tensoropt.sharding.resharding import Step, gradient_placements, permuted_atoms, permuted_steps
 
@@ -25,6 +24,37 @@ Sizes = tuple[int, ...]
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 """One step of a resharding on this rank's shard, in the tensor's atom view."""
+
+
+class Standpoint(Protocol):
+    """A coordinate on every axis."""
+
+    @property
+    def place(self) -> tuple[int, ...]: ...
+
+
+class Rank(Standpoint, Protocol):
+    """What an edge needs to know of the rank that it runs on.
+
+    Attributes:
+        micro_batch: the coordinate on axis 0, which changes in time.
+        held: copies of parameters that serve a whole step, by name.
+        routes: worked out so far.
+        gathered: told of each parameter that was made and which backward makes again.
+    """
+
+    micro_batch: int
+    routes: dict[object, Route]
+    gathered: Callable[..., None]
+
+    @property
+    def held(self) -> Mapping[str, torch.Tensor]: ...
+
+    def coordinate(self, axes: tuple[int, ...]) -> int: ...
+
+    def parts(self, axes: tuple[int, ...]) -> int: ...
+
+    def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +156,7 @@ class Route:
         return value if self.inverse is None else value.permute(self.inverse)
 
 
-def run_steps(
-    runtime: Runtime, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False
-) -> torch.Tensor:
+def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
     """A shard moved along an edge, or its gradient back."""
     key = spec, backward, runtime.micro_batch
     route = runtime.routes.get(key)
@@ -137,7 +165,7 @@ def run_steps(
     return route.go(value)
 
 
-def _route(runtime: Runtime, spec: EdgeSpec, *, backward: bool) -> Route:
+def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     lying = spec.as_it_lies()
     steps, start, end = lying.way(backward=backward)
     whole = tuple(size for dim in lying.atoms for size in dim)
@@ -170,7 +198,7 @@ def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Siz
     return size
 
 
-def _slice(runtime: Runtime, step: Step, whole: int) -> Move:
+def _slice(runtime: Rank, step: Step, whole: int) -> Move:
     atom, parts, position = step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes)
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -181,7 +209,7 @@ def _slice(runtime: Runtime, step: Step, whole: int) -> Move:
     return move
 
 
-def _all_reduce(runtime: Runtime, step: Step, whole: int) -> Move:
+def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
     group = runtime.group(step.axes)
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -193,7 +221,7 @@ def _all_reduce(runtime: Runtime, step: Step, whole: int) -> Move:
     return move
 
 
-def _all_gather(runtime: Runtime, step: Step, whole: int) -> Move | None:
+def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
         return None
@@ -225,7 +253,7 @@ def _as_asked(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
-def _reduce_scatter(runtime: Runtime, step: Step, whole: int) -> Move | None:
+def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     position = runtime.coordinate(step.axes)
     if group is None:
@@ -250,7 +278,7 @@ def _reduce_scatter(runtime: Runtime, step: Step, whole: int) -> Move | None:
     return move
 
 
-def _all_to_all(runtime: Runtime, step: Step, whole: int) -> Move | None:
+def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
     """Atom ``step.atom`` becomes whole, ``step.target`` sharded; both divide evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
@@ -267,11 +295,11 @@ def _all_to_all(runtime: Runtime, step: Step, whole: int) -> Move | None:
     return move
 
 
-def _mask(runtime: Runtime, step: Step, whole: int) -> Move | None:
+def _mask(runtime: Rank, step: Step, whole: int) -> Move | None:
     return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
-def _pad(runtime: Runtime, step: Step, whole: int) -> Move:
+def _pad(runtime: Rank, step: Step, whole: int) -> Move:
     atom, start = step.atom, chunk(whole, runtime.parts(step.axes), runtime.coordinate(step.axes))[0]
 
     def move(x: torch.Tensor) -> torch.Tensor:
@@ -282,7 +310,7 @@ def _pad(runtime: Runtime, step: Step, whole: int) -> Move:
     return move
 
 
-_MOVES: dict[str, Callable[[Runtime, Step, int], Move | None]] = {
+_MOVES: dict[str, Callable[[Rank, Step, int], Move | None]] = {
     "slice": _slice,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -295,7 +323,7 @@ _MOVES: dict[str, Callable[[Runtime, Step, int], Move | None]] = {
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, runtime: Runtime, spec: EdgeSpec) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
         if spec.back is not None:
             return travel(runtime, runtime.held[spec.name], spec).detach()
@@ -308,25 +336,18 @@ class _Redistribute(torch.autograd.Function):
         return run_steps(ctx.runtime, grad, ctx.spec, backward=True).to(ctx.dtype), None, None
 
 
-def travel(runtime: Runtime, x: torch.Tensor, spec: EdgeSpec) -> torch.Tensor:
+def travel(runtime: Rank, x: torch.Tensor, spec: EdgeSpec) -> torch.Tensor:
     """``x`` cast and moved from ``spec.source`` to ``spec.target``, forward only."""
     value = x if spec.dtype is None else x.to(spec.dtype)
     return run_steps(runtime, value, spec)
 
 
-def redistribute(runtime: Runtime, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
+def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
     """``x`` moved from ``spec.source`` to ``spec.target``, differentiably."""
     result = _Redistribute.apply(x, runtime, spec)
     if spec.made_again:
         runtime.gathered(result, x, spec)
     return result
-
-
-class Standpoint(Protocol):
-    """A coordinate on every axis."""
-
-    @property
-    def place(self) -> tuple[int, ...]: ...
 
 
 def take_shard(runtime: Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:

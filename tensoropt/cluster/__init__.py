@@ -3,7 +3,7 @@
 from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
-from tensoropt.cluster.local import available_cores, rank_cores, settle_rank
+from tensoropt.cluster.local import available_cores, rank_cores, settle_rank, stolen_s
 from tensoropt.cluster.mesh import Mesh
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "named_kind",
     "rank_cores",
     "settle_rank",
+    "stolen_s",
 ]

@@ -71,6 +71,16 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
     return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
 
 
+def stolen_s() -> float:
+    """Seconds that the host of this virtual machine has given to others while a core had something to do, all
+    cores and all time since it started, to the hundredth; 0 where the system does not say."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def settle_rank(cores: Iterable[int] | None) -> Callable[[], None]:
     """Let this thread and those it starts run as CPU ranks do, measured or at work; gives what undoes it.
 

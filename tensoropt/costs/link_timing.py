@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-_WARM_UPS = 2  # one where repeats are few, because they are long
+_WARM_UPS = 2  # none where repeats are few, because they are long
+_LAPS = 5
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
 _LONG_S = 0.03  # turns take a millisecond at most
@@ -27,6 +28,9 @@ def time_collective(
 ) -> Stamps:
     """Run one collective in this rank's group, all groups at the same time.
 
+    Sizes take turns in several laps: the machine's pace changes within a second, and a size that was timed at
+    one moment would lie off the line.
+
     Args:
         functional: through the functional collectives, as ``DTensor.redistribute`` issues them: they
             make a new output each time and cost a few hundred microseconds more on gloo.
@@ -38,10 +42,15 @@ def time_collective(
     handles = [dist.new_group(list(group)) for group in groups]  # every rank makes every group
     mine = next(index for index, group in enumerate(groups) if rank in group)
     try:
-        stamps: Stamps = []
-        for size, repeats in plan:
-            action = _collective(kind, handles[mine], len(groups[mine]), groups[mine][0], size, functional)
-            stamps.append(_repeat(action, repeats))
+        group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
+        stamps: Stamps = [([], []) for _ in plan]
+        for lap in range(_LAPS):
+            for (size, repeats), (starts, ends) in zip(plan, stamps, strict=True):
+                if turns := len(range(lap, repeats, _LAPS)):
+                    action = collective_call(kind, group, ranks, first, size, functional=functional)
+                    begun, ended = _repeat(action, turns)
+                    starts += begun
+                    ends += ended
         return stamps
     finally:
         dist.destroy_process_group(handles[mine])
@@ -100,7 +109,7 @@ def time_transitions(
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
         actions = {
-            size: _collective("all_reduce", group, ranks, first, size, False) if size else int
+            size: collective_call("all_reduce", group, ranks, first, size) if size else int
             for size in dict.fromkeys(turn.size for turn in plan)
         }
         short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
@@ -203,9 +212,10 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     return stamps
 
 
-def _collective(
-    kind: str, group: Any, ranks: int, first: int, size: int, functional: bool
+def collective_call(
+    kind: str, group: Any, ranks: int, first: int, size: int, *, functional: bool = False
 ) -> Callable[[], object]:
+    """A collective of ``size`` bytes among ``ranks``, whose ``first`` it comes from if it comes from one."""
     import torch
     import torch.distributed as dist
     import torch.distributed._functional_collectives as functions

@@ -130,7 +130,7 @@ class Prices:
 
     def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, tuple[Send, ...]]:
         """A resharding: seconds of the copies around its collectives and of issuing it; its collectives."""
-        local, sends = self.upkeep.call_s if steps else 0.0, []
+        local, sends = self.upkeep.issuing_s([step.kind for step in steps]), []
         for step in steps:
             payload = step.payload(self.mesh) * element_bytes
             if step.kind in COLLECTIVES and (send := self.send(step.kind, step.axes, payload)):

@@ -7,28 +7,27 @@ item, but a plan with many edges and micro-batches has hundreds of them.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tensoropt.cluster import DeviceKind
+from tensoropt.costs.edge_timing import ADDED, ARRIVED, PASSED, time_edges
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.roofline import LAUNCH_S
 from tensoropt.costs.stopwatch import Stopwatch, stopwatch_here
 from tensoropt.costs.store import ProfileStore
-from tensoropt.sharding.placement import chunk
 from tensoropt.sharding.recomputing import recomputed
 
 _ELEMENTS = 1 << 22
 _CHAIN, _PARAMETERS = 40, 64
-_KEY = "upkeep-5"  # counts how often the way of measuring changed
+_KEY = "upkeep-6"  # counts how often the way of measuring changed
 _ISSUE_S = 2e-5
 """Issuing one edge: Python, autograd and a launch. Data sheets do not say; a CPU rank takes about as long."""
 _LAUNCHES = 200
@@ -38,8 +37,9 @@ _LAUNCHES = 200
 class Upkeep:
     """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
     call of a recomputed region beside its second forward (on a GPU hidden behind its queue), per parameter of
-    an optimizer's step beside its elements, per edge direction in which nothing moves; and per gradient that
-    is copied into its bucket, and that is added there, beside its bytes."""
+    an optimizer's step beside its elements, per edge direction in which nothing moves; per gradient that
+    is copied into its bucket, and that is added there, beside its bytes; per edge direction by the kind of
+    its only step, if measured (else ``call_s``)."""
 
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
@@ -49,12 +49,19 @@ class Upkeep:
     pass_s: float = 0.0
     arrive_s: float = 0.0
     accumulate_s: float = 0.0
+    step_kinds_s: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, float]) -> Upkeep:
+    def from_record(cls, record: Mapping[str, Any]) -> Upkeep:
         """Of a record as of :func:`dataclasses.asdict`; in older ones a copy into a bucket took what an edge
         takes."""
         return cls(**{"arrive_s": record.get("call_s", 0.0), **record})
+
+    def issuing_s(self, kinds: Sequence[str]) -> float:
+        """Seconds of one direction of an edge with steps of these kinds, beside their bytes."""
+        if not kinds:
+            return 0.0
+        return self.pass_s + sum(self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
         """Seconds per micro-batch until a gradient is where it waits for the optimizer.
@@ -68,33 +75,7 @@ class Upkeep:
         return (first + (micro_batches - 1) * other) / micro_batches
 
 
-Routes = dict[object, Callable[[torch.Tensor], torch.Tensor]]
-
-
-class _Edge(torch.autograd.Function):
-    """An edge without a collective, on a tensor that costs nothing to copy: each way its route is looked up
-    and gone, as the executor does it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, routes: Routes, edge: object) -> torch.Tensor:
-        ctx.routes, ctx.edge, ctx.micro_batch, ctx.dtype = routes, edge, 0, x.dtype
-        result = routes[edge, False, 0](x)
-        return result.view_as(result) if result is x else result
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return ctx.routes[ctx.edge, True, ctx.micro_batch](grad).to(ctx.dtype), None, None
-
-
-def _cut(x: torch.Tensor) -> torch.Tensor:
-    return x.narrow(0, *chunk(x.shape[0], 1, 0)).clone(memory_format=torch.contiguous_format)
-
-
-def _passed(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
+def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
     """Upkeep on this rank, all ranks at once (runs in the pool)."""
     watch = stopwatch_here()
     x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
@@ -111,18 +92,20 @@ def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, float]:
     copies, additions = seconds[::2], seconds[1::2]
     size = x.numel() * x.element_size()
     on_cpu = watch.device.type == "cpu"
-    call_s, pass_s = _edge_s(watch.device)
+    edges = time_edges(rank, world_size, watch.device)
+    pass_s, arrive_s, added_s = (edges.pop(what) for what in (PASSED, ARRIVED, ADDED))
     launch_s = 0.0 if on_cpu else _launch_s(watch)
     return asdict(
         Upkeep(
             statistics.median(copies) / size,
             statistics.median(additions) / size,
-            call_s,
+            edges["slice"],
             _again_s() if on_cpu else 0.0,
             _step_s(optimizer, watch.device),
             pass_s,
-            call_s if on_cpu else launch_s,
-            launch_s,
+            arrive_s if on_cpu else launch_s,
+            added_s if on_cpu else launch_s,
+            edges,
         )
     )
 
@@ -137,31 +120,6 @@ def _launch_s(watch: Stopwatch) -> float:
             part.copy_(other)
         spans.append((start, watch.mark()))
     return statistics.median(watch.seconds(spans)) / _LAUNCHES
-
-
-def _edge_s(device: torch.device) -> tuple[float, float]:
-    """Seconds of one direction of an edge between operators, where it takes about twice as long as in a loop
-    of nothing else: with a copy, and with nothing that moves. Issuing takes the processor's time on any
-    device."""
-    small = torch.randn(4, 64, requires_grad=True, device=device)
-    kinds = [torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Softmax(-1)]
-    layers = [kind.to(device) for kind in kinds] * _CHAIN
-    routes: dict[str, Routes] = {
-        way.__name__: {(edge, back, 0): way for edge in range(len(layers)) for back in (False, True)}
-        for way in (_cut, _passed)
-    }
-
-    def run(way: str | None) -> None:
-        value = small
-        for number, layer in enumerate(layers):
-            value = layer(value)
-            if way is not None:
-                value = _Edge.apply(value, routes[way], number)
-        value.sum().backward()
-
-    bare_s, cut_s, passed_s = (_usual_s(functools.partial(run, way)) for way in (None, *routes))
-    cut_s, passed_s = (max(s - bare_s, 0.0) / (2 * len(layers)) for s in (cut_s, passed_s))
-    return cut_s, min(passed_s, cut_s)
 
 
 def _step_s(optimizer: str, device: torch.device) -> float:
@@ -210,9 +168,9 @@ def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str, optimizer: 
     if known is not None:
         return known
     rounds = [
-        pool.run(time_upkeep, optimizer) for _ in range(2)
+        _slowest(pool.run(time_upkeep, optimizer)) for _ in range(2)
     ]  # the first may find ranks that just started
-    record = {name: min(max(r[name] for r in ranks) for ranks in rounds) for name in rounds[0][0]}
+    record = _each(rounds, min)
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
     return Upkeep.from_record(record)
 
@@ -242,5 +200,18 @@ def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
 
 def slowest_upkeep(kinds: Iterable[Upkeep]) -> Upkeep:
     """Of ranks that wait for each other."""
-    rows = zip(*(astuple(kind) for kind in kinds), strict=True)
-    return Upkeep(*(max(row) for row in rows))
+    return Upkeep(**_slowest([asdict(kind) for kind in kinds]))
+
+
+def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return _each(records, max)
+
+
+def _each(records: Sequence[Mapping[str, Any]], choose: Callable[[list[float]], float]) -> dict[str, Any]:
+    """One record of several alike, figure by figure; some figures are records of their own."""
+    return {
+        name: _each([r[name] for r in records], choose)
+        if isinstance(value, Mapping)
+        else choose([r[name] for r in records])
+        for name, value in records[0].items()
+    }

@@ -45,7 +45,9 @@ class Rank(Standpoint, Protocol):
 
     micro_batch: int
     routes: dict[object, Route]
-    gathered: Callable[..., None]
+
+    @property
+    def gathered(self) -> Callable[..., None]: ...
 
     @property
     def held(self) -> Mapping[str, torch.Tensor]: ...

@@ -207,6 +207,35 @@ def test_what_going_from_work_to_collectives_and_back_adds_is_measured(store):
     assert "+1.6 ms" in fits.table()
 
 
+def test_work_takes_as_long_as_the_slower_rank_of_each_block():
+    """Ranks are slow by turns: 3 and 1 ms, then 1 and 3. Alone a block takes each 2 ms, in step all 3."""
+    alone, turns = Turns(1, 0, 2), Turns(1, 4096, 2)
+    ranks = []
+    for first in (3e-3, 1e-3):
+        second = 4e-3 - first
+        by_itself = [(0.0, first, first), (first, 4e-3, 4e-3)]
+        in_step = [(0.0, first, 3.1e-3), (3.1e-3, 3.1e-3 + second, 6.2e-3)]
+        ranks.append([[by_itself, in_step, [(0.0, 0.0, 1e-4)] * 2]] * 4)
+    plan = [alone, turns, Turns(0, 4096, 2)]
+    transition = links._of_group([(plan, ranks)])
+    assert transition.works_s == pytest.approx((0.0, 2e-3))
+    assert transition.leaving_s[1][0] == pytest.approx(1e-3)
+    assert transition.arriving_s[1][0] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("taken", "kept", "tries"), [([0.0], 1, 1), ([3.0, 0.0], 2, 2), ([2.0, 3.0], 1, 2)])
+def test_what_the_host_disturbs_is_measured_once_more(monkeypatch, taken, kept, tries):
+    """A try takes ten seconds of two cores; the host takes so many of them."""
+    clock, stolen = iter(range(0, 1000, 10)), iter(x for each in taken for x in (0.0, each))
+    monkeypatch.setattr(links.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(links, "stolen_s", lambda: next(stolen))
+    monkeypatch.setattr(links, "available_cores", lambda: (0, 1))
+    numbers = itertools.count(1)
+    found = links.left_alone(lambda: {"number": next(numbers)})
+    assert found == {"number": kept, "stolen": taken[kept - 1] / 20}
+    assert next(numbers) == tries + 1
+
+
 def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()

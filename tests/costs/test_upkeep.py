@@ -9,6 +9,7 @@ from tensoropt.cluster.catalog import device_kind
 from tensoropt.costs.pool import RankPool
 from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.upkeep import Upkeep, data_sheet_upkeep, known_upkeep, measure_upkeep, slowest_upkeep
+from tensoropt.sharding.resharding import COLLECTIVES
 
 pytestmark = pytest.mark.distributed
 
@@ -26,6 +27,8 @@ def test_measured_once_and_kept(tmp_path):
         assert 0 <= found.call_s < 1e-2  # a difference, which a busy machine may hide
         assert 0 <= found.again_s < 1e-2
         assert 0 < found.step_s < 1e-2
+        assert set(found.step_kinds_s) == {"slice", "pad", "mask", *COLLECTIVES}
+        assert found.call_s == found.step_kinds_s["slice"]
         assert known_upkeep(store, "here", "adam") == found
         assert known_upkeep(store, "here", "sgd") is None
         assert known_upkeep(store, "elsewhere", "adam") is None
@@ -39,7 +42,16 @@ def test_data_sheet_and_slowest():
     assert (sheet.copy_s_per_byte, sheet.add_s_per_byte) == pytest.approx((1e-12, 1.5e-12))
     edges = (sheet.call_s, sheet.pass_s)
     assert edges == (2e-5, 1e-5)
-    assert slowest_upkeep([Upkeep(1, 5, 2, 0, 9), Upkeep(3, 4, 1, 7, 8)]) == Upkeep(3, 5, 2, 7, 9)
+    kinds = [Upkeep(1, 5, 2, 0, 9, step_kinds_s={"mask": 2}), Upkeep(3, 4, 1, 7, 8, step_kinds_s={"mask": 3})]
+    assert slowest_upkeep(kinds) == Upkeep(3, 5, 2, 7, 9, step_kinds_s={"mask": 3})
+
+
+def test_a_direction_takes_what_its_steps_take_and_goes_through_autograd_once():
+    upkeep = Upkeep(call_s=5.0, pass_s=1.0, step_kinds_s={"mask": 2.0, "all_gather": 7.0})
+    assert upkeep.issuing_s([]) == 0.0  # there is no edge
+    assert upkeep.issuing_s(["mask"]) == 2.0
+    assert upkeep.issuing_s(["all_gather", "mask"]) == 1 + 6 + 1
+    assert upkeep.issuing_s(["reduce_scatter"]) == 5.0  # not measured: as a copy
 
 
 def test_a_gradient_that_comes_to_its_bucket_is_a_kernel_of_a_gpu():

@@ -1,0 +1,58 @@
+"""What an edge takes beside its collective, with steps that are slow on purpose."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from tensoropt.costs import edge_timing
+from tensoropt.costs.edge_timing import ADDED, ARRIVED, PASSED, time_edges
+from tensoropt.sharding import redistribute
+
+ALONE = {"slice", "pad", "mask", PASSED, ARRIVED, ADDED}
+LONG_S = 5e-3
+
+
+def slowed(monkeypatch, kind: str) -> None:
+    """Let steps of a kind take five milliseconds longer."""
+    make = redistribute._MOVES[kind]
+
+    def slow(*args):
+        move = make(*args)
+
+        def late(x):
+            time.sleep(LONG_S)
+            return move(x)
+
+        return late
+
+    monkeypatch.setitem(redistribute._MOVES, kind, slow)
+
+
+@pytest.mark.parametrize("kind", ["slice", "pad", "mask"])
+def test_each_kind_of_step_is_told_from_the_others(monkeypatch, kind):
+    monkeypatch.setattr(edge_timing, "_ROUNDS", 5)
+    slowed(monkeypatch, kind)
+    found = time_edges(0, 1, torch.device("cpu"))
+    assert set(found) == ALONE
+    assert LONG_S <= found.pop(kind) < 20 * LONG_S
+    assert all(0 <= seconds < LONG_S for seconds in found.values())
+
+
+def slow_gather(rank: int, world_size: int) -> dict[str, float]:
+    """Beside the collective, which is slow too."""
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patch:
+        patch.setattr(edge_timing, "_ROUNDS", 5)
+        slowed(patch, "all_gather")
+        return time_edges(rank, world_size, torch.device("cpu"))
+
+
+@pytest.mark.distributed
+def test_collectives_are_not_counted(ranks):
+    for found in ranks.run(slow_gather):
+        assert set(found) == ALONE | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+        assert found["all_gather"] >= LONG_S
+        assert found["all_reduce"] < LONG_S

@@ -49,6 +49,10 @@ def paced_error(row: Mapping[str, Any]) -> float:
     return error(predicted, row["time_measured_s"])
 
 
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Median and worst errors, noise floors, rank correlation."""
     found: dict[str, Any] = {}
@@ -62,6 +66,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
     found["pace"] = statistics.median(r["pace"] for r in rows)
     found["paced_error"] = statistics.median(paced_error(r) for r in rows)
+    alone = [(r["time_predicted_s"], r["time_left_alone_s"]) for r in rows if r.get("time_left_alone_s")]
+    found["alone_error"] = statistics.median(error(*pair) for pair in alone) if alone else None
+    found["stolen"] = statistics.median(r.get("stolen", 0.0) for r in rows)
     found["tau"], found["tau_pairs"] = kendall(rows, found["noise"])
     return found
 
@@ -83,12 +90,14 @@ def markdown(data: Mapping[str, Any]) -> str:
         "computes; measured in the very steps that are timed. *Pace*: seconds of the plans' own",
         "operators, timed once more in the first and the last round, over those that the prediction was",
         "made from, timed alike some minutes before; and the error that is left where computing is",
-        "predicted at that pace. *Memory*: the median of a rank's steps, of the rank that needs most; what",
+        "predicted at that pace. *Left alone*: against those steps from which the host of this virtual",
+        "machine took nothing, and what share of the cores' time it took while measuring and while the plans",
+        "ran. *Memory*: the median of a rank's steps, of the rank that needs most; what",
         "the most of all these steps needed is in the JSON.",
         "",
-        "| model | plans | time | noise | pace: error | theirs | network | noise | theirs | memory | theirs"
-        " | tau |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | plans | time | noise | pace: error | left alone (host) | theirs | network | noise | theirs"
+        " | memory | theirs | tau |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in data["results"]:
         theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
@@ -99,6 +108,8 @@ def markdown(data: Mapping[str, Any]) -> str:
             f"{one['time_error']:.1%} ({one['time_worst']:.1%})",
             f"{one['noise']:.1%}",
             f"x{one['pace']:.2f}: {one['paced_error']:.1%}" if "pace" in one else "-",
+            f"{percent(one.get('alone_error'))} ({percent(one.get('stolen_exploring'))},"
+            f" {percent(one.get('stolen'))})",
             theirs[0],
             f"{one['network_error']:.1%} ({one['network_worst']:.1%})",
             f"{one['network_noise']:.1%}",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tensoropt.cluster import stolen_s
 from tensoropt.costs.measure import time_workload
 from tensoropt.costs.workload import Workload
 from tensoropt.execute.engine import Engine
@@ -33,7 +34,8 @@ def run_plan(
     steps: int,
     works: Sequence[Workload] = (),
 ) -> dict[str, Any]:
-    """Start and end of each step and of each of its collectives (runs in the pool).
+    """Start and end of each step and of each of its collectives, and the seconds of the machine's cores that
+    its host gave to others meanwhile (runs in the pool).
 
     Ranks of a machine read one clock, so that stamps of several ranks can be compared.
 
@@ -48,15 +50,24 @@ def run_plan(
     memory = [tracked_memory(step)["peak"] for _ in range(TRACKED if works else 0)]
     whole: Stamps = []
     collectives: list[Stamps] = []
+    stolen: list[float] = []
     for _ in range(steps):
         dist.barrier()
+        taken_s = stolen_s()
         with _stamped() as stamps:
             start = time.perf_counter()
             step()
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
+        stolen.append(stolen_s() - taken_s)
     again = [time_workload(rank, world_size, work, True) for work in works]
-    return {"steps": whole, "collectives": collectives, "memory_bytes": memory, "works": again}
+    return {
+        "steps": whole,
+        "collectives": collectives,
+        "stolen_s": stolen,
+        "memory_bytes": memory,
+        "works": again,
+    }
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

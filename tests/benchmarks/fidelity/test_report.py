@@ -45,6 +45,14 @@ def test_computing_goes_at_the_pace_of_the_run():
     assert summary([row(1.0, 1.2, 1.2)])["paced_error"] == pytest.approx(0.0)
 
 
+def test_steps_that_the_host_left_alone_are_compared_apart():
+    disturbed = row(1.0, 1.2, 1.4) | {"time_left_alone_s": 1.25, "stolen": 0.2}
+    found = summary([disturbed, row(1.0, 1.0, 1.0) | {"time_left_alone_s": None, "stolen": 0.4}])
+    assert found["alone_error"] == pytest.approx(0.2)
+    assert found["stolen"] == pytest.approx(0.3)
+    assert summary([row(1.0, 1.0, 1.0)])["alone_error"] is None
+
+
 def test_a_step_runs_each_operator_as_often_as_its_groups_and_micro_batches_say():
     ours = Operators((), ((4, 2), (2, 2)))
     records = [{"forward_s": 1.0, "backward_s": 10.0}, {"forward_s": 100.0, "backward_s": 0.0}]

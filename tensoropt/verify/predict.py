@@ -26,7 +26,8 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank.
+    """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank, and
+    where the judge was asked, seconds of its collectives.
 
     Of a placed one: messages with their ends instead of axes, bytes of the fullest device.
     """
@@ -34,6 +35,7 @@ class Prediction:
     collectives: Rows
     memory_bytes: float
     time_s: float
+    network_s: float | None = None
 
 
 def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
@@ -86,5 +88,6 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         overlap = overlap_of(costs.cluster, mesh)
         played = judge_strategy(strategy, of_strategy, facts, prices, optimizer, overlap).played
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
-        predictions.append(Prediction(rows, float(played.memory.sum()), float(played.total_s[0])))
+        seconds = float(played.total_s[0]), float(played.communication_s[0])
+        predictions.append(Prediction(rows, float(played.memory.sum()), *seconds))
     return predictions

@@ -5,8 +5,8 @@
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
 this machine, with measurements made in the same run; ten plans spaced evenly by index along each frontier
 are run. Plans take turns in several rounds, as the machine's pace changes within seconds; what every other
-round says of the same plan differs by the noise floor. In the first and the last round the plans' operators
-are timed once more, as before the prediction: the pace changes within minutes, too. What the host of a
+round says of the same plan differs by the noise floor. In the first and the last round everything that the
+plans' predictions rest on is measured once more: the pace changes within minutes, too. What the host of a
 virtual machine takes of its cores is noted (Linux counts it as stolen time). Results are dated files in
 tests/benchmarks/results/fidelity; models that were measured earlier the same day keep their rows.
 """
@@ -20,23 +20,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensoropt.api import explore
-from tensoropt.cluster import stolen_s
-from tensoropt.costs.compute import measurement_prefix
-from tensoropt.costs.measure import joined
+from tensoropt.cluster import Mesh, load_cluster, stolen_s
 from tensoropt.costs.pool import RankPool
+from tensoropt.costs.source import CostSource
 from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.workload import Workload, workload
 from tensoropt.execute.models import ModelSpec, open_model
+from tensoropt.plan import Plan
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.verify.predict import Prediction, predict
 from tests.benchmarks.fidelity.report import markdown, percent, picture, summary
-from tests.benchmarks.fidelity.steps import run_plan, seconds_of
+from tests.benchmarks.fidelity.steps import TRACKED, run_plan, seconds_of
 from tests.benchmarks.machine import dated, machine, write
 
 MODELS = {
@@ -59,34 +58,23 @@ def evenly(count: int, wanted: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Operators:
-    """What a strategy computes in a step.
+class Settings:
+    """What costs depend on beside model and cluster."""
 
-    Attributes:
-        works: distinct ones.
-        times: how often a step does each one's forward and its backward.
-    """
+    mode: str = "train"
+    optimizer: str = OPTIMIZER
+    measure: str = "all"
 
-    works: tuple[Workload, ...]
-    times: tuple[tuple[int, int], ...]
 
-    @classmethod
-    def of(cls, strategy: Strategy) -> Operators:
-        works: dict[str, Workload] = {}
-        forwards, backwards = Counter[str](), Counter[str]()
-        for name, configuration in strategy.configurations.items():
-            work = workload(strategy.graph, configuration, strategy.mesh)
-            works[work.key] = work
-            forwards[work.key] += strategy.forwards(name) * strategy.micro_batches
-            backwards[work.key] += strategy.micro_batches
-        return cls(tuple(works.values()), tuple((forwards[key], backwards[key]) for key in works))
-
-    def seconds(self, records: Sequence[Mapping[str, Any]]) -> float:
-        """Of a step, by a record of each."""
-        return sum(
-            record["forward_s"] * forwards + record["backward_s"] * backwards
-            for record, (forwards, backwards) in zip(records, self.times, strict=True)
-        )
+def predicted_now(
+    plans: Sequence[Plan], strategies: Sequence[Strategy], cluster: str, pool: RankPool
+) -> list[Prediction]:
+    """What the judge says of plans by measurements of this minute: of their operators, of edges and links."""
+    drawn = [
+        (strategy, Mesh(shape=plan.mesh.shape)) for plan, strategy in zip(plans, strategies, strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "now.sqlite") as store:
+        return predict(drawn, CostSource(load_cluster(cluster), store, Settings(), pool))
 
 
 def halves(rounds: Sequence[float]) -> list[float]:
@@ -106,21 +94,19 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
     rows, graph = [], open_model(spec).graph
     with RankPool(found.devices, timeout_s=600.0) as pool:
         chosen = [(i, found.points[i], found.plan(i)) for i in evenly(len(found.points), plans)]
-        operators = [Operators.of(plan.strategy(graph)) for _, _, plan in chosen]
-        found_in = [
-            [
-                pool.run(run_plan, spec, plan.strategy_data(), OPTIMIZER, STEPS, own.works if ends else ())
-                for (_, _, plan), own in zip(chosen, operators, strict=True)
-            ]
-            for ends in (number in (0, rounds - 1) for number in range(rounds))
-        ]
-    prefix = measurement_prefix(found.devices, 1, True)
-    for (index, point, plan), own, *ran in zip(chosen, operators, *found_in, strict=True):
-        again = [
-            own.seconds([joined(ranks) for ranks in zip(*(rank["works"] for rank in end), strict=True)])
-            for end in (ran[0], ran[-1])
-        ]
-        before = own.seconds([store.get(f"{prefix}/{work.key}") or {} for work in own.works])
+        strategies = [plan.strategy(graph) for _, _, plan in chosen]
+        found_in, again = [], []
+        for ends in (number in (0, rounds - 1) for number in range(rounds)):
+            tracked = TRACKED if ends else 0
+            found_in.append(
+                [
+                    pool.run(run_plan, spec, plan.strategy_data(), OPTIMIZER, STEPS, tracked)
+                    for _, _, plan in chosen
+                ]
+            )
+            if ends:
+                again.append(predicted_now([plan for _, _, plan in chosen], strategies, cluster, pool))
+    for (index, point, plan), now, *ran in zip(chosen, zip(*again, strict=True), *found_in, strict=True):
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
         whole, network = zip(*timed, strict=True)
         steps = [step for ranks in ran for step in zip(seconds_of(ranks)[0], *_stolen(ranks), strict=True)]
@@ -133,7 +119,8 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
                 "mesh": plan.mesh.label,
                 "micro_batches": plan.micro_batches,
                 "time_predicted_s": point.time_s,
-                "pace": statistics.fmean(again) / before,
+                "time_predicted_beside_s": [prediction.time_s for prediction in now],
+                "network_predicted_beside_s": [prediction.network_s for prediction in now],
                 "compute_predicted_s": point.compute_s,
                 "time_measured_s": halves(whole),
                 "network_predicted_s": point.communication_s,
@@ -168,10 +155,10 @@ def _stolen(ranks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 def line(one: dict[str, Any]) -> str:
     """What came out of one model."""
     host = f"host {one['stolen_exploring']:.1%} then {one['stolen']:.1%}"
-    pace = f"pace x{one['pace']:.2f}, at it {one['paced_error']:.1%}"
+    beside = f"predicted beside {one['beside_error']:.1%}, network {one['beside_network_error']:.1%}"
     return (
         f"{one['model']}: {len(one['rows'])} of {one['points']} plans, time off by {one['time_error']:.1%}"
-        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; {pace}; left alone {percent(one['alone_error'])},"
+        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}; {beside}; left alone {percent(one['alone_error'])},"
         f" {host}), network {one['network_error']:.1%}, memory {one['memory_error']:.2%}"
     )
 

@@ -43,10 +43,9 @@ def kendall(rows: Sequence[Mapping[str, Any]], noise: float) -> tuple[float | No
     return (agree / pairs if pairs else None), pairs
 
 
-def paced_error(row: Mapping[str, Any]) -> float:
-    """Had the operators been timed when the plan ran."""
-    predicted = row["time_predicted_s"] + row["compute_predicted_s"] * (row["pace"] - 1)
-    return error(predicted, row["time_measured_s"])
+def beside_error(row: Mapping[str, Any], kind: str = "time") -> float:
+    """Of the plan as it is predicted from what is measured beside its runs, in the same minutes."""
+    return error(statistics.fmean(row[f"{kind}_predicted_beside_s"]), row[f"{kind}_measured_s"])
 
 
 def percent(value: float | None) -> str:
@@ -64,8 +63,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found["bias"] = statistics.median(
         r["time_predicted_s"] / statistics.fmean(r["time_measured_s"]) - 1 for r in rows
     )
-    found["pace"] = statistics.median(r["pace"] for r in rows)
-    found["paced_error"] = statistics.median(paced_error(r) for r in rows)
+    found["beside_error"] = statistics.median(beside_error(r) for r in rows)
+    found["beside_bias"] = statistics.median(
+        statistics.fmean(r["time_predicted_beside_s"]) / statistics.fmean(r["time_measured_s"]) - 1
+        for r in rows
+    )
+    found["beside_network_error"] = statistics.median(beside_error(r, "network") for r in rows)
     alone = [(r["time_predicted_s"], r["time_left_alone_s"]) for r in rows if r.get("time_left_alone_s")]
     found["alone_error"] = statistics.median(error(*pair) for pair in alone) if alone else None
     found["stolen"] = statistics.median(r.get("stolen", 0.0) for r in rows)
@@ -87,17 +90,16 @@ def markdown(data: Mapping[str, Any]) -> str:
         "models on CPU ranks. *tau*: Kendall's, between predicted and measured time, without pairs closer",
         "than the noise. *Network*: seconds of a step's collectives, each from the call of the rank that",
         "comes last to the return of the one done last, so without waiting for a rank that still",
-        "computes; measured in the very steps that are timed. *Pace*: seconds of the plans' own",
-        "operators, timed once more in the first and the last round, over those that the prediction was",
-        "made from, timed alike some minutes before; and the error that is left where computing is",
-        "predicted at that pace. *Left alone*: against those steps from which the host of this virtual",
-        "machine took nothing, and what share of the cores' time it took while measuring and while the plans",
-        "ran. *Memory*: the median of a rank's steps, of the rank that needs most; what",
-        "the most of all these steps needed is in the JSON.",
+        "computes; measured in the very steps that are timed. *Beside*: of predictions made from what was",
+        "measured once more in the first and the last round of these runs, all of it: operators, edges,",
+        "links; those of the other columns were made some minutes before. *Left alone*: against those steps",
+        "from which the host of this virtual machine took nothing, and what share of the cores' time it took",
+        "while measuring and while the plans ran. *Memory*: the median of a rank's steps, of the rank that",
+        "needs most; what the most of all these steps needed is in the JSON.",
         "",
-        "| model | plans | time | noise | pace: error | left alone (host) | theirs | network | noise | theirs"
-        " | memory | theirs | tau |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | plans | time | noise | beside | left alone (host) | theirs | network | noise | beside"
+        " | theirs | memory | theirs | tau |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in data["results"]:
         theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
@@ -107,12 +109,13 @@ def markdown(data: Mapping[str, Any]) -> str:
             f"{len(one['rows'])} of {one['points']}",
             f"{one['time_error']:.1%} ({one['time_worst']:.1%})",
             f"{one['noise']:.1%}",
-            f"x{one['pace']:.2f}: {one['paced_error']:.1%}" if "pace" in one else "-",
+            percent(one.get("beside_error")),
             f"{percent(one.get('alone_error'))} ({percent(one.get('stolen_exploring'))},"
             f" {percent(one.get('stolen'))})",
             theirs[0],
             f"{one['network_error']:.1%} ({one['network_worst']:.1%})",
             f"{one['network_noise']:.1%}",
+            percent(one.get("beside_network_error")),
             theirs[1],
             f"{one['memory_error']:.2%} ({one['memory_worst']:.2%})",
             theirs[2],

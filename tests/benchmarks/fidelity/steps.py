@@ -10,8 +10,6 @@ from typing import Any
 import torch.distributed as dist
 
 from tensoropt.cluster import stolen_s
-from tensoropt.costs.measure import time_workload
-from tensoropt.costs.workload import Workload
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import ModelSpec, load_model
 from tensoropt.execute.steps import Step, tracked_memory
@@ -32,7 +30,7 @@ def run_plan(
     strategy: Mapping[str, Any],
     optimizer: str,
     steps: int,
-    works: Sequence[Workload] = (),
+    tracked: int = 0,
 ) -> dict[str, Any]:
     """Start and end of each step and of each of its collectives, and the seconds of the machine's cores that
     its host gave to others meanwhile (runs in the pool).
@@ -40,14 +38,13 @@ def run_plan(
     Ranks of a machine read one clock, so that stamps of several ranks can be compared.
 
     Args:
-        works: with any, what timing them finds just after, as it was done before anything was predicted, and
-            of ``TRACKED`` steps the most bytes that are alive in each.
+        tracked: of how many steps the most bytes are followed that are alive in each.
     """
     loaded = load_model(spec)
     engine = Engine(strategy_from_dict(strategy, loaded.graph), loaded.values)
     step = Step(engine, loaded.inputs, optimizer)
     step()  # warms up, makes the optimizer's state
-    memory = [tracked_memory(step)["peak"] for _ in range(TRACKED if works else 0)]
+    memory = [tracked_memory(step)["peak"] for _ in range(tracked)]
     whole: Stamps = []
     collectives: list[Stamps] = []
     stolen: list[float] = []
@@ -60,14 +57,7 @@ def run_plan(
             whole.append((start, time.perf_counter()))
         collectives.append(stamps)
         stolen.append(stolen_s() - taken_s)
-    again = [time_workload(rank, world_size, work, True) for work in works]
-    return {
-        "steps": whole,
-        "collectives": collectives,
-        "stolen_s": stolen,
-        "memory_bytes": memory,
-        "works": again,
-    }
+    return {"steps": whole, "collectives": collectives, "stolen_s": stolen, "memory_bytes": memory}
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

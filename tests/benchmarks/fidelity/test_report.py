@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.benchmarks.fidelity.bench_fidelity import Operators, evenly, with_earlier
-from tests.benchmarks.fidelity.report import error, kendall, markdown, paced_error, picture, spread, summary
+from tests.benchmarks.fidelity.bench_fidelity import evenly, with_earlier
+from tests.benchmarks.fidelity.report import beside_error, error, kendall, markdown, picture, spread, summary
 from tests.benchmarks.fidelity.steps import seconds_of
 
 
@@ -15,7 +15,7 @@ def row(predicted: float, first: float, second: float, memory: tuple[float, floa
     return {
         "point": 0, "mesh": "2", "micro_batches": 1,
         "time_predicted_s": predicted, "time_measured_s": [first, second],
-        "compute_predicted_s": 0.8 * predicted, "pace": 1.25,
+        "time_predicted_beside_s": [predicted, 1.4 * predicted], "network_predicted_beside_s": [0.0, 0.0],
         "network_predicted_s": 0.0, "network_measured_s": [0.0, 0.0],
         "memory_predicted_bytes": memory[0], "memory_measured_bytes": memory[1],
     }  # fmt: skip
@@ -40,9 +40,11 @@ def test_tau_leaves_out_pairs_within_the_noise():
     assert kendall(rows, noise=1.0) == (None, 0)
 
 
-def test_computing_goes_at_the_pace_of_the_run():
-    assert paced_error(row(1.0, 1.1, 1.3)) == pytest.approx(0.0)
-    assert summary([row(1.0, 1.2, 1.2)])["paced_error"] == pytest.approx(0.0)
+def test_predictions_beside_the_runs_are_the_mean_of_both_ends():
+    assert beside_error(row(1.0, 1.1, 1.3)) == pytest.approx(0.0)
+    found = summary([row(1.0, 1.0, 1.0)])
+    assert (found["beside_error"], found["beside_bias"]) == pytest.approx((0.2, 0.2))
+    assert found["beside_network_error"] == 0.0
 
 
 def test_steps_that_the_host_left_alone_are_compared_apart():
@@ -51,12 +53,6 @@ def test_steps_that_the_host_left_alone_are_compared_apart():
     assert found["alone_error"] == pytest.approx(0.2)
     assert found["stolen"] == pytest.approx(0.3)
     assert summary([row(1.0, 1.0, 1.0)])["alone_error"] is None
-
-
-def test_a_step_runs_each_operator_as_often_as_its_groups_and_micro_batches_say():
-    ours = Operators((), ((4, 2), (2, 2)))
-    records = [{"forward_s": 1.0, "backward_s": 10.0}, {"forward_s": 100.0, "backward_s": 0.0}]
-    assert ours.seconds(records) == 4 * 1 + 2 * 10 + 2 * 100
 
 
 def test_a_collective_counts_from_the_rank_that_comes_last():

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-_WARM_UPS = 2  # none where repeats are few, because they are long
-_LAPS = 5
+_WARM_UPS = 2  # one where repeats are few, because they are long
+_LAPS, _FEWEST_IN_A_LAP = 5, 10
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
 _LONG_S = 0.03  # turns take a millisecond at most
@@ -46,7 +46,8 @@ def time_collective(
         stamps: Stamps = [([], []) for _ in plan]
         for lap in range(_LAPS):
             for (size, repeats), (starts, ends) in zip(plan, stamps, strict=True):
-                if turns := len(range(lap, repeats, _LAPS)):
+                laps = min(_LAPS, max(1, repeats // _FEWEST_IN_A_LAP))  # long ones need no more
+                if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
                     action = collective_call(kind, group, ranks, first, size, functional=functional)
                     begun, ended = _repeat(action, turns)
                     starts += begun

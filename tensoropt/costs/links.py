@@ -281,6 +281,11 @@ def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if share <= _LEFT_ALONE:
             break
     share, record = min(found, key=lambda one: one[0])
+    if share > _LEFT_ALONE:
+        logger.warning(
+            "the host took %.0f %% of the cores' time while links were measured; measure them again later",
+            100 * share,
+        )
     return record | {"stolen": share}
 
 

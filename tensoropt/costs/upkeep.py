@@ -62,7 +62,8 @@ class Upkeep:
         """Seconds of one direction of an edge with steps of these kinds, beside their bytes."""
         if not kinds:
             return 0.0
-        return self.pass_s + sum(self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
+        own = (self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
+        return self.pass_s + sum(max(s, 0.0) for s in own)  # a busy minute may turn two figures round
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
         """Seconds per micro-batch until a gradient is where it waits for the optimizer.

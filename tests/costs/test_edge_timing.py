@@ -12,11 +12,11 @@ from tensoropt.costs.edge_timing import ADDED, ARRIVED, PASSED, time_edges
 from tensoropt.sharding import redistribute
 
 ALONE = {"slice", "pad", "mask", PASSED, ARRIVED, ADDED}
-LONG_S = 5e-3
+LONG_S = 50e-3
 
 
 def slowed(monkeypatch, kind: str) -> None:
-    """Let steps of a kind take five milliseconds longer."""
+    """Let steps of a kind take so much longer that no busy machine hides it."""
     make = redistribute._MOVES[kind]
 
     def slow(*args):
@@ -37,14 +37,13 @@ def test_each_kind_of_step_is_told_from_the_others(monkeypatch, kind):
     slowed(monkeypatch, kind)
     found = time_edges(0, 1, torch.device("cpu"))
     assert set(found) == ALONE
-    assert LONG_S <= found.pop(kind) < 20 * LONG_S
-    assert all(0 <= seconds < LONG_S for seconds in found.values())
+    assert found.pop(kind) > LONG_S / 2
+    assert all(0 <= seconds < LONG_S / 2 for seconds in found.values())
 
 
 def slow_gather(rank: int, world_size: int) -> dict[str, float]:
-    """Beside the collective, which is slow too."""
-    patch = pytest.MonkeyPatch()
-    with patch.context() as patch:
+    """What edges take whose all-gather is slow beside its collective (runs in the pool)."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edge_timing, "_ROUNDS", 5)
         slowed(patch, "all_gather")
         return time_edges(rank, world_size, torch.device("cpu"))
@@ -54,5 +53,5 @@ def slow_gather(rank: int, world_size: int) -> dict[str, float]:
 def test_collectives_are_not_counted(ranks):
     for found in ranks.run(slow_gather):
         assert set(found) == ALONE | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
-        assert found["all_gather"] >= LONG_S
-        assert found["all_reduce"] < LONG_S
+        assert found["all_gather"] > LONG_S / 2
+        assert found["all_reduce"] < LONG_S / 2

@@ -52,6 +52,8 @@ def test_a_direction_takes_what_its_steps_take_and_goes_through_autograd_once():
     assert upkeep.issuing_s(["mask"]) == 2.0
     assert upkeep.issuing_s(["all_gather", "mask"]) == 1 + 6 + 1
     assert upkeep.issuing_s(["reduce_scatter"]) == 5.0  # not measured: as a copy
+    noisy = Upkeep(pass_s=3.0, step_kinds_s={"mask": 1.0})
+    assert noisy.issuing_s(["mask", "mask"]) == 3.0  # never less than passing
 
 
 def test_a_gradient_that_comes_to_its_bucket_is_a_kernel_of_a_gpu():

@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,11 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
     for (index, point, plan), now, *ran in zip(chosen, zip(*again, strict=True), *found_in, strict=True):
         timed = [[statistics.median(seconds) for seconds in seconds_of(ranks)] for ranks in ran]
         whole, network = zip(*timed, strict=True)
-        steps = [step for ranks in ran for step in zip(seconds_of(ranks)[0], *_stolen(ranks), strict=True)]
+        steps = [
+            step
+            for ranks in ran
+            for step in zip(seconds_of(ranks)[0], *(rank["stolen_s"] for rank in ranks), strict=True)
+        ]
         alone = [seconds for seconds, *taken in steps if not any(taken)]
         by_rank = zip(*ran, strict=True)
         alive = [[peak for turn in turns for peak in turn["memory_bytes"]] for turns in by_rank]
@@ -145,11 +149,6 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
         "rows": rows,
         **summary(rows),
     }
-
-
-def _stolen(ranks: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Per rank the seconds that the host took from this machine in each step."""
-    return [rank["stolen_s"] for rank in ranks]
 
 
 def line(one: dict[str, Any]) -> str:

@@ -1,9 +1,12 @@
 """Costs of very different sizes: the frontier searched in bands, each on a grid fine enough for its points.
 
 A grid holds sums of 52 bits. Where one operator offers both 1 MB and 800 TB, a grid that holds the largest
-cost is too coarse for the smallest strategies. Costs are never negative, so a strategy within a budget uses
-no entry beyond it: points that the grid does not resolve are searched again with the entries beyond them
-left out, and so with a finer grid. One search is enough unless the costs span more than six decades.
+cost is too coarse for the smallest strategies: it does not tell them from nothing, and a strategy of a
+nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses no
+entry beyond it. All strategies below the least cost that a grid resolves are therefore searched again with
+the entries beyond it left out, and so on a finer grid: those of too little memory in one search, those of too
+little time in another, whatever the first one found among them. One search is enough unless the costs span
+more than six decades.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.paper import track_paper
 from tensoropt.search.problem import UNLIMITED, Caps, Problem, build_problem
 
-RESOLUTION = 9e-10
+RESOLUTION = 4e-10
+"""How far rounding to the grid may move a point, relative to its own size. Of two points that move by so much
+one can wrongly beat the other, so a frontier is right to twice this."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,18 +68,20 @@ def search_bands(problem: Problem, method: str, settings: Settings, caps: Caps =
     last = int(np.searchsorted(memory, caps.memory, side="right"))
     if first >= last:
         return [Band(caps, problem, found, last, last)]
-    lean = first + int((memory[first:last] * RESOLUTION < problem.memory_error).sum())
-    fast = last - int((time[lean:last] * RESOLUTION < problem.time_error).sum())
+    coarse = Caps(problem.memory_error / RESOLUTION, problem.time_error / RESOLUTION)
+    lean = int(np.searchsorted(memory, coarse.memory, side="right"))
+    fast = int(np.searchsorted(-time, -coarse.time))
     below, above = [], []
     if lean > first:
-        inner = replace(caps, memory=memory[lean - 1] + 2 * problem.memory_error)
+        # A strategy at the edge may lie an error to either side of it on both grids.
+        inner = replace(caps, memory=min(caps.memory, coarse.memory + 2 * problem.memory_error))
         below = _within(problem, method, settings, found, inner)
-        lean = lean if below else first
+        first = lean if below else first
     if fast < last:
-        inner = replace(caps, time=time[fast] + 2 * problem.time_error)
+        inner = replace(caps, time=min(caps.time, coarse.time + 2 * problem.time_error))
         above = _within(problem, method, settings, found, inner)
-        fast = fast if above else last
-    return [*below, Band(caps, problem, found, lean, fast), *above]
+        last = fast if above else last
+    return [*below, Band(caps, problem, found, first, max(first, last)), *above]
 
 
 def _track(problem: Problem, method: str, settings: Settings) -> Found | None:

@@ -15,6 +15,10 @@ from tensoropt.frontier.algebra import segmented_staircase
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+LEAST_COST, MOST_COST = 2.0**-500, 2.0**500
+"""Costs other than 0, and their sums, must lie between these: slopes and products of two costs are then
+floats that neither overflow nor lose digits."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CostTable:
@@ -144,6 +148,17 @@ class CostGraph:
             open_.add(key)
         return None
 
+    def check_sums(self) -> None:
+        """Raise ``ValueError`` where costs of a strategy could add up to more than the search can hold."""
+        tables = [*self.nodes, *(edge.table for edge in self.edges)]
+        for what in ("memory", "time"):
+            largest = [float(getattr(table, what).max(initial=0.0)) for table in tables]
+            if sum(largest) > MOST_COST:
+                raise ValueError(
+                    f"the costs in {what} of {len(tables)} operators and edges can add up to "
+                    f"{sum(largest):.3g}; sums must stay below {MOST_COST:.3g}; give {what} in a larger unit"
+                )
+
     def _shared(self, table: CostTable) -> CostTable:
         digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
         for array in (table.offsets, table.memory, table.time, table.option):
@@ -230,6 +245,12 @@ def _check(points: FloatArray, what: str) -> None:
         raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
     if (points < 0).any():
         raise ValueError(f"{what}: the cost {points[points < 0].flat[0]:g} is negative; costs are at least 0")
+    beyond = np.isfinite(points) & (points != 0) & ((points < LEAST_COST) | (points > MOST_COST))
+    if beyond.any():
+        raise ValueError(
+            f"{what}: the cost {points[beyond].flat[0]:.3g} is neither 0 nor between {LEAST_COST:.3g} and "
+            f"{MOST_COST:.3g}; use another unit, or inf for what is impossible"
+        )
 
 
 def _dense_table(costs: NDArray[Any], dims: int, what: str) -> CostTable:

@@ -14,13 +14,20 @@ OptionKey = Any  # a name, or (source, target, n-th edge between them)
 Choice = tuple[dict[str, int], dict[OptionKey, int]]
 
 
+def budget(memory: float) -> FloatArray:
+    """(1,) a memory budget as bounds take it; ``ValueError`` where it is NaN."""
+    if np.isnan(memory):
+        raise ValueError("the memory budget is NaN; give bytes, or inf for no limit")
+    return np.array([memory], dtype=np.float64)
+
+
 @dataclass(frozen=True, eq=False)
 class TrackedFrontier:
     """The cost frontier of a graph; fixed API of DESIGN section 7.
 
     ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
     when it is proven that no strategy beats or is missing from these points (of the additive model, every
-    point within 9e-10 of its own cost). ``notes``: what was heuristic, in words, empty
+    point within 4e-10 of its own cost). ``notes``: what was heuristic, in words, empty
     when nothing was.
     """
 
@@ -40,8 +47,11 @@ class TrackedFrontier:
         return f"TrackedFrontier({len(self.memory)} points, {word})"
 
     def lower_bound(self, memory: float) -> float:
-        """A time no strategy within ``memory`` bytes can beat; inf where none fits."""
-        return float(self.bounds(np.array([memory], dtype=np.float64))[0])
+        """A time no strategy within ``memory`` bytes can beat; inf where none fits.
+
+        Raises ``ValueError`` where ``memory`` is NaN.
+        """
+        return float(self.bounds(budget(memory))[0])
 
     @property
     def gap(self) -> FloatArray:

@@ -34,8 +34,9 @@ def track_frontier(
     "elimination" (the paper's). ``max_points``: points kept per table entry and in the result; trimming
     costs exactness, never achievability. ``threads``: default one per core; the result does not depend on it.
 
-    Raises ``ValueError`` for bad settings, :class:`NoStrategyError` where nothing is possible, and
-    :class:`~tensoropt.search.TableTooLargeError` when an unpruned method outgrows the memory.
+    Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError`
+    where nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` when an unpruned method
+    outgrows the memory.
     """
     settings = check_settings(epsilon, method, max_points, threads)
     return track(graph, method, settings)
@@ -47,6 +48,7 @@ def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
         return TrackedFrontier(
             np.zeros(1), np.zeros(1), True, (), lambda _: ({}, {}), lambda m: np.where(m >= 0, 0.0, np.inf)
         )
+    graph.check_sums()
     culprit = graph.blocked()
     bands: list[Band] = []
     if culprit is None:

@@ -14,7 +14,7 @@ import numpy as np
 from tensoropt.frontier import merge
 from tensoropt.frontier.algebra import FloatArray, IndexArray
 from tensoropt.search.costgraph import CostGraph
-from tensoropt.search.result import OptionKey, TrackedFrontier
+from tensoropt.search.result import OptionKey, TrackedFrontier, budget
 from tensoropt.search.track import check_settings, track
 
 
@@ -41,8 +41,11 @@ class UnionFrontier:
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
 
     def lower_bound(self, memory: float) -> float:
-        """A time that no strategy of any graph within ``memory`` bytes can beat; inf where none fits."""
-        return float(self.bounds(np.array([memory], dtype=np.float64))[0])
+        """A time that no strategy of any graph within ``memory`` bytes can beat; inf where none fits.
+
+        Raises ``ValueError`` where ``memory`` is NaN.
+        """
+        return float(self.bounds(budget(memory))[0])
 
     def bounds(self, memory: FloatArray) -> FloatArray:
         """(n,) :meth:`lower_bound` for many budgets."""

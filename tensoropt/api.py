@@ -29,7 +29,7 @@ from tensoropt.plan.constraints import Given, constraints_of, left_to_search
 from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.detail import recorded_of
 from tensoropt.plan.explain import Recosted
-from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
+from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points, unbeaten
 from tensoropt.plan.judge import judge_strategy, space_of
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.placed.points import placed_space
@@ -50,7 +50,7 @@ from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
 from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.spaces import SearchedSpace, judge_all, search_all
+from tensoropt.spaces import SearchedSpace, certified, judge_all, search_all
 from tensoropt.units import format_bytes
 
 MAX_AXES = 3
@@ -246,8 +246,9 @@ class _Run:
                 exploration = replace(exploration, spaces=spaces)
             question = PlannerProblem(self.problem, self.where, tables, exploration, prices)
             rows, others = compare(question, rivals, limits, frontier, seed, self.progress)
+        others = certified(self.searched, others)
         # The judge's corrections differ by strategy, so that another planner's point may lie below the line.
-        merged = reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s))
+        merged = unbeaten(reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s)))
         graph = self.problem.graph.atoms.graph
         return replace(
             exploration,

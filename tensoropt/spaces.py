@@ -9,7 +9,7 @@ frontiers is reduced to one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,11 +20,11 @@ from tensoropt.costs.source import CostSource, Progress
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.exploration import Point, Space, reduce_points
+from tensoropt.plan.exploration import Point, Space, reduce_points, unbeaten
 from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge
 from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.problem import Settings
-from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
+from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, certify, track_frontier
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.units import format_bytes
 
@@ -55,6 +55,11 @@ class SearchedSpace:
         """All points, each a frontier and its number there."""
         return [(frontier, i) for frontier in self.frontiers for i in range(len(frontier))]
 
+    def additive(self, index: int) -> tuple[float, float]:
+        """Memory and time of point ``index`` of :attr:`found`, as the search added them up."""
+        frontier, own = self.found[index]
+        return float(frontier.memory[own]), float(frontier.time[own])
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What was heuristic in any of the searches, and under which caps there were several."""
@@ -62,10 +67,7 @@ class SearchedSpace:
             ", ".join(format_bytes(cap) for cap, frontier in self.capped if (frontier is None) == none)
             for none in (False, True)
         )
-        again = (
-            f"searched again under caps on what an operator needs: {kept};"
-            " of points found there, exact and gap hold under the cap"
-        )
+        again = f"searched again under caps on what an operator needs: {kept}"
         nothing = f"no strategy keeps to a cap on what an operator needs of {lost}"
         return (
             *dict.fromkeys(note for frontier in self.frontiers for note in frontier.notes),
@@ -152,19 +154,27 @@ def judge_all(
     figures = [costs_of(of_space) for of_space in judged]
     played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
     kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))
-    gaps = [np.concatenate([f.gap for f in s.frontiers]) for s in searched]
-    points = []
-    for number, index in kept:
-        frontier, own = searched[number].found[index]
-        points.append(
-            judged[number][index // CHUNK].point(
-                index % CHUNK,
-                spaces[number],
-                number,
-                additive=(float(frontier.memory[own]), float(frontier.time[own])),
-                exact=frontier.exact,
-                gap=float(gaps[number][index]),
-            )
+    points = [
+        judged[number][index // CHUNK].point(
+            index % CHUNK, spaces[number], number, additive=searched[number].additive(index)
         )
+        for number, index in kept
+    ]
     progress("judge", len(searched), len(searched), f"{len(points)} of {len(played)} points remain")
-    return tuple(points), len(played)
+    return certified(searched, points), len(played)
+
+
+def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points with what is proven of them over all spaces together; of placed ones nothing is.
+
+    Under its cap or on its mesh a strategy may be the best, and yet another mesh's be better in the additive
+    model. It stays where the judge prefers it, with the gap that it has.
+    """
+    sharded = [i for i, point in enumerate(points) if point.placed is None]
+    memory = np.array([points[i].additive_memory_bytes for i in sharded])
+    time_s = np.array([points[i].additive_time_s for i in sharded])
+    gaps, exact = certify([s.frontier for s in searched], memory, time_s)
+    found = list(points)
+    for i, gap, proven in zip(sharded, gaps, exact, strict=True):
+        found[i] = replace(points[i], exact=bool(proven), gap=float(gap))
+    return unbeaten(found)

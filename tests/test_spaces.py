@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +16,13 @@ from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.working import WorkingSets
 from tensoropt.errors import InfeasibleError
 from tensoropt.execute.models import ModelSpec
+from tensoropt.plan.exploration import unbeaten
+from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.problem import Settings
+from tensoropt.plan.table import table_rows
 from tensoropt.search import NoStrategyError, TrackedFrontier
 from tensoropt.spaces import SearchedSpace, search_all
+from tests.plan import explorations
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +80,52 @@ def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch):
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
     with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
         search_all([(Mesh(shape=(2,)), tables, None)], Settings(), silent)
+
+
+def beaten(point, others) -> bool:
+    """Whether another one needs no more additive memory and time, and less of one."""
+    costs = (point.additive_memory_bytes, point.additive_time_s)
+    theirs = [(p.additive_memory_bytes, p.additive_time_s) for p in others]
+    return any(p != costs and p[0] <= costs[0] and p[1] <= costs[1] for p in theirs)
+
+
+def test_what_is_exact_is_beaten_by_no_point_of_any_space(store):
+    """The judge prefers points that another mesh or micro-batch count beats in the additive model."""
+    model = ModelSpec("zoo:gpt2-tiny", 0).build()
+    asked = {"measure": "never", "recompute": "never", "store": store, "planners": "optcnn"}
+    found = explore(*model, cluster="dgx-h100[4]", micro_batches=[1, 2], **asked)
+    sharded = found.all_points
+    assert not [p for p in found.points if p.exact and beaten(p, found.points)]
+    assert any(beaten(p, sharded) for p in found.points if not p.exact)
+    assert all(p.gap == 0 for p in found.points if p.exact)
+    for one in sharded:
+        within = [p.additive_time_s for p in sharded if p.additive_memory_bytes <= one.additive_memory_bytes]
+        assert one.additive_time_s <= min(within) * (1 + one.gap) * (1 + 1e-9)
+    assert "optcnn" in {p.planner for p in sharded}
+
+
+def test_of_placed_plans_nothing_is_proven(store, tmp_path):
+    model = ModelSpec("zoo:mlp", 0).build()
+    asked = {"micro_batches": [1], "measure": "never", "store": store, "planners": "m_topo"}
+    found = explore(*model, cluster="dgx-h100[2]", **asked)
+    placed = [p for p in found.all_points if p.placed is not None]
+    assert placed
+    assert all(p.gap is None and not p.exact for p in placed)
+    assert not [p for p in found.points if p.exact and beaten(p, found.points)]
+    shown = replace(found, points=tuple(placed))
+    write_frontier_csv(shown, tmp_path / "frontier.csv")
+    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
+        assert {(row["exact"], row["gap"]) for row in csv.DictReader(file)} == {("false", "")}
+    assert {row[-2] for row in table_rows(shown, range(len(placed)))[1:]} == {"-"}
+
+
+def test_a_rounding_is_enough_to_be_beaten():
+    point = explorations.point
+    ours = point(10.0, 1.0, 0, additive_memory_bytes=4.0, additive_time_s=2.0)
+    less = point(11.0, 0.9, 0, additive_memory_bytes=4.0, additive_time_s=2.0 - 2**-51)
+    equal = point(12.0, 0.8, 0, additive_memory_bytes=4.0, additive_time_s=2.0 - 2**-51)
+    more = point(13.0, 0.7, 0, additive_memory_bytes=5.0, additive_time_s=2.0 - 2**-51)
+    last = point(14.0, 0.6, 0, additive_memory_bytes=6.0, additive_time_s=1.0)
+    found = unbeaten([ours, less, equal, more, last])
+    assert [p.exact for p in found] == [False, True, True, False, True]
+    assert [p.time_s for p in found] == [1.0, 0.9, 0.8, 0.7, 0.6]

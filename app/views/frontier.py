@@ -53,7 +53,7 @@ class FrontierData:
         index: position of each row in ``exploration.all_points``; rows of the frontier first.
         planner: of each row.
         memory, time, compute, network: bytes and seconds.
-        floor: seconds that no strategy within that memory can beat (time where exact).
+        floor: the time, less what the additive model leaves open (``gap``); the time where that is nothing.
         mesh, micro, devices: of each row.
     """
 
@@ -288,7 +288,7 @@ def table_rows(data: FrontierData, view: View) -> list[dict[str, Any]]:
 
 
 def _proof(point: Point) -> str:
-    if point.planner != FRONTIER:
+    if point.gap is None:
         return "—"
     return "exact" if point.exact else f"≤ {at_most(point.gap)}"
 

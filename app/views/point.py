@@ -104,10 +104,10 @@ def hides(point: Point) -> bool:
 
 
 def proof_words(point: Point) -> str:
-    """What is proven of a point; planners beside the search prove nothing."""
-    if point.planner != FRONTIER:
+    """What is proven of a point in the additive model; of placed plans nothing is."""
+    if point.gap is None:
         return "none claimed"
-    return "exact" if point.exact else f"within {at_most(point.gap)} of the optimum"
+    return "exact" if point.exact else f"at most {at_most(point.gap)} above the additive bound"
 
 
 def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,8 +93,14 @@ class Point:
 
     ``memory_bytes`` and ``time_s`` are the judge's, ``additive_...`` what the search added up.
     ``communication_s`` is all of it: ``exposed_s`` is waited for, ``hidden_s`` runs beside something else;
-    ``time_s = compute_s + exposed_s + idle_s``. ``sources``: shares of all these seconds. ``placed``: of a
-    placed plan what :mod:`tensoropt.plan.placed.points` keeps of it, instead of indices.
+    ``time_s = compute_s + exposed_s + idle_s``. ``sources``: shares of all these seconds.
+
+    ``exact``: proven that no strategy of any searched space is better in the additive model, faster with no
+    more memory or leaner and no slower. ``gap``: by how much a strategy of no more additive memory could be
+    faster there, at most (additive time over the bound, less 1); None where nothing is proven. A point that
+    the judge prefers though others are better in the additive model has the gap that this is.
+
+    ``placed``: of a placed plan what :mod:`tensoropt.plan.placed.points` keeps of it, instead of indices.
     """
 
     memory_bytes: float
@@ -112,7 +118,7 @@ class Point:
     collectives: tuple[tuple[str, tuple[int, ...], int, int], ...]
     sources: Mapping[str, float]
     exact: bool
-    gap: float
+    gap: float | None
     planner: str = "frontier"
     idle_s: float = 0.0
     placed: Mapping[str, Any] | None = None
@@ -438,3 +444,25 @@ def reduce_points(items: Sequence[Item], costs: Callable[[Item], tuple[float, fl
             kept.append(item)
             best = time_s
     return tuple(kept)
+
+
+def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points, of which none is called exact that another one beats in additive memory and time.
+
+    Bounds are right but for rounding, so that a point of one space can lie a rounding above one of another,
+    and they say nothing of what is placed. Here the figures themselves are compared, as the CSV shows them.
+    """
+    order = sorted(range(len(points)), key=lambda i: _additive(points[i]))
+    found = list(points)
+    best = (float("inf"), float("inf"))  # the least time so far, and the memory it needs
+    for i in order:
+        memory, time_s = _additive(points[i])
+        if best[0] < time_s or (best[0] == time_s and best[1] < memory):
+            found[i] = replace(points[i], exact=False)
+        if time_s < best[0]:
+            best = time_s, memory
+    return tuple(found)
+
+
+def _additive(point: Point) -> tuple[float, float]:
+    return point.additive_memory_bytes, point.additive_time_s

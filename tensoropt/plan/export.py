@@ -11,7 +11,7 @@ from tensoropt.plan.files import written_whole
 from tensoropt.sharding.storage import stored_words
 
 if TYPE_CHECKING:
-    from tensoropt.plan.exploration import Exploration
+    from tensoropt.plan.exploration import Exploration, Point
 
 FIXED_COLUMNS = (
     "point", "memory_bytes", "time_s", "devices", "mesh", "micro_batches", "compute_s", "communication_s",
@@ -42,13 +42,18 @@ def write_frontier_csv(exploration: Exploration, path: str | os.PathLike[str]) -
         rows.append(
             [
                 i, round(p.memory_bytes), repr(p.time_s), devices, space.mesh.label, space.micro_batches,
-                repr(p.compute_s), repr(p.communication_s), str(p.exact).lower(), repr(p.gap), p.planner,
+                repr(p.compute_s), repr(p.communication_s), str(p.exact).lower(), _gap(p), p.planner,
                 round(p.additive_memory_bytes), repr(p.additive_time_s), repr(p.exposed_s), repr(p.hidden_s),
                 repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
             ]
         )  # fmt: skip
     _write(path, FIXED_COLUMNS + FURTHER_COLUMNS, rows)
+
+
+def _gap(point: Point) -> str:
+    """Empty where nothing is proven."""
+    return "" if point.gap is None else repr(point.gap)
 
 
 def write_strategies_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:

@@ -83,11 +83,12 @@ class Judged:
         number: int,
         *,
         additive: tuple[float, float],
-        exact: bool,
-        gap: float,
         planner: str = "frontier",
     ) -> Point:
-        """Strategy ``row`` as a point of space ``number``; ``additive``: the search's memory and time."""
+        """Strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
+
+        ``additive``: the search's memory and time.
+        """
         p = self.played
         total, communication = float(p.total_s[row]), float(p.communication_s[row])
         exposed = float(p.exposed_s[row])
@@ -109,8 +110,8 @@ class Judged:
             options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in space.variables),
             collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
             sources=shares,
-            exact=exact,
-            gap=gap,
+            exact=False,
+            gap=None,
             planner=planner,
         )
 

@@ -136,7 +136,7 @@ class Predicted(_Strict):
     sources: dict[str, float] = {}
     collectives: tuple[CollectiveCount, ...] = ()
     exact: bool = True
-    gap: float = 0.0
+    gap: float | None = 0.0
 
 
 class Plan(_Strict):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.plan.exploration import MEMORY_KINDS, Exploration
+from tensoropt.plan.exploration import MEMORY_KINDS, Exploration, Point
 from tensoropt.units import format_bytes, format_seconds
 
 UNSPLIT = ("none", "partial", "partial_grad")
@@ -101,7 +101,7 @@ def table_rows(exploration: Exploration, indices: Sequence[int]) -> list[Row]:
                 f"{p.memory[0] / size_bytes:.2f}",
                 split_words(exploration, i),
                 source_words(dict(p.sources)),
-                "exact" if p.exact else f"≤{100 * p.gap:.2g} %",
+                _proven(p),
                 "<- " + ", ".join(marks[i]) if i in marks else "",
             ]
         )
@@ -248,6 +248,14 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
             }
         )
     return rows
+
+
+def _proven(point: Point) -> str:
+    """What is proven of a point in the additive model, over all spaces searched."""
+    if point.gap is None:
+        return "-"
+    share = 100 * point.gap
+    return "exact" if point.exact else f"≤{share:.0f} %" if share >= 100 else f"≤{share:.2g} %"
 
 
 COMPARISON_HEADER: Row = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]

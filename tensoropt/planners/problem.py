@@ -104,8 +104,6 @@ class Problem:
                     space.names,
                     number,
                     additive=(memory, compute + communication),
-                    exact=False,
-                    gap=0.0,
                     planner=planner,
                 )
         return [found[i] for i in range(len(selections))]

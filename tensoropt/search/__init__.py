@@ -4,7 +4,7 @@ from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.result import TrackedFrontier
 from tensoropt.search.track import NoStrategyError, track_frontier
-from tensoropt.search.union import UnionFrontier, track_union
+from tensoropt.search.union import UnionFrontier, certify, track_union
 
 __all__ = [
     "CostGraph",
@@ -12,6 +12,7 @@ __all__ = [
     "TableTooLargeError",
     "TrackedFrontier",
     "UnionFrontier",
+    "certify",
     "track_frontier",
     "track_union",
 ]

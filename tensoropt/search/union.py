@@ -10,12 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensoropt.frontier import merge
 from tensoropt.frontier.algebra import FloatArray, IndexArray
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.result import OptionKey, TrackedFrontier, budget
 from tensoropt.search.track import check_settings, track
+
+SAME = 1e-9
+"""Costs that differ by less than this share of themselves count as one: two grids may round one strategy so
+far apart (``bands.RESOLUTION``, once for each)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,3 +111,19 @@ def track_union(
 def least_bounds(parts: Sequence[TrackedFrontier], memory: FloatArray) -> FloatArray:
     """(n,) a time that no strategy of any part within ``memory`` can beat."""
     return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
+
+
+def certify(
+    parts: Sequence[TrackedFrontier], memory: FloatArray, time: FloatArray
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """(gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
+
+    ``gap``: how much faster, at most, any strategy of no more memory could be (time over the bound, less 1).
+    ``exact``: proven that none is better in either cost, neither faster within that memory nor as fast with
+    less. The points may come from anywhere: a strategy of one part can be beaten by another's.
+    """
+    bounds = least_bounds(parts, memory)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = np.where(time <= bounds * (1 + SAME), 0.0, time / bounds - 1.0)
+    with_less = least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
+    return gap, (gap == 0) & (time < with_less)

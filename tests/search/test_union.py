@@ -7,7 +7,7 @@ import pytest
 
 import tensoropt.search.auto as auto
 from tensoropt.frontier import merge
-from tensoropt.search import CostGraph, track_frontier, track_union
+from tensoropt.search import CostGraph, certify, track_frontier, track_union
 from tests import naive
 from tests.search.graphs import Case, seeds_of
 
@@ -62,3 +62,33 @@ def test_an_exact_union_is_its_own_bound_though_grids_differ(a, b):
 def test_the_union_of_nothing_is_empty():
     assert len(track_union([])) == 0
     assert track_union([]).lower_bound(1.0) == np.inf
+
+
+def test_a_point_is_certified_against_all_graphs():
+    """Every strategy of every graph, judged by what all of them together offer."""
+    for seed in seeds_of(60, 84):
+        made = cases(seed)
+        truths = [naive.exhaustive(case.nodes, case.edges) for case in made]
+        everything = naive.union(truths)
+        candidates = np.array([point for truth in truths for point in truth])
+        for settings in ({}, {"max_points": 3}):
+            parts = [track_frontier(case.graph, **settings) for case in made]
+            gap, exact = certify(parts, candidates[:, 0], candidates[:, 1])
+            for (memory, time), of_point, proven in zip(candidates, gap, exact, strict=True):
+                best = naive.lower_bound(everything, memory * (1 + 1e-9))
+                assert np.isinf(of_point) or time <= best * (1 + of_point) * (1 + 2e-9)
+                on_it = any(np.allclose(point, (memory, time), rtol=2e-9, atol=0) for point in everything)
+                assert on_it or not proven
+                if not settings:
+                    assert proven == on_it
+                    assert (of_point == 0) == (time <= best * (1 + 2e-9))
+
+
+def test_a_point_that_is_as_fast_with_more_memory_is_not_exact():
+    graphs = [CostGraph(), CostGraph()]
+    graphs[0].add_operator("a", [[[2.0, 3.0]]])
+    graphs[1].add_operator("a", [[[1.0, 3.0]], [[0.0, 9.0]]])
+    parts = [track_frontier(graph) for graph in graphs]
+    gap, exact = certify(parts, np.array([2.0, 1.0, 0.0, 0.5]), np.array([3.0, 3.0, 9.0, 12.0]))
+    assert gap.tolist() == pytest.approx([0.0, 0.0, 0.0, 1 / 3])
+    assert exact.tolist() == [False, True, True, False]

@@ -66,7 +66,7 @@ def placed_point(
         collectives=tuple(("send", pair, size, count) for (pair, size), count in sorted(sends.items())),
         sources=_sources(graph, play),
         exact=False,
-        gap=0.0,
+        gap=None,
         planner=planner,
         placed=_record(graph, play, fullest, notes),
     )

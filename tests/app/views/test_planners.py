@@ -26,11 +26,17 @@ def test_what_each_found_or_why_it_refused() -> None:
     assert second.remark == "needs one device; or two"
 
 
-def test_nothing_is_claimed_of_a_mark() -> None:
-    data = FrontierData.of(replace(exploration(), others=(point(12 * GIB, 0.9, planner="zero"),)))
-    facts = {f.label: f.value for f in point_card(data, View(), 8).facts}
-    assert (facts["planner"], facts["proof"]) == ("ZeRO", "none claimed")
-    assert table_rows(data, View())[8]["gap"] == "—"
+def test_of_a_mark_is_said_what_is_proven_of_it() -> None:
+    """Of strategies of the searched spaces the search proves something, of placed plans it does not."""
+    for gap, words, cell in (
+        (None, "none claimed", "—"),
+        (0.25, "at most 25 % above the additive bound", "≤ 25 %"),
+    ):
+        mark = point(12 * GIB, 0.9, planner="zero", exact=False, gap=gap)
+        data = FrontierData.of(replace(exploration(), others=(mark,)))
+        facts = {f.label: f.value for f in point_card(data, View(), 8).facts}
+        assert (facts["planner"], facts["proof"]) == ("ZeRO", words)
+        assert table_rows(data, View())[8]["gap"] == cell
 
 
 def test_marks_at_one_place_share_a_name_and_each_planner_is_named_once() -> None:

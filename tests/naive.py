@@ -80,3 +80,14 @@ def scalar_values(nodes, edges, weight_m, weight_t):
         for n in names:
             through[n, chosen[n]] = min(through[n, chosen[n]], total)
     return best, through
+
+
+def difference(got, want):
+    """Largest difference, relative to the largest finite one wanted; inf where just one is none."""
+    found, size = 0.0, max((abs(w) for w in want if np.isfinite(w)), default=0.0)
+    for g, w in zip(got, want, strict=True):
+        if np.isfinite(g) and np.isfinite(w):
+            found = max(found, abs(g - w) / max(size, 1e-30))
+        elif not (g == w or (np.isnan(g) and np.isnan(w))):
+            return np.inf
+    return found

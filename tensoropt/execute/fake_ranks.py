@@ -171,5 +171,6 @@ def fake_result(found: Mapping[str, Any]) -> dict[str, Any]:
         "memory_tracked": found["memory"],
         "memory_tracked_bytes": found["memory"]["peak"],
         "memory_tracked_of_ranks": found.get("memory_of_ranks", []),
+        "not_finite": {},
         "error": None,
     }

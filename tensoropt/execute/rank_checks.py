@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.execute.differences import difference, outputs_difference, worst
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.placed.engine import PlacedEngine
@@ -18,10 +19,8 @@ from tensoropt.execute.reference import (
     GRADIENT_FLOOR,
     Results,
     after_steps,
-    difference,
     first_step,
     has_kinks,
-    outputs_difference,
     precision,
     reference,
 )
@@ -80,20 +79,27 @@ def narrow_distance(
 ) -> dict[str, float]:
     """How far this rank's gradients are from the unsplit model's in double precision, in the model's own one.
 
+    In inference the same of the outputs.
+
     Returns:
         ``split``: norm of the difference over all parameters here, relative to that of the gradients;
         ``unsplit``: the same of the unsplit model in its own precision, what rounding alone does;
         ``kinked``: 1 where rounding may change whole elements (:func:`has_kinks`), else 0.
     """
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
-    exact = reference(wide, options.seed).gradients
-    unsplit = reference(loaded, options.seed).gradients
+    exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
     engine = engine_of(loaded, strategy_data, options.seed)
-    _, got = first_step(engine, loaded)
+    outputs, gradients = first_step(engine, loaded)
     shard = engine.shards.shard
+    if engine.training:
+        split = [(value, shard(name, exact.gradients[name])) for name, value in gradients.items()]
+        whole = [(value, exact.gradients[name]) for name, value in unsplit.gradients.items()]
+    else:
+        split = list(zip(outputs, exact.outputs, strict=True))
+        whole = list(zip(unsplit.outputs, exact.outputs, strict=True))
     return {
-        "split": _distance((value.double(), shard(name, exact[name])) for name, value in got.items()),
-        "unsplit": _distance((value.double(), exact[name]) for name, value in unsplit.items()),
+        "split": _distance(split),
+        "unsplit": _distance(whole),
         "kinked": float(has_kinks(loaded)),
     }
 
@@ -102,8 +108,8 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Norm of the differences of (got, wanted) pairs relative to that of what is wanted."""
     apart = size = 0.0
     for got, want in pairs:
-        apart += float((got - want).square().sum())
-        size += float(want.square().sum())
+        apart += float((got.double() - want.double()).square().sum())
+        size += float(want.double().square().sum())
     return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
@@ -128,22 +134,16 @@ def _numerics(engine: AnyEngine, loaded: LoadedModel, ref: Results, first: Resul
         for want in [ref.after[optimizer][name]]
     }
     per_buffer = {
-        name: difference(got.double(), want.double(), want.double(), GRADIENT_FLOOR)
-        for name, got in buffers.items()
-        for want in [ref.buffers[name]]
+        name: difference(got, ref.buffers[name], floor=GRADIENT_FLOOR) for name, got in buffers.items()
     }
     return {
-        "loss_difference": outputs_difference(first.outputs, list(ref.outputs)),
-        "gradient_difference": _worst(per_gradient),
-        "parameter_difference": _worst(per_parameter),
-        "buffer_difference": _worst(per_buffer),
+        "loss_difference": outputs_difference(first.outputs, ref.outputs),
+        "gradient_difference": worst(per_gradient),
+        "parameter_difference": worst(per_parameter),
+        "buffer_difference": worst(per_buffer),
+        "not_finite": ref.not_finite,
         "replicas": dict(_checksums(engine, after)),
     }
-
-
-def _worst(differences: Mapping[str, float]) -> tuple[float, str]:
-    name = max(differences, key=lambda n: (differences[n] != differences[n], differences[n]), default="")
-    return (differences[name], name) if name else (0.0, "")
 
 
 def digest(pieces: list[bytes]) -> str:

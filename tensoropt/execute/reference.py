@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture import find_loss
 from tensoropt.capture.validity import valid_values
 from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.execute.differences import largest_of, named_difference, not_finite, outputs_difference
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model, open_model
 from tensoropt.execute.steps import AnyEngine
@@ -45,7 +47,7 @@ class Results:
         outputs: the loss alone in training.
         after: per optimizer the parameters after its steps.
         floor: the size below which gradients are not looked at.
-        rounding: what mixed precision alone changes, by kind of result.
+        rounding: what mixed precision alone changes, by kind of result; only what is finite.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -54,6 +56,19 @@ class Results:
     buffers: Mapping[str, torch.Tensor]
     floor: float = 0.0
     rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def not_finite(self) -> dict[str, int]:
+        """How many values are NaN or infinite, by what they are of; empty for a model that computes none."""
+        outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
+        gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
+        after = {
+            f"{name} after {optimizer}": value
+            for optimizer, values in self.after.items()
+            for name, value in values.items()
+        }
+        buffers = {f"buffer {name}": value for name, value in self.buffers.items()}
+        return not_finite({**outputs, **gradients, **after, **buffers})
 
 
 def first_step(
@@ -103,8 +118,7 @@ def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Res
         engine = Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
         outputs, gradients = first_step(engine, loaded)
         if floor is None:
-            largest = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
-            floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest
+            floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
         after, buffers = after_steps(engine, loaded, floor)
         found = Results(outputs, gradients, after, buffers, floor)
         if narrow:
@@ -116,24 +130,20 @@ def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Res
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> dict[str, float]:
     """How far the narrower type alone takes the unsplit model from what it gives in float32."""
     wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
-    parameters = [
-        difference(narrow.after[optimizer][n], want, want, GRADIENT_FLOOR)
-        for optimizer, values in wide.after.items()
-        for n, want in values.items()
-    ]
-    gradients = [
-        difference(narrow.gradients[n], want, want, narrow.floor) for n, want in wide.gradients.items()
-    ]
-    buffers = [
-        difference(narrow.buffers[n].double(), v.double(), v.double(), GRADIENT_FLOOR)
-        for n, v in wide.buffers.items()
-    ]
-    return {
-        "loss": outputs_difference(narrow.outputs, list(wide.outputs)),
-        "gradient": max(gradients, default=0.0),
-        "parameter": max(parameters, default=0.0),
-        "buffer": max(buffers, default=0.0),
+    changes = {
+        "loss": outputs_difference(narrow.outputs, wide.outputs),
+        "gradient": named_difference(narrow.gradients, wide.gradients, narrow.floor),
+        "parameter": max(
+            (
+                named_difference(values, wide.after[optimizer], GRADIENT_FLOOR)
+                for optimizer, values in narrow.after.items()
+            ),
+            default=0.0,
+        ),
+        "buffer": named_difference(narrow.buffers, wide.buffers, GRADIENT_FLOOR),
     }
+    # Where the narrow type overflows nothing is learned of its rounding, and nothing more is allowed.
+    return {kind: change if math.isfinite(change) else 0.0 for kind, change in changes.items()}
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> dict[str, Any] | None:
@@ -149,45 +159,29 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
     if spec.mode == "inference":
         with torch.no_grad():
             outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))
-        wanted = [v for v in outputs if isinstance(v, torch.Tensor)]
-        return {"loss_difference": outputs_difference(ref.outputs, wanted), "gradient_difference": None}
+        tensors = [v for v in outputs if isinstance(v, torch.Tensor)]
+        return {
+            "loss_difference": outputs_difference(ref.outputs, tensors),
+            "gradient_difference": None,
+            "not_finite": ref.not_finite,
+        }
     with valid_values():  # a layer that capture kept is not dropped here either
         _, loss = find_loss(model.train()(*args, **kwargs))
     loss.backward()
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    worst = 0.0
+    wanted: dict[str, torch.Tensor] = {}
     for tensor in loaded.captured.graph.parameters:
-        if not tensor.requires_grad:
-            continue
-        want = parameters[str(tensor.key)].grad
-        if want is None:  # the loss does not depend on it
-            want = torch.zeros_like(ref.gradients[tensor.name])
-        worst = max(worst, difference(ref.gradients[tensor.name], want, want, ref.floor))
+        if tensor.requires_grad:
+            gradient = parameters[str(tensor.key)].grad
+            if gradient is None:  # the loss does not depend on it
+                gradient = torch.zeros_like(ref.gradients[tensor.name])
+            wanted[tensor.name] = gradient
+    of_graph = {name: ref.gradients[name] for name in wanted}
     return {
-        "loss_difference": outputs_difference(ref.outputs, [loss.detach()]),
-        "gradient_difference": worst,
+        "loss_difference": outputs_difference(ref.outputs, [loss]),
+        "gradient_difference": named_difference(of_graph, wanted, ref.floor),
+        "not_finite": ref.not_finite,
     }
-
-
-def difference(got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor, floor: float) -> float:
-    """Largest difference of a shard, relative to the largest value of the whole tensor, or to ``floor``."""
-    if not want.numel():
-        return 0.0
-    scale = max(float(whole.abs().max()), floor, 1e-30)
-    return float((got - want).abs().max()) / scale
-
-
-def outputs_difference(got: tuple[torch.Tensor, ...], want: list[torch.Tensor]) -> float:
-    """Largest difference of any output, relative to its largest value."""
-    assert len(got) == len(want), (len(got), len(want))
-    worst = 0.0
-    for one, other in zip(got, want, strict=True):
-        if other.numel():
-            other = other.double()
-            worst = max(
-                worst, float((one.double() - other).abs().max()) / max(float(other.abs().max()), 1e-12)
-            )
-    return worst
 
 
 def precision(loaded: LoadedModel) -> str:

@@ -77,8 +77,10 @@ def verify_strategies(
         One dict per strategy, plain data: ``loss_difference, gradient_difference, parameter_difference,
         buffer_difference, collectives_issued, memory_tracked_bytes, memory_tracked`` (both of the fullest
         rank), ``memory_tracked_of_ranks, time_measured_s, replicas_agree, numerics_ok, worst_gradient,
-        error``. ``numerics_ok`` holds the differences against the tolerances of this module; ``error`` is
-        None unless the strategy could not be run, or is right in double precision only.
+        not_finite, error``. A difference is inf where a value is NaN or infinite and the unsplit model's is
+        not; ``not_finite`` counts by name what is so in the unsplit model itself. ``numerics_ok`` holds the
+        differences against the tolerances of this module; ``error`` is None unless the strategy could not be
+        run, or is right in double precision only.
     """
     options = options or CheckOptions()
     results: list[dict[str, Any] | None] = [None] * len(strategies)
@@ -96,9 +98,18 @@ def verify_strategies(
             for index in indices:
                 found = results[index]
                 assert found is not None
-                if found["numerics_ok"] is False and not found["error"] and model.dtype is None:
+                if may_be_rounding(found) and model.dtype is None:
                     results[index] = _decided(model, strategies[index], ranks, options, timeout_s, found)
     return [result for result in results if result is not None]
+
+
+def may_be_rounding(found: Mapping[str, Any]) -> bool:
+    """Whether a result outside the tolerances is worth another look in double precision.
+
+    A NaN that the unsplit model does not give in the same precision is no rounding.
+    """
+    differences = [found[key] for key in DIFFERENCES if found[key] is not None]
+    return found["numerics_ok"] is False and not found["error"] and all(map(math.isfinite, differences))
 
 
 def _decided(
@@ -218,6 +229,7 @@ def _failed(error: str) -> dict[str, Any]:
         "time_measured_s": math.inf,
         "replicas_agree": False,
         "numerics_ok": False,
+        "not_finite": {},
         "compared_in": None,
         "narrow": None,
         "error": error,
@@ -246,20 +258,15 @@ def _joined(ranks: Sequence[Mapping[str, Any]], options: CheckOptions, *, placed
     if not options.numerics:
         return result | dict.fromkeys((*DIFFERENCES, "replicas_agree", "numerics_ok"))
     result["compared_in"] = first["precision"]
-    result["loss_difference"] = _largest(r["loss_difference"] for r in ranks)
+    result["loss_difference"] = max(r["loss_difference"] for r in ranks)
     for kind in ("gradient", "parameter", "buffer"):
-        worst = max((r[f"{kind}_difference"] for r in ranks), key=lambda d: (d[0] != d[0], d[0]))
-        result[f"{kind}_difference"] = worst[0]
-        result[f"worst_{kind}"] = worst[1]
+        result[f"{kind}_difference"], result[f"worst_{kind}"] = max(r[f"{kind}_difference"] for r in ranks)
+    result["not_finite"] = first["not_finite"]
     result["replicas_agree"] = replicas_agree([r["replicas"] for r in ranks])
     result["numerics_ok"] = result["replicas_agree"] and within_tolerance(
         result, first["precision"], first["rounding"]
     )
     return result
-
-
-def _largest(values: Iterator[float]) -> float:
-    return max(values, key=lambda v: (v != v, v))
 
 
 TOLERANCES = {

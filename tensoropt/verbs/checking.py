@@ -105,6 +105,16 @@ def _difference(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
 
 
+def _undefined(counts: dict[str, int]) -> str:
+    """What the unsplit model itself does not define, of which nothing can be compared but the places."""
+    shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
+    more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
+    return (
+        f"the unsplit model itself gives NaN or infinite values, which are compared by their places only: "
+        f"{shown}{more}"
+    )
+
+
 def _remarks(plan: dict[str, Any]) -> list[str]:
     """What went wrong in one plan, and how it was looked at where that is not as usual."""
     lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"]]
@@ -113,6 +123,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "
             f"after the optimizer's steps in {plan['worst_parameter']} ({plan['parameter_difference']:.1e})"
         )
+    if plan["not_finite"]:
+        lines.append(_undefined(plan["not_finite"]))
     if plan["narrow"]:
         worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(

@@ -326,8 +326,8 @@ def _answer(
 
 FOUND = (
     "loss_difference", "gradient_difference", "worst_gradient", "parameter_difference", "worst_parameter",
-    "buffer_difference", "replicas_agree", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
-    "memory_tracked", "memory_tracked_of_ranks", "time_measured_s", "error",
+    "buffer_difference", "not_finite", "replicas_agree", "compared_in", "narrow", "ranks_checked",
+    "memory_tracked_bytes", "memory_tracked", "memory_tracked_of_ranks", "time_measured_s", "error",
 )  # fmt: skip
 
 

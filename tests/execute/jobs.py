@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
+from tensoropt.execute.differences import difference, largest_of, named_difference
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.parallel import parallelize
 from tensoropt.plan.placed.plans import PlacedStrategy
@@ -59,12 +60,11 @@ class Twins:
         return output[0] if isinstance(output, tuple) else output["loss"]
 
     def difference(self, what: str) -> float:
-        """Largest relative difference of ``grad``, or of the ``value``."""
-        worst = 0.0
+        """Largest relative difference of ``grad``, or of the ``value``; gradients to no less than a
+        thousandth of the largest one."""
+        found, wanted = {}, {}
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         assert parameters.keys() == self.plain_parameters.keys()
-        gradients = [p.grad.abs().max() for p in self.plain_parameters.values() if p.grad is not None]
-        largest = float(max(gradients)) if gradients and what == "grad" else 1.0
         for name, plain in self.plain_parameters.items():
             got, want = parameters[name], plain
             if not got.numel():
@@ -74,10 +74,9 @@ class Twins:
                 if want.grad is None:
                     continue
                 got, want = got.grad, want.grad
-            shape = want.shape
-            scale = max(float(want.abs().max()), 1e-3 * largest, 1e-12)
-            worst = max(worst, float((whole(got.detach()).view(shape) - want).abs().max()) / scale)
-        return worst
+            found[name], wanted[name] = whole(got.detach()).view(want.shape), want
+        largest = largest_of(wanted.values()) if what == "grad" else 1.0
+        return named_difference(found, wanted, max(1e-3 * largest, 1e-12))
 
 
 def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
@@ -90,24 +89,22 @@ def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
         ours, plain = twins.losses()
         ours.backward()
         plain.backward()
-        found["loss"] = max(found["loss"], abs(float(ours - plain)) / abs(float(plain)))
+        found["loss"] = max(found["loss"], difference(ours, plain))
         if step == 0:
             found["grad"] = twins.difference("grad")
-        norms = [
-            float(whole(nn.utils.clip_grad_norm_(m.parameters(), 0.5))) for m in (twins.model, twins.plain)
-        ]
-        found["norm"] = max(found["norm"], abs(norms[0] - norms[1]) / norms[1])
+        norms = [whole(nn.utils.clip_grad_norm_(m.parameters(), 0.5)) for m in (twins.model, twins.plain)]
+        found["norm"] = max(found["norm"], difference(*norms))
         for optimizer in twins.optimizers:
             optimizer.step()
     found["value"] = twins.difference("value")
     with torch.no_grad():
         ours, plain = twins.losses()
-    found["no_grad"] = abs(float(ours - plain)) / abs(float(plain))
+    found["no_grad"] = difference(ours, plain)
     twins.model.eval()
     twins.plain.eval()
     with torch.no_grad():
         ours, plain = twins.losses()
-    found["eval"] = abs(float(ours - plain)) / abs(float(plain))
+    found["eval"] = difference(ours, plain)
     return found
 
 
@@ -252,7 +249,7 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
         "shapes": shapes,
         "equal": equal,
         "loaded": loaded,
-        "loss": abs(float(losses[0] - losses[1])) / abs(float(losses[1])),
+        "loss": difference(*losses),
         "moved": moved,
     }
 
@@ -285,14 +282,9 @@ def checkpoints(
         twins.optimizers[0].zero_grad()
         twins.loss(twins.model).backward()
         twins.optimizers[0].step()
-    final = {n: whole(v) for n, v in first.model.state_dict().items()}
-    worst = 0.0
-    for twins in (second, third):
-        for n, v in twins.model.state_dict().items():
-            worst = max(
-                worst, float((whole(v) - final[n]).abs().max() / final[n].abs().max().clamp(min=1e-6))
-            )
-    return {"same": same, "value": first.difference("value"), "continued": worst}
+    states = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (first, second, third)]
+    continued = max(named_difference(state, states[0], 1e-6) for state in states[1:])
+    return {"same": same, "value": first.difference("value"), "continued": continued}
 
 
 def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[float]:
@@ -307,7 +299,7 @@ def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[f
         twins.plain.eval()
         with torch.no_grad():
             ours, plain = twins.losses()
-        found.append(abs(float(ours - plain)) / abs(float(plain)))
+        found.append(difference(ours, plain))
         twins.model.train()
     return found
 
@@ -326,7 +318,7 @@ def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
             m(*args, **kwargs).backward()
             optimizer.step()
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
-    found: dict[str, Any] = {"difference": max(float((whole(p) - q).abs().max()) for p, q in pairs)}
+    found: dict[str, Any] = {"difference": max(difference(whole(p), q, floor=1.0) for p, q in pairs)}
     x, y = args
     same = [float(m) for m in (model(x, y), model(x, y=y), model(y=y, x=x))]
     found["calls"] = same[0] == same[1] == same[2]
@@ -350,5 +342,16 @@ def spoil_narrow_gradients(rank: int, world: int, spoil: bool) -> None:
         if backward and spec.backward and result.dtype == torch.float32:
             return result.to(torch.bfloat16).float()
         return result
+
+    redistribute.run_steps = spoilt if spoil else _run_steps
+
+
+def spoil_forward(rank: int, world: int, spoil: bool) -> None:
+    """Let every value that ranks exchange in forward become NaN, or stop that."""
+
+    def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
+        result = _run_steps(runtime, value, spec, backward=backward)
+        spared = backward or not result.is_floating_point()
+        return result if spared else torch.full_like(result, torch.nan)
 
     redistribute.run_steps = spoilt if spoil else _run_steps

@@ -245,3 +245,24 @@ class MovingAverage(nn.Module):
 
 def moving_average() -> Recipe:
     return MovingAverage(), (torch.randn(16, 24), torch.randn(16, 8)), {}
+
+
+class Undefined(nn.Module):
+    """Square roots of negative numbers, in outputs or in the loss and its gradients."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.trained = trained
+        self.first, self.second = nn.Linear(24, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.sqrt(self.second(F.gelu(self.first(x))))
+        return out.mean() if self.trained else out
+
+
+def undefined_outputs() -> Recipe:
+    return Undefined(False), (torch.randn(16, 24),), {}
+
+
+def undefined_loss() -> Recipe:
+    return Undefined(True), (torch.randn(16, 24),), {}

@@ -202,6 +202,45 @@ def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
     assert not spoilt["numerics_ok"]
 
 
+@pytest.mark.parametrize(("name", "mode"), [("perceptron_outputs", "inference"), ("mlp", "train")])
+def test_a_plan_that_gives_nan_fails(ranks: RankPool, name: str, mode: str) -> None:
+    """NaN was no difference: ``max(0.0, nan)`` is 0.0."""
+    strategies = [s for s in draw(name, (1, 2), 6, mode=mode) if sends_forward(name, s, mode)][:2]
+    ranks.run(jobs.spoil_forward, True)
+    try:
+        results = verify_strategies(jobs.spec(name, mode=mode), strategies, pool=ranks, options=NUMERICS)
+    finally:
+        ranks.run(jobs.spoil_forward, False)
+    assert results
+    for result in results:
+        assert result["loss_difference"] == math.inf
+        assert not result["numerics_ok"]
+        assert result["not_finite"] == {}
+        assert result["compared_in"] == "float32"  # not explained away in double precision
+        assert mode == "inference" or result["gradient_difference"] == math.inf
+
+
+def sends_forward(name: str, data: dict[str, Any], mode: str) -> bool:
+    """Whether the strategy's edges exchange anything on the way to the outputs."""
+    strategy = strategy_from_dict(data, load_model(jobs.spec(name, mode=mode)).graph)
+    return any(strategy.steps(edge)[0] for edge in strategy.edges())
+
+
+@pytest.mark.parametrize(("name", "mode"), [("undefined_outputs", "inference"), ("undefined_loss", "train")])
+def test_what_the_unsplit_model_does_not_define_is_said(ranks: RankPool, name: str, mode: str) -> None:
+    spec = jobs.spec(name, mode=mode)
+    results = verify_strategies(spec, draw(name, (1, 2), 3, mode=mode), pool=ranks, options=NUMERICS)
+    for result in results:
+        assert result["numerics_ok"], result
+        assert 0 < result["not_finite"]["output 0"] <= 16 * 8
+        if mode == "train":
+            assert any(key.startswith("gradient of") for key in result["not_finite"])
+    module = verify_module(spec, ranks)
+    assert module is not None
+    assert within_tolerance(module)
+    assert module["not_finite"] == results[0]["not_finite"]
+
+
 @pytest.mark.parametrize(("name", "kinks"), [("mlp", False), ("vgg_norm", True)])
 def test_kinks_are_found(name: str, kinks: bool) -> None:
     assert has_kinks(load_model(jobs.spec(name))) is kinks

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tensoropt.execute import gradients, runtime
+from tensoropt.execute.differences import difference, largest_of, outputs_difference, worst
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.parameters import shard_of
 from tensoropt.execute.runtime import Runtime
@@ -166,7 +167,7 @@ def largest_differences(
     """How far a strategy's step is from the unsplit one's ``whole``: of the loss and of the gradients,
     both relative (a gradient to no less than a thousandth of the largest one), and the worst gradient."""
     loss, gradients = whole
-    floor = 1e-3 * max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
+    floor = 1e-3 * largest_of(gradients.values())
 
     def work(own: ThreadRuntime) -> tuple[float, dict[str, float]]:
         engine = Engine(strategy, values, runtime=own)
@@ -176,14 +177,9 @@ def largest_differences(
             whole_one = gradients[name]
             want = shard_of(own, name, strategy.atoms(name), strategy.stored[name], whole_one)
             assert piece.shape == want.shape, (name, piece.shape, want.shape)
-            scale = max(float(whole_one.abs().max()), floor, 1e-30) if whole_one.numel() else 1.0
-            far[name] = float((piece - want).abs().max()) / scale if want.numel() else 0.0
-        return abs(found - loss) / max(abs(loss), 1e-12), far
+            far[name] = difference(piece, want, whole_one, floor)
+        return outputs_difference([torch.tensor(found)], [torch.tensor(loss)]), far
 
     ranks = on_ranks(strategy.mesh, work)
-    gradient, name = max(
-        ((value, name) for _, far in ranks for name, value in far.items()),
-        key=lambda item: (item[0] != item[0], item[0]),
-        default=(0.0, ""),
-    )
-    return max((r[0] for r in ranks), key=lambda v: (v != v, v)), gradient, name
+    gradient, name = max(worst(far) for _, far in ranks)
+    return max(loss for loss, _ in ranks), gradient, name

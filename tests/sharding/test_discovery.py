@@ -131,6 +131,17 @@ def _(x: torch.Tensor, ending: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@torch.library.custom_op(f"{LIBRARY}::undefined", mutates_args=())
+def undefined(x: torch.Tensor) -> torch.Tensor:
+    """Depends on all of its operand, and is NaN for any."""
+    return torch.sqrt(-1.0 - x.square()) * x.sum()
+
+
+@undefined.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 class Model(nn.Module):
     def __init__(self, function, width: int = 8):
         super().__init__()
@@ -176,13 +187,13 @@ def test_what_is_found_is_used_and_right():
     [
         (lambda x, w: noisy(x) * w, "different results"),
         (lambda x, w: counting(x) * w, "different results"),
+        (lambda x, w: undefined(x) * w, "nothing but NaN"),
     ],
-    ids=["random", "stateful"],
+    ids=["random", "stateful", "undefined"],
 )
 def test_what_cannot_be_relied_on_is_refused(function, reason):
     graph = graph_of(function, mode="inference")
-    name = "noisy" if reason and "noisy" in str([o.target for o in graph.operators]) else "counting"
-    discovery = found(graph, name)
+    discovery = found(graph, LIBRARY)
     assert reason in discovery.refused
     assert not discovery.splits
 

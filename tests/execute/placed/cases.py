@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.execute.differences import largest_of, named_difference
 from tensoropt.execute.engine import Engine
 from tensoropt.execute.models import LoadedModel, open_model
 from tensoropt.execute.placed.engine import PlacedEngine
@@ -46,9 +47,4 @@ def step(engine: Engine | PlacedEngine, loaded: LoadedModel) -> float:
 def difference(found: Any, wanted: Any) -> float:
     """Largest difference of any named tensor, relative to its largest value, or to a thousandth of the
     largest of all."""
-    floor = 1e-3 * max((float(v.abs().max()) for v in wanted.values()), default=0.0)
-    worst = 0.0
-    for name, value in found.items():
-        scale = max(float(wanted[name].abs().max()), floor, 1e-30)
-        worst = max(worst, float((value.double() - wanted[name].double()).abs().max()) / scale)
-    return worst
+    return named_difference(found, wanted, 1e-3 * largest_of(wanted.values()))

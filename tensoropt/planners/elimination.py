@@ -75,7 +75,9 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
         IrreducibleError: node and edge elimination leave a graph of which some table of best configurations
             would have more than ``MOST_ENTRIES``.
         ImpossibleError: nothing is possible.
+        ValueError: a cost is NaN, which says neither what something costs nor that it is impossible.
     """
+    _check(nodes, edges)
     weights = {name: np.array(costs, dtype=np.float64) for name, costs in nodes.items()}
     graph = nx.Graph()
     graph.add_nodes_from(weights)
@@ -93,6 +95,14 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
     final = tuple(sorted(graph.nodes))
     removed += _Final(graph, weights).run()
     return _total(nodes, edges, _unroll(removed), final)
+
+
+def _check(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]) -> None:
+    tables = [(f"node {name}", costs) for name, costs in nodes.items()]
+    tables += [(f"edge {a} - {b}", costs) for a, b, costs in edges]
+    for what, costs in tables:
+        if np.isnan(costs).any():
+            raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
 
 
 def _add(graph: nx.Graph, a: str, b: str, costs: Floats) -> None:

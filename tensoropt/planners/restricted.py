@@ -13,7 +13,7 @@ import numpy as np
 from tensoropt.costs.tables import Variable
 from tensoropt.planners.problem import Problem, Selection, TableSpace
 from tensoropt.planners.registry import UnsuitableError
-from tensoropt.search import CostGraph, TrackedFrontier, track_frontier
+from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
 
 Allowed = Callable[[TableSpace, Variable, int], np.ndarray | None]
 """(space, variable, configuration) -> mask over its options, or None for all of them."""
@@ -25,8 +25,11 @@ MOST_POINTS = 64
 def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
     """The space's cost graph with everything else marked impossible.
 
+    Where nothing of a variable is allowed the graph says so when it is searched
+    (:class:`~tensoropt.search.NoStrategyError`).
+
     Raises:
-        ValueError: nothing of a variable is allowed; names it.
+        ValueError: a table is no table of costs (negative, NaN, ragged), or a mask does not fit its table.
     """
     graph = CostGraph()
     for variable in space.tables.variables:
@@ -47,10 +50,10 @@ def restricted_selections(
     for number, space in enumerate(problem.spaces):
         if not suits(space):
             continue
+        graph = restricted_graph(space, allowed)
         try:
-            graph = restricted_graph(space, allowed)
             frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
-        except ValueError:  # nothing is possible there, for instance because sizes do not divide
+        except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
             continue
         yield from selections_of(number, frontier)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.errors import TensorOptError
+from tensoropt.errors import InfeasibleError
 from tensoropt.plan.placed import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.planners.registry import UnsuitableError
 
 WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
 SCHEDULERS = ("m_etf", "dpos")
@@ -37,7 +38,7 @@ def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> It
 def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
     try:
         answer = importlib.import_module(f"tensoropt.planners.{name}").place(problem, None, seed)
-    except TensorOptError:
+    except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
         return
     yield name, answer.placement
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.planners import elimination
-from tensoropt.planners.elimination import IrreducibleError, cheapest
+from tensoropt.planners.elimination import ImpossibleError, IrreducibleError, cheapest
 
 
 def exhaustive(nodes, edges) -> float:
@@ -87,3 +87,11 @@ def test_what_is_too_entangled_is_refused(monkeypatch):
     with pytest.raises(IrreducibleError) as caught:
         cheapest(*four_that_all_meet())
     assert caught.value.remaining == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(("nodes", "edge"), [([np.nan, 1.0], 0.0), ([0.0, 1.0], np.nan)])
+def test_nan_is_no_cost_and_not_the_same_as_impossible(nodes, edge):
+    edges = [("a", "b", np.full((2, 1), edge))]
+    with pytest.raises(ValueError, match="a cost is NaN") as refusal:
+        cheapest({"a": np.array(nodes), "b": np.zeros(1)}, edges)
+    assert not isinstance(refusal.value, ImpossibleError)

@@ -1,22 +1,21 @@
 """The ``tensoropt`` command: parse, call, print. What it does is in ``api``, ``plan`` and ``verify``.
 
-Results go to stdout (JSON with ``--json``), progress and remarks to stderr. Exit codes: 0 done, 1 a check
-failed, 2 the input cannot be used (one sentence says why), 130 interrupted. Heavy imports are the verbs' own.
+Results go to stdout (JSON with ``--json``) and nothing else does: progress, remarks and what a user's model
+prints go to stderr. Exit codes: 0 done, 1 a check failed, 2 the input cannot be used (one sentence says why),
+130 interrupted. Heavy imports are the verbs' own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import os
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensoropt import __version__
-from tensoropt.console import Progress
+from tensoropt.console import Progress, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
 
 Answer = tuple[dict[str, Any], str, int]
@@ -264,17 +263,18 @@ def _onnx_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and give its exit code."""
+    """Run a command line and give its exit code; without arguments the one that this process was given."""
     options = parser().parse_args(arguments)
-    progress = Progress()
+    with reserved_stdout(for_good=arguments is None) as answers:
+        return _run(options, Progress(answers=answers))
+
+
+def _run(options: argparse.Namespace, progress: Progress) -> int:
     try:
         data, text, code = _verb(options.run)(options, progress)
-        progress.close()
-        print(json.dumps(plain(data), indent=1) if options.json else text)
-        sys.stdout.flush()
+        progress.say(json_text(data, indent=1) if options.json else text)
         return code
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except KeyboardInterrupt:
         return _failed(options, progress, "interrupted; what was saved or timed is kept", EXIT_INTERRUPTED)
@@ -300,26 +300,16 @@ def _failed(options: argparse.Namespace, progress: Progress, text: str, code: in
     progress.close()
     if options.debug:
         traceback.print_exc()
-    if options.json:
-        print(json.dumps({"error": text}))
     print(f"tensoropt: error: {text}", file=sys.stderr)
+    if options.json:
+        with contextlib.suppress(OSError):  # stdout may be what failed
+            progress.say(json_text({"error": text}))
     return code
 
 
 def sentence(error: BaseException) -> str:
     """The first paragraph of an error's message on one line."""
     return " ".join(str(error).split("\n\n")[0].split()) or "no message"
-
-
-def plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN: null stands for both."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value
 
 
 def _verb(name: str) -> Callable[[argparse.Namespace, Progress], Answer]:

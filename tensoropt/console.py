@@ -1,11 +1,17 @@
-"""What a person sees while the command line works: progress on stderr, a bar or plain lines."""
+"""What a command writes, and where: its answer on stdout, and progress (a bar or plain lines) on stderr."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import math
+import os
 import shutil
 import sys
 import time
-from typing import TextIO
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 BAR_CELLS = 24
 REDRAW_S = 0.1
@@ -21,10 +27,12 @@ class Progress:
 
     Args:
         stream: where to write; standard error by default.
+        answers: where :meth:`say` writes; standard output by default.
     """
 
-    def __init__(self, stream: TextIO | None = None):
+    def __init__(self, stream: TextIO | None = None, answers: TextIO | None = None):
         self.stream = stream if stream is not None else sys.stderr
+        self.answers = answers if answers is not None else sys.stdout
         self.live = self.stream.isatty()
         self._stage = ""
         self._began = self._shown = 0.0
@@ -68,6 +76,11 @@ class Progress:
         self.close()
         self._line(text)
 
+    def say(self, text: str) -> None:
+        """A part of the answer that is known already, while the rest goes on."""
+        self.close()
+        print(text, file=self.answers, flush=True)
+
     def close(self) -> None:
         """End the line that is being redrawn."""
         if self._drawn:
@@ -86,3 +99,66 @@ def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
+    """Gives standard output for a command's own answer; whatever else is written there goes to stderr.
+
+    A command runs code of its user: a model is imported, built, captured and run. What that prints, what its
+    C++ writes to file descriptor 1 and what processes that it starts write must not end up in an answer that
+    a machine reads. Only what owns its process may do this: commands, not functions that a notebook calls.
+
+    Args:
+        for_good: leave it so at the end, for a process that ends as well: exit handlers print, too.
+    """
+    before = sys.stdout
+    if before is None or sys.stderr is None:  # started with one of them closed: nothing to keep apart
+        yield before or io.StringIO()
+        return
+    _flush(before)
+    own = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
+    os.dup2(_descriptor(sys.stderr, 2), 1)
+    answers = own if _descriptor(before, -1) == 1 else before  # a test, for instance, has put another there
+    sys.stdout = sys.stderr
+    try:
+        yield answers
+    finally:
+        _flush(before)
+        if not for_good:
+            os.dup2(own.fileno(), 1)
+            sys.stdout = before
+        with contextlib.suppress(OSError):  # whoever writes an answer flushes it, and hears why that failed
+            own.close()
+
+
+def _descriptor(stream: TextIO, otherwise: int) -> int:
+    try:
+        return stream.fileno()
+    except (AttributeError, io.UnsupportedOperation):  # no file, as under a test or in a notebook
+        return otherwise
+
+
+def _flush(stream: TextIO) -> None:
+    """Write what is still in buffers for file descriptor 1, C's among them, to where that leads now."""
+    import ctypes
+
+    stream.flush()
+    if sys.__stdout__ is not None:
+        sys.__stdout__.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def json_text(data: Any, *, indent: int | None = None) -> str:
+    """The data as JSON, which has neither infinity nor NaN: null stands for both."""
+    return json.dumps(_plain(data), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -113,7 +114,9 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
     if job.returncode:
         tail = " ".join(job.stderr.strip().splitlines()[-3:])
         raise MeasurementError(f"running {path.name} under torchrun failed: {tail}")
-    return dict(json.loads(result.read_text(encoding="utf-8")))
+    said = dict(json.loads(result.read_text(encoding="utf-8")))
+    losses = [math.nan if loss is None else loss for loss in said["losses"]]  # null is what JSON has for it
+    return said | {"losses": losses}
 
 
 def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -56,6 +56,38 @@ def nothing():
 def broken():
     raise ValueError("out of ideas")
 """
+TALKING = """
+import atexit, ctypes, os, subprocess, sys
+import torch
+from torch import nn
+
+def talk(where):
+    print("printed", where)
+    sys.stdout.write(f"written {where}\\n")
+    sys.__stdout__.write(f"to the first stdout {where}\\n")
+    os.write(1, f"to the descriptor {where}\\n".encode())
+    ctypes.CDLL(None).printf(b"by C\\n")
+    subprocess.run(["echo", "by a process", where], check=True)
+
+talk("at import")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 8)
+
+    def forward(self, x):
+        talk("in forward")
+        return self.a(x).mean()
+
+def net():
+    talk("in the function")
+    return Net(), (torch.randn(8, 16),)
+
+def quitting():
+    atexit.register(talk, "at exit")
+    return net()
+"""
 CLUSTER = "devices: [{kind: H100-80GB, count: 2}]\nlinks: {intra_node: NVLink4}\n"
 
 
@@ -64,6 +96,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model and a cluster file, in which the command is run."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "net.py").write_text(MODEL)
+    (folder / "talking.py").write_text(TALKING)
     (folder / "two.yaml").write_text(CLUSTER)
     before = Path.cwd()
     os.chdir(folder)
@@ -101,6 +134,15 @@ def refused(answer: tuple[int, str, str], words: str) -> None:
     code, _, err = answer
     assert code == 2
     assert words in err
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it: nothing around it, no NaN, no Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 # -- verbs ----------------------------------------------------------------------------------------
@@ -487,3 +529,80 @@ def test_a_refused_exploration_leaves_no_empty_folder(run, place) -> None:
     code, _, _ = run("explore", "zoo:no-such-model", "--cluster", "local:2", "--out", "fresh")
     assert code == 2
     assert not (place / "fresh").exists()
+
+
+# -- what a user's code prints --------------------------------------------------------------------
+
+EXPLORE = ("explore", "talking.py:net", "--cluster", "two.yaml", "--out", "talked")
+COMPARE = ("compare", "talking.py:net", "--cluster", "two.yaml", "--planners", "data_parallel,m_topo")
+
+
+@pytest.fixture(scope="module")
+def talked(place: Path) -> Path:
+    assert main(EXPLORE) == 0
+    assert main(["choose", "talked", "--knee", "--out", "talked.json"]) == 0
+    return place / "talked"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        EXPLORE,
+        COMPARE,
+        ("verify", "talked.json"),
+        ("verify", "talked.json", "--ranks"),
+        ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--ranks"),
+        ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--placed", "--fake"),
+        ("choose", "talked", "--knee"),
+        ("show", "talked"),
+        ("recost", "talked", "--out", "talked-again"),
+    ],
+    ids=lambda arguments: "-".join(word for word in arguments if "." not in word),
+)
+def test_what_a_model_prints_is_no_part_of_the_answer(
+    talked: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    capfd.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert strict(out)
+    assert out.startswith("{")
+    if arguments[0] in ("explore", "compare"):
+        for where in ("at import", "in the function", "in forward"):
+            for said in ("printed", "written", "to the first stdout", "to the descriptor", "by a process"):
+                assert f"{said} {where}\n" in err
+        assert "by C\n" in err
+
+
+def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
+    """Exit handlers print when the command line has returned, and C's buffer is written then."""
+    command = [sys.executable, "-m", "tensoropt", "explore", "talking.py:quitting", *EXPLORE[2:], "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert strict(run.stdout)["points"]
+    assert "printed at exit" in run.stderr
+
+
+def test_errors_of_a_model_that_prints_are_json_too(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert main(["verify", "talking.py:absent", "--random", "1", "--json"]) == 2
+    assert "has no function 'absent'" in strict(capfd.readouterr().out)["error"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(explored: Path) -> None:
+    command = f"{sys.executable} -m tensoropt list planners | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import tensoropt
+    from tensoropt.plan import load_model
+
+    capfd.readouterr()
+    loaded = load_model("talking.py:net", device="meta")
+    tensoropt.explore(loaded.model, loaded.args, cluster="two.yaml")
+    out = capfd.readouterr().out
+    assert "printed in the function\n" in out
+    assert "printed in forward\n" in out

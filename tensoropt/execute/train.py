@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 
+from tensoropt.console import json_text, reserved_stdout
 from tensoropt.costs.measure import make_optimizer
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.engine import Engine
@@ -40,8 +40,16 @@ WARM_UP_STEPS = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code. Errors are one sentence on standard error, and code 2."""
+    """The command; returns the exit code. Errors are one sentence on standard error, and code 2.
+
+    Without arguments it takes those of this process, whose standard output it keeps for itself.
+    """
     options = _parser().parse_args(arguments)
+    with reserved_stdout(for_good=arguments is None) as answers:
+        return _run(options, answers)
+
+
+def _run(options: argparse.Namespace, answers: TextIO) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         if options.steps < 1:
@@ -49,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = load_plan(options.plan)
         check_trainable(plan)
         with job(plan, options.timeout):
-            result = train(plan, options.steps, lr=options.lr, quiet=options.quiet)
+            result = train(plan, options.steps, lr=options.lr, say=None if options.quiet else answers)
             if options.json and rank == 0:
-                write_text(options.json, json.dumps(result, indent=1) + "\n")
+                write_text(options.json, json_text(result, indent=1) + "\n")
     except TensorOptError as error:
         if options.debug:
             raise
@@ -111,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("plan", help="plan file (JSON)")
     parser.add_argument("--steps", type=int, default=10, help="training steps (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write losses and times to FILE (rank 0)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write losses and times to FILE; a loss that is not finite is null"
+    )
     parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for another rank (default: %(default)s)"
     )
@@ -141,8 +151,13 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
         dist.barrier()  # nobody takes the group down while another still talks
 
 
-def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> dict[str, Any]:
+def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None) -> dict[str, Any]:
     """Train the model of a plan that :func:`check_trainable` lets pass, on its example batch.
+
+    Args:
+        steps: how many.
+        lr: learning rate.
+        say: where rank 0 writes a line per step, and what they took in the end; None for nowhere.
 
     Returns:
         ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, and
@@ -173,8 +188,8 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
         seconds = _slowest(time.perf_counter() - start, engine)
         losses.append(float(loss.detach()))
         times.append(seconds)
-        if engine.runtime.rank == 0 and not quiet:
-            print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", flush=True)
+        if engine.runtime.rank == 0 and say is not None:
+            print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
     kept = times[WARM_UP_STEPS:] or times
     median = statistics.median(kept)
     result: dict[str, Any] = {
@@ -185,9 +200,10 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, quiet: bool = False) -> d
         "time_predicted_s": plan.predicted.time_s,
         "memory_predicted_bytes": plan.predicted.memory_bytes,
     }
-    if engine.runtime.rank == 0 and not quiet:
+    if engine.runtime.rank == 0 and say is not None:
         print(
             f"median {median * 1e3:.1f} ms per step, predicted {plan.predicted.time_s * 1e3:.1f} ms",
+            file=say,
             flush=True,
         )
     return result

@@ -104,9 +104,8 @@ def demo(options: argparse.Namespace, progress: Progress) -> Answer:
         raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
 
     def say(text: str) -> None:
-        progress.close()
         if not options.json:
-            print(text, flush=True)
+            progress.say(text)
 
     with writable_folder(options.out) as folder:
         return run_demo(

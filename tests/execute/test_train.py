@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tensoropt.execute.models import ModelSpec, load_model
+from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.execute.train import main
 from tensoropt.plan import Plan
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tests.execute import models
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "tests.execute.models:mlp"
@@ -78,6 +79,34 @@ def test_runs_under_torchrun(tmp_path: Path) -> None:
     assert len(result["losses"]) == len(result["times_s"]) == 4
     assert result["losses"][-1] < result["losses"][0]
     assert result["time_s"] > 0
+
+
+def test_what_a_model_prints_stays_off_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    quiet = models.mlp
+
+    def talking() -> object:
+        print("printed")
+        os.write(1, b"to the descriptor\n")
+        return quiet()
+
+    plan = write_plan(tmp_path / "plan.json", (1,))
+    monkeypatch.setattr(models, "mlp", talking)
+    forget_models()
+    assert main([str(plan), "--steps", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["step", "step", "median"]
+    assert "printed\nto the descriptor\n" in err
+
+
+def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    """Diverged on purpose; JSON has no NaN."""
+    plan, result = write_plan(tmp_path / "plan.json", (1,)), tmp_path / "result.json"
+    assert main([str(plan), "--steps", "4", "--lr", "1e30", "--quiet", "--json", str(result)]) == 0
+    losses = json.loads(result.read_text(), parse_constant=pytest.fail)["losses"]
+    assert losses[0] > 0
+    assert losses[-1] is None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
 from tensoropt.plan import Exploration
+from tensoropt.plan.made_for import for_gpus
 from tensoropt.plan.table import run_line
 from tensoropt.units import format_bytes
 
@@ -111,10 +112,14 @@ def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
     # What ships with the package is not a place to write to.
     folder = f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder)
     again = folder if entry.origin == "opened" else f"out/{entry.key}"
+    gpus = for_gpus(exploration.cluster)
     return (
         Command("Explore again", explore_line(exploration, again)),
         *_make(data, folder, row),
-        Command("Run it", run_line(int(data.devices[row]), "plan.json")),
+        Command(
+            "Run it on CPU ranks" if gpus else "Run it",
+            run_line(int(data.devices[row]), "plan.json", gpus=gpus),
+        ),
         Command(
             "Check it beside the unsplit model, and show here what was found",
             f"tensoropt verify plan.json --save {shlex.quote(folder)}",

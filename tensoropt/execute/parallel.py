@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from tensoropt.execute.settled import settle_process, unsettle_process
 from tensoropt.graph import OperatorGraph
 from tensoropt.plan import Plan, load_model, load_plan
 from tensoropt.plan.call import example_call
+from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.placed.plans import (
     PlacedStrategy,
     placed_from_dict,
@@ -79,6 +81,10 @@ def parallelize(
     Returns:
         ``model``. Create the optimizer afterwards: its parameters are new.
 
+    Warns:
+        UserWarning: the plan was made for GPUs and the model is on the CPU, or the other way round; it runs,
+            but what the plan predicts is not for these devices. Only rank 0 of a job says so.
+
     Raises:
         PlanError: the plan is for another model, or for another number of ranks.
         CaptureError: the model cannot be captured.
@@ -98,6 +104,8 @@ def parallelize(
     graph = group_operators(refine_graph(captured.graph))
     strategy = _strategy(plan, graph)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if isinstance(plan, Plan):
+        _warn_of_other_devices(plan, device)
     if as_measured and device.type == "cpu":
         settle_process()  # before gloo starts threads, which take it over
     _join_job(device)
@@ -106,6 +114,21 @@ def parallelize(
     else:
         _Sharded(model, captured, strategy, seed).install()
     return model
+
+
+def _warn_of_other_devices(plan: Plan, device: torch.device) -> None:
+    cluster = made_for(plan.cluster)
+    if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
+        return
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    if rank == 0:
+        remedy = "move the model to this rank's GPU first" if device.type == "cpu" else "leave it on the CPU"
+        warnings.warn(
+            f"the plan was made for {device_words(cluster)} of cluster {cluster.name}, but the model is on "
+            f"{device.type}: it runs, but the memory and time that the plan predicts are for other devices; "
+            f"{remedy}, or explore again for the devices that run it",
+            stacklevel=3,
+        )
 
 
 def _strategy(plan: Plan | Strategy | PlacedStrategy, graph: GroupGraph) -> Strategy | PlacedStrategy:

@@ -31,12 +31,21 @@ from tensoropt.execute.settled import settle
 from tensoropt.execute.steps import AnyEngine
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
+from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.placed.plans import PlacedStrategy
 
+RANKS = "CPU ranks"
+"""What this command runs plans on."""
+ALIKE_GRACE_S = 60.0
+"""Seconds a rank waits where every rank refuses the same: rank 0 says it, however late it started."""
 GRACE_S = 2.0
 """Seconds a rank waits before it repeats another one's failure; torchrun looks ten times a second."""
 WARM_UP_STEPS = 1
 """Steps left out of the median: the first one fills caches and allocates the optimizer's state."""
+
+
+class OtherDevicesError(PlanError):
+    """The plan is for devices of a kind that this command does not run on."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +65,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
             raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
         plan = load_plan(options.plan)
         check_trainable(plan)
+        check_devices(plan, options.cpu)
         with job(plan, options.timeout):
             result = train(plan, options.steps, lr=options.lr, say=None if options.quiet else answers)
             if options.json and rank == 0:
@@ -63,8 +73,8 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
     except TensorOptError as error:
         if options.debug:
             raise
-        if rank:
-            time.sleep(GRACE_S)  # what rank 0 says too is said once: torchrun ends the others
+        if rank:  # what rank 0 says too is said once: torchrun ends the others
+            time.sleep(ALIKE_GRACE_S if isinstance(error, OtherDevicesError) else GRACE_S)
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
@@ -87,6 +97,22 @@ def check_trainable(plan: Plan) -> None:
         )
     if not plan.model_source:
         raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
+
+
+def check_devices(plan: Plan, cpu: bool) -> None:
+    """Refuses a plan for GPUs unless it is to run on CPU ranks knowingly.
+
+    Raises:
+        OtherDevicesError: the plan's cluster has GPUs, and ``cpu`` is not given.
+    """
+    cluster = made_for(plan.cluster)
+    if cluster is None or cluster.device_type == "cpu" or cpu:
+        return
+    raise OtherDevicesError(
+        f"the plan is for {device_words(cluster)} of cluster {cluster.name}, but this command runs plans on "
+        f"{RANKS}, which its predictions say nothing about; add --cpu to run it on {plan.devices} of them "
+        f"all the same, or explore with --cluster local:{plan.devices}"
+    )
 
 
 def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
@@ -125,6 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=300.0, help="seconds to wait for another rank (default: %(default)s)"
     )
+    parser.add_argument(
+        "--cpu", action="store_true", help="run a plan for GPUs on CPU ranks; its prediction is not for them"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing per step")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -161,7 +190,8 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
 
     Returns:
         ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, and
-        what the plan predicted.
+        what the plan predicted, for which type of device (``predicted_for``; None where the plan does not
+        say) and on which it ran (``run_on``).
     """
     loaded = load_model(ModelSpec.of(plan))
     strategy = strategy_of(plan, loaded.graph)
@@ -192,6 +222,7 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
     kept = times[WARM_UP_STEPS:] or times
     median = statistics.median(kept)
+    cluster = made_for(plan.cluster)
     result: dict[str, Any] = {
         "steps": steps,
         "losses": losses,
@@ -199,14 +230,20 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
         "time_s": median,
         "time_predicted_s": plan.predicted.time_s,
         "memory_predicted_bytes": plan.predicted.memory_bytes,
+        "run_on": "cpu",
+        "predicted_for": None if cluster is None else cluster.device_type,
     }
     if engine.runtime.rank == 0 and say is not None:
-        print(
-            f"median {median * 1e3:.1f} ms per step, predicted {plan.predicted.time_s * 1e3:.1f} ms",
-            file=say,
-            flush=True,
-        )
+        print(f"median {median * 1e3:.1f} ms per step{beside_prediction(plan)}", file=say, flush=True)
     return result
+
+
+def beside_prediction(plan: Plan) -> str:
+    """What the plan predicts, after what was measured on CPU ranks; says so where it is for other devices."""
+    predicted, cluster = f"{plan.predicted.time_s * 1e3:.1f} ms", made_for(plan.cluster)
+    if cluster is None or cluster.device_type == "cpu":
+        return f", predicted {predicted}"
+    return f" on {plan.devices} {RANKS}; the prediction of {predicted} is for {device_words(cluster)}"
 
 
 def _slowest(seconds: float, engine: AnyEngine) -> float:

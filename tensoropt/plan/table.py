@@ -220,9 +220,10 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
     ]
 
 
-def run_line(devices: int, path: str) -> str:
-    """The command that runs a plan without a script."""
-    return f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
+def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
+    """The command that runs a plan without a script; on CPU ranks, which has to be said of one for GPUs."""
+    line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
+    return f"{line} --cpu" if gpus else line
 
 
 def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from tensoropt.verbs.searching import profile_answer
 
 
 def choose(options: argparse.Namespace, progress: Progress) -> Answer:
+    from tensoropt.plan.made_for import for_gpus
     from tensoropt.plan.table import point_lines, points_data, run_line
 
     memory = parse_bytes(options.memory) if options.memory is not None else None
@@ -28,7 +29,9 @@ def choose(options: argparse.Namespace, progress: Progress) -> Answer:
     lines = point_lines(found, index)
     if options.out:
         plan.save(options.out)
-        lines.append(f"saved: {options.out}; run it: {run_line(plan.devices, options.out)}")
+        gpus = for_gpus(found.cluster)
+        how = "run it on CPU ranks" if gpus else "run it"
+        lines.append(f"saved: {options.out}; {how}: {run_line(plan.devices, options.out, gpus=gpus)}")
     else:
         lines.append("not saved; give --out plan.json to keep it")
     data = {

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tensoropt.cluster import Cluster, available_cores
-from tensoropt.errors import ClusterError, TensorOptError
+from tensoropt.cluster import available_cores
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.made_for import made_for
 
 Wanted = Literal["auto", "ranks", "fake"]
 Kind = Literal["cpu", "cuda", "fake"]
@@ -66,11 +67,8 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
 
 def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
     """(device type, name) of a plan's cluster; CPU ranks where the plan does not say."""
-    try:
-        cluster = Cluster.from_dict(data)
-    except ClusterError:
-        return "cpu", "an unknown cluster"
-    return cluster.device_type, cluster.name
+    cluster = made_for(data)
+    return ("cpu", "an unknown cluster") if cluster is None else (cluster.device_type, cluster.name)
 
 
 def most_ranks() -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tensoropt.cluster import load_cluster
 from tensoropt.costs.pool import RankPool
 from tensoropt.errors import PlanError
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
@@ -133,6 +135,26 @@ def test_killed_while_saving(tmp_path: Path, delay_s: float) -> None:
 def test_evaluation(ranks: RankPool, name: str, micro: int) -> None:
     for found in ranks.run(jobs.evaluated, name, (micro, 2)):
         assert max(found) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"), [("dgx-h100[1]", True), ("local:1", False), (None, False)], ids=str
+)
+def test_a_plan_for_another_kind_of_device_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None, told: bool
+) -> None:
+    data = {} if cluster is None else load_cluster(cluster).to_dict()
+    plan = write_plan(tmp_path / "plan.json", (1,), cluster=data)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        model, args, _ = jobs.spec("mlp").build()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            parallelize(model, plan, args, as_measured=False)
+        texts = [str(w.message) for w in caught if "the plan was made for" in str(w.message)]
+        assert len(texts) == (told and rank == "0")
+        if texts:
+            assert "made for 1 x H100-80GB (cuda) of cluster dgx-h100[1], but the model is on cpu" in texts[0]
 
 
 def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:

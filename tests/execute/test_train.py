@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tensoropt.cluster import load_cluster
 from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.execute.train import main
 from tensoropt.plan import Plan
@@ -107,6 +109,43 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
     losses = json.loads(result.read_text(), parse_constant=pytest.fail)["losses"]
     assert losses[0] > 0
     assert losses[-1] is None
+
+
+def gpu_plan(path: Path, mesh: tuple[int, ...]) -> Path:
+    return write_plan(path, mesh, cluster=load_cluster(f"dgx-h100[{math.prod(mesh[1:])}]").to_dict())
+
+
+@pytest.mark.distributed
+def test_a_plan_for_gpus_is_refused_once(tmp_path: Path) -> None:
+    """Not by every rank: the others wait until torchrun ends them."""
+    output, _ = torchrun(str(gpu_plan(tmp_path / "plan.json", (1, 2))), "--steps", "2").communicate()
+    (refusal,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert refusal == (
+        "error: the plan is for 2 x H100-80GB (cuda) of cluster dgx-h100[2], but this command runs plans on "
+        "CPU ranks, which its predictions say nothing about; add --cpu to run it on 2 of them all the same, "
+        "or explore with --cluster local:2"
+    )
+    assert "exitcode  : 2" in output
+    assert "loss" not in output
+
+
+def test_a_plan_for_gpus_runs_on_cpu_ranks_knowingly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, result = gpu_plan(tmp_path / "plan.json", (1,)), tmp_path / "result.json"
+    assert main([str(plan), "--steps", "2"]) == 2
+    assert capsys.readouterr().out == ""
+    assert main([str(plan), "--steps", "2", "--cpu", "--json", str(result)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("on 1 CPU ranks; the prediction of 1000.0 ms is for 1 x H100-80GB (cuda)")
+    said = json.loads(result.read_text())
+    assert (said["run_on"], said["predicted_for"]) == ("cpu", "cuda")
+
+
+def test_a_plan_for_cpus_runs_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = write_plan(tmp_path / "plan.json", (1,), cluster=load_cluster("local:1").to_dict())
+    assert main([str(plan), "--steps", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("ms per step, predicted 1000.0 ms")
 
 
 @pytest.mark.slow

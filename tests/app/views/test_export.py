@@ -79,6 +79,7 @@ def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> Non
     assert parsed(lines[0]).out == again
     assert (parsed(lines[1]).dir, parsed(lines[1]).memory) == (from_, str(40 * 2**30 + 1))
     assert lines[2].startswith("torchrun --nproc-per-node 8")
+    assert lines[2].endswith(" --cpu")  # the plan is for GPUs
     assert parsed(lines[3]).save == from_
 
 

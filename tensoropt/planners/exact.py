@@ -6,34 +6,29 @@
 4. Where the judge disagrees with a proven optimum, that placement is forbidden (few operators) or the device
    that overflowed gets less room, and the program is solved again while there is effort left.
 
-The answer is the fastest placement that the judge has seen and that fits, never a program's own opinion.
+The answer is the fastest placement that the judge has seen, that fits and that keeps to the planner's rules,
+never a program's own opinion. What breaks a rule is neither an answer nor a bound for one.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.placed import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.planners.account import Notes, Proof, Search, refusal
 from tensoropt.planners.contraction import Contraction, contract
 from tensoropt.planners.coplacement import GroupLimits, co_place
 from tensoropt.planners.placing import PlacedAnswer
-from tensoropt.planners.program import (
-    ROUNDING,
-    Grid,
-    Program,
-    Rules,
-    balanced,
-    lower_bound_s,
-)
+from tensoropt.planners.program import ROUNDING, Grid, Program, lower_bound_s
 from tensoropt.planners.registry import UnsuitableError, cp_sat
+from tensoropt.planners.rules import obeys
 from tensoropt.planners.solver import EFFORT_PER_SECOND, Outcome, solve
-from tensoropt.planners.warm import Candidate, Candidates, heuristics, ordered
-from tensoropt.units import format_bytes, format_seconds
+from tensoropt.planners.warm import Candidates, ordered, starts
 
 CUT_BLOCKS = 12
 """Up to so many blocks a placement that the judge plays slower than the program is forbidden as a whole."""
@@ -42,42 +37,6 @@ ROUNDS = 200
 
 PLAYED = 8
 """So many of the placements that one run of the solver found are played, the last and best first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How an exact planner works.
-
-    Attributes:
-        name: of the planner.
-        rules: of its program.
-        most_blocks: beyond so many operators they are contracted to as many blocks.
-        seconds: given to the solver, whose effort is limited in proportion.
-        alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
-        most_after_all: refuse where more blocks remain, because nothing more can be joined; None for never.
-    """
-
-    name: str
-    rules: Rules
-    most_blocks: int
-    seconds: float
-    alpha: float | None = None
-    most_after_all: int | None = None
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What is known after the last round.
-
-    Attributes:
-        bound_s: no placement of the program's blocks is faster, by its rules; inf when none fits.
-        last: the last run of the solver; None when the warm start met the bound before any.
-        own: the program's own best as the judge plays it, fitting or not.
-    """
-
-    bound_s: float
-    last: Outcome | None = None
-    own: PlacedPlay | None = None
 
 
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
@@ -121,7 +80,7 @@ def place_exactly(problem: PlacementProblem, seed: int, search: Search) -> Place
     Raises:
         MissingExtraError: OR-tools is not installed.
         UnsuitableError: too many blocks remain.
-        InfeasibleError: nothing found fits.
+        InfeasibleError: nothing found fits and keeps to the rules; says what stands against.
     """
     cp_sat(search.name)
     contraction = contracted(problem, search.most_blocks)
@@ -130,14 +89,14 @@ def place_exactly(problem: PlacementProblem, seed: int, search: Search) -> Place
             f"{problem.size} operators can only be contracted to {len(contraction.groups)} blocks; "
             f"the program takes {search.most_after_all}; use netsplit or dpos"
         )
-    candidates = Candidates(problem)
-    for source, placement in heuristics(problem, seed):
+    candidates = Candidates(problem, search.rules)
+    for source, placement in starts(problem, search.rules, seed):
         candidates.consider(placement, source)
     warm = candidates.best
     proof = _Rounds(search, contraction, candidates, seed).run()
     if candidates.best is None:
-        raise InfeasibleError(_refusal(search, candidates, contraction, proof))
-    notes = _Notes(search, contraction, candidates.best, warm, proof).lines()
+        raise InfeasibleError(refusal(search, candidates, contraction, proof))
+    notes = Notes(search, contraction, candidates, candidates.best, warm, proof).lines()
     return PlacedAnswer(candidates.best.play.placement, tuple(notes))
 
 
@@ -149,13 +108,12 @@ class _Rounds:
         self.blocks = contraction.problem
         self.whole = self.blocks is contraction.whole
         self.hint = self._hint()
-        self.priced = self._with_alpha()
-        self.floor_s = lower_bound_s(self.priced)
+        self.floor_s = lower_bound_s(self.blocks)
         self.capacity = self.blocks.devices.capacity_bytes.astype(float)
         self.rules = replace(search.rules, lifetimes=search.rules.exclusive and self._tight())
         self.effort = search.seconds * EFFORT_PER_SECOND
         self.end = time.monotonic() + search.seconds
-        self.tightened = False
+        self.tightened = self.cut = False
 
     def run(self) -> Proof:
         proof = Proof(self.floor_s)
@@ -182,9 +140,9 @@ class _Rounds:
         return proof
 
     def _program(self) -> Program:
-        grid = Grid.of(self.priced, self.floor_s)
-        longest_s = self.hint.time_s if self.hint is not None else _serial_s(self.priced)
-        return Program(self.priced, self.rules, grid, longest_s, self.capacity.tolist())
+        grid = Grid.of(self.blocks, self.floor_s)
+        longest_s = self.hint.time_s if self.hint is not None else _serial_s(self.blocks)
+        return Program(self.blocks, self.rules, grid, longest_s, self.capacity.tolist())
 
     def _tight(self) -> bool:
         """Whether memory is known to exclude something faster than the best."""
@@ -205,6 +163,7 @@ class _Rounds:
             return self._program()
         if self.cuts:
             assert outcome.placement is not None
+            self.cut = True
             program.forbid(outcome.placement)
             if self.candidates.best is not None:
                 program.demand(less_than_s=self.candidates.best_s)
@@ -233,29 +192,21 @@ class _Rounds:
         """Forbidden placements have been played, so the best of them bounds as well; less room does not."""
         if self.tightened:
             return proof.bound_s
-        return max(proof.bound_s, min(outcome.bound_s, self.candidates.best_s))
-
-    def _with_alpha(self) -> PlacementProblem:
-        if self.search.alpha is None or not self.blocks.training:
-            return self.blocks
-        return replace(self.blocks, optimizer_bytes=self.search.alpha * self.blocks.parameter_bytes)
+        played_s = self.candidates.best_s if self.cut else math.inf
+        return max(proof.bound_s, min(outcome.bound_s, played_s))
 
     def _hint(self) -> PlacedPlay | None:
-        """The best known schedule that obeys the rules; what is made of blocks is played as a whole too."""
-        best, share = self.candidates.best, self.search.rules.balance
+        """The best known lawful schedule; what is made of blocks is played as a whole, too."""
+        best, rules = self.candidates.best, self.search.rules
         plays = []
-        for source, placement in heuristics(self.blocks, self.seed):
+        for source, placement in starts(self.blocks, rules, self.seed):
             plays.append(play_placement(self.blocks, placement))
             if not self.whole:
                 self.candidates.consider(self.contraction.expand(placement), f"{source} over blocks")
         if best is not None and not self.whole:
             device = self.contraction.majority(best.play.placement.device)
             plays += [play_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)]
-        allowed = (
-            play
-            for play in plays
-            if play.fits() and (share is None or balanced(self.blocks, play.placement.device, share))
-        )
+        allowed = (play for play in plays if play.fits() and obeys(self.blocks, play.placement.device, rules))
         return min(allowed, key=lambda play: play.time_s, default=None)
 
     def _play(self, found: list[Placement]) -> PlacedPlay | None:
@@ -283,97 +234,3 @@ def _serial_s(problem: PlacementProblem) -> float:
     devices = problem.devices
     slowest = sum(devices.latency_s.max() + t.bytes * devices.seconds_per_byte.max() for t in problem.tensors)
     return float(work + 2 * devices.count * slowest)
-
-
-class _Notes:
-    """What is said of an answer."""
-
-    def __init__(
-        self,
-        search: Search,
-        contraction: Contraction,
-        best: Candidate,
-        warm: Candidate | None,
-        proof: Proof,
-    ):
-        self.search, self.contraction, self.proof = search, contraction, proof
-        self.best, self.warm = best, warm
-
-    def lines(self) -> list[str]:
-        return [
-            line
-            for line in (self._origin(), self._blocks(), self._gap(), self._effort(), self._own())
-            if line
-        ]
-
-    def _origin(self) -> str:
-        took = format_seconds(self.best.play.time_s)
-        if self.warm is None:
-            return f"no heuristic found a placement that fits; {self.best.source} did, {took}"
-        before = format_seconds(self.warm.play.time_s)
-        if self.best is self.warm:
-            return f"the warm start stands: nothing the judge plays faster than {self.best.source}, {took}"
-        return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
-
-    def _blocks(self) -> str:
-        whole, blocks = self.contraction.whole.size, len(self.contraction.groups)
-        return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
-
-    def _gap(self) -> str:
-        took, whole = self.best.play.time_s, self.contraction.whole
-        inside = len(self.contraction.groups) == whole.size and self.search.rules.balance is None
-        inside = inside and self.search.alpha is None
-        floor_s = lower_bound_s(whole)
-        bound_s = max(self.proof.bound_s, floor_s) if inside else floor_s
-        text = (
-            f"gap {max(0.0, 1 - bound_s / took):.2%} proven: nothing is faster than {format_seconds(bound_s)}"
-        )
-        if inside:
-            return text
-        outcome = self.proof.last
-        if outcome is None:
-            return f"{text}; no schedule of the blocks in one go each is faster, so no program was solved"
-        if not math.isfinite(outcome.time_s):
-            return text
-        own = max(0.0, 1 - self.proof.bound_s / outcome.time_s)
-        return f"{text}; the program's own gap, over its blocks and rules, is {own:.2%}"
-
-    def _effort(self) -> str:
-        outcome = self.proof.last
-        if outcome is None:
-            return ""
-        if outcome.proven:
-            return f"times rounded down by less than {ROUNDING:.1%}"
-        ended = (
-            f"ended by the clock after {self.search.seconds:g} s: another machine may answer differently"
-            if outcome.clock
-            else f"ended by its limit of effort, {self.search.seconds * EFFORT_PER_SECOND:g} units"
-        )
-        return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
-
-    def _own(self) -> str:
-        """Where the judge sees the program's own answer otherwise than the program does."""
-        outcome, own = self.proof.last, self.proof.own
-        if outcome is None or own is None or outcome.placement is None:
-            return ""
-        says, plays = outcome.time_s, own.time_s
-        fits = "" if own.fits() else ", and it does not fit there"
-        if not fits and abs(plays - says) <= ROUNDING * plays:
-            return ""
-        why = "" if self.search.rules.exclusive else ", as it lets operators share a device"
-        return (
-            f"the program says {format_seconds(says)} of its own answer, the judge {format_seconds(plays)}"
-            f"{why}{fits}"
-        )
-
-
-def _refusal(search: Search, candidates: Candidates, contraction: Contraction, proof: Proof) -> str:
-    problem = contraction.whole
-    capacity = format_bytes(float(problem.devices.capacity_bytes.max()))
-    text = f"{search.name} finds no plan within {capacity} on {problem.devices.count} devices"
-    exact = len(contraction.groups) == problem.size and search.rules.balance is None and search.alpha is None
-    if math.isinf(proof.bound_s) and exact:
-        text += ", and none exists"
-    if candidates.nearest is not None:
-        text += f"; the nearest needs {format_bytes(candidates.nearest.excess_bytes)} more on one of them"
-    return f"{text}; raise the limit, use more devices or a smaller batch"

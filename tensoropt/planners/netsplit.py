@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.plan.placed import PlacementProblem
-from tensoropt.planners.exact import Search, limited, place_exactly
+from tensoropt.planners.account import Search
+from tensoropt.planners.exact import limited, place_exactly
 from tensoropt.planners.placing import PlacedAnswer
-from tensoropt.planners.program import Rules
+from tensoropt.planners.rules import Rules
 
 MOST_BLOCKS = 40
 TIME_LIMIT_S = 60.0
@@ -28,6 +29,7 @@ class NetSplit:
         most_blocks: co-placement contracts larger graphs to so many blocks.
         seconds: of the solver.
         alpha: optimizer state per parameter byte in the memory rule (5-18), 2 for Adam; None for the model's.
+            Whatever is answered keeps to it, the heuristics' placements as well.
     """
 
     as_published: bool = False
@@ -51,9 +53,8 @@ def place(
     settings = settings or EXACT
     search = Search(
         name="netsplit_published" if settings.as_published else "netsplit",
-        rules=Rules(exclusive=not settings.as_published),
+        rules=Rules(exclusive=not settings.as_published, alpha=settings.alpha),
         most_blocks=settings.most_blocks,
         seconds=settings.seconds,
-        alpha=settings.alpha,
     )
     return place_exactly(limited(problem, memory_limit_bytes), seed, search)

@@ -8,7 +8,8 @@ edge, where that closes no cycle, to about two hundred vertices.
 
 Here: CP-SAT, so that an ordering is one no-overlap constraint instead of a binary and two big-M rows for
 every pair of operators; the coarsening is :mod:`.coplacement`'s; and the answer is never slower under the
-judge than the best heuristic's. How far from even memory may be is a setting; its default is ours.
+judge than the best placement of a heuristic that is balanced as well. How far from even memory may be is a
+setting; its default is ours. Where nothing found is balanced enough pesto refuses, and says why.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.plan.placed import PlacementProblem
-from tensoropt.planners.exact import Search, limited, place_exactly
+from tensoropt.planners.account import Search
+from tensoropt.planners.exact import limited, place_exactly
 from tensoropt.planners.placing import PlacedAnswer
-from tensoropt.planners.program import Rules
 from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.rules import Rules
 
 DEVICES = 2
 MOST_OPERATORS = 200
@@ -52,7 +54,7 @@ def place(
     Raises:
         UnsuitableError: not two devices, or a graph that cannot be coarsened far enough.
         MissingExtraError: OR-tools is not installed.
-        InfeasibleError: nothing found fits.
+        InfeasibleError: nothing found fits and is balanced.
     """
     if problem.devices.count != DEVICES:
         raise UnsuitableError(

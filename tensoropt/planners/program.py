@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tensoropt.plan.placed import Placement, PlacementProblem
 from tensoropt.planners.lifetimes import UNIT_BYTES, Lifetimes
 from tensoropt.planners.placing import units_of
+from tensoropt.planners.rules import Rules, kept_tensors, lasting_bytes, most_units, unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -38,21 +39,6 @@ ROUNDING = 1e-3
 
 Recipe = Callable[[Callable[[Any], int]], int]
 """The value of a variable, given what looks up the values of others."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a program demands beside dependencies, transfer times and capacity.
-
-    Attributes:
-        exclusive: a device and a lane do one thing at a time. False is NetSplit's program as published.
-        balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
-        lifetimes: memory over time, beside what is stored and kept; see :mod:`.lifetimes`.
-    """
-
-    exclusive: bool = True
-    balance: float | None = None
-    lifetimes: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,24 +61,6 @@ class Grid:
         if not math.isfinite(seconds):
             return 0
         return math.floor(seconds / self.tick_s + 1e-9)
-
-
-def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
-    """(n,) what an operator itself stores and keeps, tensors aside."""
-    return problem.stored_bytes + (problem.kept_bytes if problem.training else 0.0)
-
-
-def balanced(problem: PlacementProblem, device: Sequence[int], share: float) -> bool:
-    """Whether no device holds more than this share of what is stored and kept, as the memory rule counts."""
-    held, own = np.zeros(problem.devices.count), lasting_bytes(problem)
-    np.add.at(held, list(device), own)
-    once = float(own.sum())
-    for tensor in problem.tensors:
-        if problem.training and tensor.kept_by:
-            once += tensor.bytes
-            counted = {device[tensor.producer]} if tensor.stored else set()
-            held[list({device[o] for o in tensor.kept_by} - counted)] += tensor.bytes
-    return bool(held.max() <= share * once)
 
 
 def lower_bound_s(problem: PlacementProblem) -> float:
@@ -262,25 +230,23 @@ class Program:
         """What is stored and kept on a device fits it, every variable counted once per device; (5-18).
 
         All of it is there at the moment between a device's forward and backward, so the judge's peak is
-        never less: the rule excludes nothing that fits.
+        never less: without ``Rules.balance`` and ``Rules.alpha`` the rule excludes nothing that fits.
         """
-        problem, own = self.problem, lasting_bytes(self.problem)
-        tensors = [t for t in problem.tensors if problem.training and t.kept_by]
-        shared = float(sum(t.bytes for t in tensors))
-        total = float(own.sum()) + len(self.devices) * shared
-        capacity = [min(c, total) for c in self.capacity_bytes]
-        if self.rules.balance is not None:
-            capacity = [min(c, self.rules.balance * (float(own.sum()) + shared)) for c in capacity]
-        for d in self.devices:
-            if capacity[d] >= total:
+        problem, own = self.problem, lasting_bytes(self.problem, self.rules.alpha)
+        tensors = kept_tensors(problem)
+        unit = unit_bytes(problem, self.rules)
+        units = [int(size // unit) for size in own]
+        total = sum(units) + sum(int(tensor.bytes // unit) for tensor in tensors)
+        for d, most in enumerate(most_units(problem, self.rules, self.capacity_bytes)):
+            if most >= total:
                 continue
-            terms = [int(size // UNIT_BYTES) * self.on[o][d] for o, size in enumerate(own)]
+            terms = [size * self.on[o][d] for o, size in enumerate(units)]
             for tensor in tensors:
                 here = self._any([self.on[o][d] for o in tensor.kept_by])
                 if tensor.stored:
                     here = self._both(here, self.on[tensor.producer][d].negated())
-                terms.append(int(tensor.bytes // UNIT_BYTES) * here)
-            self.model.add(sum(terms) <= math.ceil(capacity[d] / UNIT_BYTES))
+                terms.append(int(tensor.bytes // unit) * here)
+            self.model.add(sum(terms) <= most)
         if problem.training and problem.update_peak_bytes is not None:
             self._step(problem.stored_bytes + problem.update_peak_bytes)
 

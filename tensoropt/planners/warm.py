@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.placed import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.planners.placing import units_of
 from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.rules import Rules, held_units, obeys
 
 WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
 SCHEDULERS = ("m_etf", "dpos")
 """Heuristics that order operators well once their devices are fixed."""
+
+MOST_CUTS = 3
+"""So many ways to cut a problem in two are tried, the most even ones."""
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
@@ -28,11 +33,34 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
         yield from _method(name, problem, seed)
 
 
+def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Where an exact planner starts: the heuristics, and what is made to keep to a balance."""
+    yield from heuristics(problem, seed)
+    if rules.balance is not None and problem.devices.count == 2:
+        yield from halves(problem, rules, seed)
+
+
 def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
     """Orders of execution for operators whose devices are fixed."""
     fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
     for name in SCHEDULERS:
         yield from _method(name, fixed, seed)
+
+
+def halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
+    """The first operators on device 0, the others on device 1, in the most even ways that keep to the rules.
+
+    The heuristics know nothing of a balance, so that none of theirs may keep to it.
+    """
+    units = units_of(problem)
+    cuts = []
+    for first in range(1, len(units.members)):
+        device = tuple(int(unit >= first) for unit in units.of)
+        if _possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
+            cuts.append((int(held_units(problem, device, rules).max()), device))
+    for _, device in sorted(cuts)[:MOST_CUTS]:
+        for source, placement in ordered(problem, device, seed):
+            yield f"two halves, ordered by {source}", placement
 
 
 def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
@@ -68,23 +96,30 @@ class Candidates:
     """All that was played of one problem.
 
     Attributes:
-        best: the fastest that fits.
+        rules: what an answer must keep to, beside fitting.
+        best: the fastest that fits and keeps to the rules.
+        broken: the fastest that fits and does not.
         nearest: of those that do not fit the one that exceeds a device least.
     """
 
     problem: PlacementProblem
+    rules: Rules = field(default_factory=Rules)
     best: Candidate | None = None
+    broken: Candidate | None = None
     nearest: Candidate | None = None
 
     def consider(self, placement: Placement, source: str) -> PlacedPlay:
         """Let the judge play a placement, and remember it where it is the best."""
         candidate = Candidate(source, play_placement(self.problem, placement))
         play = candidate.play
-        if play.fits():
+        if not play.fits():
+            if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
+                self.nearest = candidate
+        elif obeys(self.problem, placement.device, self.rules):
             if play.time_s < self.best_s:
                 self.best = candidate
-        elif self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
-            self.nearest = candidate
+        elif self.broken is None or play.time_s < self.broken.play.time_s:
+            self.broken = candidate
         return play
 
     @property

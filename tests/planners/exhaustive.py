@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.placed import PlacedPlay, Placement, PlacementProblem, play_placement
 
 
-def best_play(problem: PlacementProblem) -> PlacedPlay | None:
-    """The fastest that fits, over devices × orders; None when nothing fits."""
-    found = [play for play in _plays(problem) if play.fits()]
+def best_play(
+    problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool] = lambda device: True
+) -> PlacedPlay | None:
+    """The fastest that fits, over allowed devices × orders; None when nothing fits."""
+    found = [play for play in _plays(problem, allowed) if play.fits()]
     return min(found, key=lambda play: play.time_s, default=None)
 
 
-def _plays(problem: PlacementProblem) -> Iterator[PlacedPlay]:
+def _plays(problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool]) -> Iterator[PlacedPlay]:
     count = problem.devices.count
     after = {False: _later(problem, back=False), True: _later(problem, back=True)}
-    for device in product(range(count), repeat=problem.size):
+    for device in filter(allowed, product(range(count), repeat=problem.size)):
         mine = [[o for o, d in enumerate(device) if d == k] for k in range(count)]
         forwards = product(*(list(_orders(ops, after[False])) for ops in mine))
         backwards = list(product(*(list(_orders(ops, after[True])) for ops in mine)))

@@ -22,7 +22,7 @@ from .parts import aria, note, panel, plain_table, planner_choice
 
 USUAL = ("data_parallel", "zero", "megatron")
 """Run unless others are chosen: what people do by hand, and quick to find."""
-HEAD = ("planner", "limit", "memory", "time", "over the frontier", "points", "search", "")
+HEAD = ("planner", "limit", "memory", "time", "over the best known", "points", "search", "")
 
 
 def layout(context: Context) -> Any:

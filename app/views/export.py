@@ -13,7 +13,7 @@ from tensoropt.plan.table import run_line
 from tensoropt.units import format_bytes
 
 from ..library import Entry
-from .frontier import FrontierData
+from .frontier import FRONTIER, FrontierData
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def explore_line(exploration: Exploration, out: str) -> str:
     """
     settings, model = exploration.settings, exploration.model
     cluster = str(exploration.cluster["name"]) if _is_named(exploration) else "cluster.json"
-    planners = list(dict.fromkeys(str(row["planner"]) for row in exploration.comparison))
+    named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
+    planners = [name for name in named if name != FRONTIER]
     parts = ["tensoropt", "compare" if planners else "explore", model.source or "MODEL", "--cluster", cluster]
     for name, default in DEFAULTS.items():
         if settings.get(name, default) != default:

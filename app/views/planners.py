@@ -12,7 +12,7 @@ from .units import percent, signed
 
 @dataclass(frozen=True)
 class PlannerRow:
-    """One planner under one limit; ``gap``: its time over the frontier's at the same memory."""
+    """One planner, or the frontier, under a limit; ``gap``: its time over the best known in its memory."""
 
     title: str
     limit: str

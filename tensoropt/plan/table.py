@@ -262,25 +262,16 @@ def _proven(point: Point) -> str:
 COMPARISON_HEADER: Row = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
 
 
+GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
+
+
 def comparison_text(exploration: Exploration) -> str:
-    """A row per planner and limit beside the frontier's own best under the same limit, refusals in words."""
+    """A row per limit for the frontier and each planner, refusals in words, and what a gap is."""
     rows = [COMPARISON_HEADER]
     limits = dict.fromkeys(row["limit_bytes"] for row in exploration.comparison)
-    for limit in limits or [None]:
-        rows.append(_frontier_row(exploration, limit))
+    for limit in limits:
         rows += [_comparison_row(row) for row in exploration.comparison if row["limit_bytes"] == limit]
-    return columns(rows, left=(0, 7))
-
-
-def _frontier_row(exploration: Exploration, limit: float | None) -> Row:
-    fitting = [p for p in exploration.points if limit is None or p.memory_bytes <= limit]
-    spent = exploration.report.get("seconds", {}).get("search", 0.0)
-    head = ["frontier", format_bytes(limit) if limit is not None else "-"]
-    if not fitting:
-        return [*head, "-", "-", "0", format_seconds(spent), "-", "no plan fits"]
-    best = fitting[-1]
-    figures = [format_bytes(best.memory_bytes), format_seconds(best.time_s), str(len(fitting))]
-    return [*head, *figures, format_seconds(spent), "0 %", ""]
+    return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
 
 
 def _comparison_row(row: Mapping[str, Any]) -> Row:

@@ -1,32 +1,44 @@
-"""Planners side by side: the same problem, the same judge, one row each."""
+"""Planners side by side: the same problem, the same judge, one row each, the tracked frontier's first.
+
+One definition of a gap, wherever it is shown: a row's time over the best time known within the row's memory,
+less 1. What is known are all points of the comparison, the tracked frontier's and every planner's, so that no
+gap is below 0. The frontier has one, and a note that names the planner, where another's plan is faster: the
+search adds costs up, and the judge's corrections differ by strategy.
+"""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tensoropt.costs.source import Progress
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Point
+from tensoropt.plan.exploration import Point, reduce_points
 from tensoropt.planners.problem import Problem
 from tensoropt.planners.registry import ENTRIES, Entry, cp_sat, planner
+from tensoropt.units import format_seconds
+
+SAME = 1e-9
+"""Times that differ by less, as a share, are one: placed and sharded plans are added up in other orders."""
+
+FRONTIER = "frontier"
+"""The row of what the search tracked itself."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one planner did under one memory limit.
+    """What one planner, or the tracked frontier, did under one memory limit.
 
     Attributes:
-        planner: its name.
+        planner: its name; ``frontier`` for what the search tracked.
         limit_bytes: what was asked for; None for no limit.
         memory_bytes, time_s: of its fastest plan; None when it refused.
         points: how many trade-offs it found.
         search_s: seconds it took, the judge included.
-        gap: its time over the frontier's at the same memory, less 1; below 0 the judge's correction
-            made it faster than anything the search had added up.
+        gap: its time over the best time known within its memory, less 1; never below 0. None when it refused.
         notes: why it refused, or what it says of its result.
     """
 
@@ -53,7 +65,7 @@ def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
         MissingExtraError: a planner named needs a solver that is not installed.
     """
     listed = names.split(",") if isinstance(names, str) else list(names)
-    listed = [name.strip() for name in listed if name.strip() and name.strip() != "frontier"]
+    listed = [name.strip() for name in listed if name.strip() and name.strip() != FRONTIER]
     if "all" in listed:
         return tuple(ENTRIES.values())
     entries = tuple(planner(name) for name in dict.fromkeys(listed))
@@ -71,34 +83,68 @@ def compare(
     seed: int,
     progress: Progress,
 ) -> tuple[tuple[Row, ...], tuple[Point, ...]]:
-    """(a row per planner and limit, all points found).
+    """(per limit the frontier's row, then one per planner; all points that planners found).
 
     Args:
         limits: bytes; None asks for all trade-offs a planner knows.
-        frontier: ascending in memory; what gaps are measured against.
+        frontier: what the search tracked, ascending in memory.
     """
-    rows: list[Row] = []
     found: dict[object, Point] = {}
-    steps = [(entry, limit) for entry in entries for limit in (limits or [None])]
-    for number, (entry, limit) in enumerate(steps):
-        progress("compare", number, len(steps), entry.name)
-        start = time.perf_counter()
-        try:
-            points = entry.points(problem, limit, seed)
-        except TensorOptError as refusal:
-            spent = time.perf_counter() - start
-            rows.append(Row(entry.name, limit, None, None, 0, spent, None, (str(refusal),)))
-            continue
+    rows: list[Row] = []
+    wanted = tuple(limits) or (None,)
+    done, total = 0, len(wanted) * len(entries)
+    for limit in wanted:
+        rows.append(_frontier_row(frontier, limit, problem.search_s))
+        for entry in entries:
+            progress("compare", done, total, entry.name)
+            row, points = _run(problem, entry, limit, seed)
+            rows.append(row)
+            found.update((p.identity, p) for p in points)
+            done += 1
+    progress("compare", total, total, f"{len(found)} points")
+    known = reduce_points([*frontier, *found.values()], lambda p: (p.memory_bytes, p.time_s))
+    return tuple(_with_gap(row, known) for row in rows), tuple(found.values())
+
+
+def _run(problem: Problem, entry: Entry, limit: float | None, seed: int) -> tuple[Row, list[Point]]:
+    start = time.perf_counter()
+    try:
+        points = entry.points(problem, limit, seed)
+    except TensorOptError as refusal:
         spent = time.perf_counter() - start
-        best, notes = points[-1]
-        gap = gap_to(frontier, best)
-        rows.append(Row(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, gap, notes))
-        found.update((p.identity, p) for p, _ in points)
-    progress("compare", len(steps), len(steps), f"{len(found)} points")
-    return tuple(rows), tuple(found.values())
+        return Row(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []
+    spent = time.perf_counter() - start
+    best, notes = points[-1]
+    row = Row(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
+    return row, [point for point, _ in points]
 
 
-def gap_to(frontier: Sequence[Point], point: Point) -> float | None:
-    """A point's time over the frontier's within the same memory, less 1; None below the leanest."""
-    at = bisect_right([p.memory_bytes for p in frontier], point.memory_bytes)
-    return point.time_s / frontier[at - 1].time_s - 1.0 if at else None
+def _frontier_row(frontier: Sequence[Point], limit: float | None, search_s: float) -> Row:
+    fitting = [p for p in frontier if limit is None or p.memory_bytes <= limit]
+    if not fitting:
+        return Row(FRONTIER, limit, None, None, 0, search_s, None, ("no plan fits",))
+    best = fitting[-1]
+    return Row(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, None)
+
+
+def _with_gap(row: Row, known: Sequence[Point]) -> Row:
+    if row.memory_bytes is None or row.time_s is None:
+        return row
+    best = best_within(known, row.memory_bytes)
+    gap = row.time_s / best.time_s - 1.0
+    gap = 0.0 if gap < SAME else gap
+    if row.planner != FRONTIER or not gap:
+        return replace(row, gap=gap)
+    note = f"{best.planner} is faster within this memory: {format_seconds(best.time_s)}"
+    return replace(row, gap=gap, notes=(*row.notes, note))
+
+
+def best_within(known: Sequence[Point], memory_bytes: float) -> Point:
+    """The fastest of points that needs at most so many bytes.
+
+    Args:
+        known: ascending in memory and descending in time; the leanest needs no more than ``memory_bytes``.
+    """
+    at = bisect_right([p.memory_bytes for p in known], memory_bytes)
+    assert at, "a row's own point is among those known"
+    return known[at - 1]

@@ -89,6 +89,11 @@ class Problem:
     def optimizer(self) -> str:
         return str(self.base.settings["optimizer"])
 
+    @property
+    def search_s(self) -> float:
+        """Seconds that tracking the frontier took; 0 where the exploration does not say."""
+        return float(self.base.report.get("seconds", {}).get("search", 0.0))
+
     def points(self, planner: str, selections: Sequence[Selection]) -> list[Point]:
         """The selections as the judge sees them, in their order."""
         found: dict[int, Point] = {}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from tensoropt.plan.exploration import MEMORY_KINDS
 from tensoropt.planners import UnsuitableError, flexflow, planner, zero
-from tensoropt.planners.compare import asked, compare, gap_to
 from tensoropt.planners.data_parallel import batch_labels
 from tensoropt.planners.megatron import inner_labels
 from tensoropt.planners.problem import Deadline
@@ -126,23 +124,3 @@ def test_a_walk_whose_time_is_over_says_so():
     start = walker.data_parallel()
     assert start is not None
     assert flexflow.walk(walker, start, 25, Deadline(0.0), random.Random(0))[2]
-
-
-def test_a_comparison_has_a_row_for_every_planner_and_limit():
-    question, best = small(*TWO), frontier(*TWO)
-    limits = [1e9, 1.0]
-    rows, points = compare(question, asked("data_parallel,optcnn"), limits, best, 0, lambda *_: None)
-    assert [(r.planner, r.limit_bytes) for r in rows] == [
-        (name, limit) for name in ("data_parallel", "optcnn") for limit in limits
-    ]
-    refused = [r for r in rows if r.time_s is None]
-    assert [r.limit_bytes for r in refused] == [1.0, 1.0]
-    assert all("leanest needs" in r.notes[0] for r in refused)
-    assert {p.planner for p in points} <= {"data_parallel", "optcnn"}
-
-
-def test_gaps_are_measured_at_the_same_memory():
-    best = frontier(*TWO)
-    assert gap_to(best, best[0]) == 0.0
-    gaps = np.array([gap_to(best, p) for p in best])
-    assert (gaps == 0.0).all()

@@ -80,6 +80,7 @@ def measure(name: str, source: str, settings: dict[str, int], csv: Path) -> dict
         "planners": [
             {k: row[k] for k in ("planner", "memory_bytes", "time_s", "search_s", "gap", "notes")}
             for row in found.comparison
+            if row["planner"] in RIVALS
         ],
     }
 
@@ -110,7 +111,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         cells += [_rival(rivals.get(name)) for name in RIVALS]
         cpu = f" ({row['cpu_s']:.0f} s)" if "cpu_s" in row else ""
         lines.append("| " + " | ".join([*cells, f"{row['explore_s']:.0f} s{cpu}"]) + " |")
-    lines += ["", "`+` of a planner: its time over the frontier's at the same memory.", "", *ABOUT, ""]
+    lines += ["", "`+` of a planner: its time over the best known within the same memory.", "", *ABOUT, ""]
     for row in data["rows"]:
         settings = "".join(f", {key} {value}" for key, value in row["settings"].items())
         lines.append(f"- {row['model']}: `zoo:{row['source']}`{settings}")

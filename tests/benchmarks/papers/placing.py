@@ -72,7 +72,7 @@ def _scaled(model: str, cluster: str, samples: int) -> Row:
         recompute="never", epsilon=EPSILON, max_points=POINTS, planners=("data_parallel",),
         progress=Progress(),
     )  # fmt: skip
-    played = {row["planner"]: row for row in found.comparison}
+    played = {row["planner"]: row for row in found.comparison if row["planner"] != "frontier"}
     with ProfileStore() as store:
         graph = priced(model, samples, load_cluster(cluster), store)
         played |= {name: _played(name, graph) for name in ("dpos", "os_dpos")}

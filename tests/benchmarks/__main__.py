@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks [--quick] [NAME ...]
 
-What fails is said at the end; the others run all the same. Then README.md's figures are written anew from
+What fails is said at the end; the others run all the same. All results of one call are of one commit: where
+the working tree changes meanwhile, what is left is not run. Then README.md's figures are written anew from
 the newest results, unless ``--quick`` keeps results apart.
 """
 
@@ -12,6 +13,8 @@ import argparse
 import subprocess
 import sys
 import time
+
+from tests.benchmarks.machine import commit, named
 
 PROGRAMS = {
     "demo": "tests.benchmarks.demo.bench_demo",
@@ -24,20 +27,30 @@ PROGRAMS = {
     "planners": "tests.benchmarks.planners.bench_planners",
 }
 """In this order; each takes --quick. What each shows: tests/benchmarks/README.md."""
+BY_NAME = {
+    "memory": "tests.benchmarks.fidelity.bench_memory",
+    "dashboard": "tests.benchmarks.dashboard.bench_dashboard",
+}
+"""Run only when named: the one times nothing, the other needs Chromium."""
 
 
 def main() -> int:
+    programs = PROGRAMS | BY_NAME
+    known = ", ".join(programs)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PROGRAMS)}; default: all")
+    parser.add_argument("names", nargs="*", help=f"of {known}; default: all but {', '.join(BY_NAME)}")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that they work")
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in PROGRAMS]:
-        parser.error(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(PROGRAMS)}")
-    failed = []
+    if unknown := [name for name in options.names if name not in programs]:
+        parser.error(f"unknown benchmark {unknown[0]!r}; choose from {known}")
+    failed, at_start = [], commit()
     for name in options.names or PROGRAMS:
+        if commit() != at_start:
+            failed.append(f"{name} and what comes after it, as {named(at_start)} became {named(commit())}")
+            break
         print(f"== {name}", flush=True)
         begun = time.perf_counter()
-        command = [sys.executable, "-m", PROGRAMS[name], *(["--quick"] if options.quick else [])]
+        command = [sys.executable, "-m", programs[name], *(["--quick"] if options.quick else [])]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
         print(f"== {name}: {time.perf_counter() - begun:.0f} s", flush=True)

@@ -1,6 +1,6 @@
 """How quickly the frontier page answers on a frontier of 20,000 points, in a real browser. Not a test.
 
-    python -m tests.benchmarks.dashboard.bench_dashboard [--points N] [--moves N]
+    python -m tests.benchmarks.dashboard.bench_dashboard [--quick] [--points N] [--moves N]
 
 A key moves the budget's slider, or the selection; the clock runs in the page from the key's event to the
 frame in which both the card and the ring in the plot show the new point. Results are dated files in
@@ -10,7 +10,6 @@ tests/benchmarks/results/dashboard.
 from __future__ import annotations
 
 import argparse
-import datetime
 import shutil
 import statistics
 import sys
@@ -27,7 +26,7 @@ from tensoropt_app.screenshots import FLAGS
 from tensoropt_app.server import create_app, listen
 
 from tests.app.support.samples_app import long_exploration
-from tests.benchmarks.machine import dated, described, machine, write
+from tests.benchmarks.machine import Taking, dated, described, part_described, write
 
 POINTS, MOVES, WARM_UP = 20_000, 40, 5
 WANTED_S = 0.5
@@ -86,11 +85,11 @@ def answers(page: Any, place: str, moves: int) -> list[float]:
 
 def markdown(results: dict[str, Any]) -> str:
     """One table: medians and the slowest of every kind of answer."""
-    about = described(results["machine"])
     lines = [
         f"# Dashboard, {results['date']}",
         "",
-        f"Machine: {about}. Headless Chromium without a GPU, {results['points']:,} points.",
+        f"Taken from {described(results)}. When it was done: {part_described(results['taken'])}. "
+        f"Headless Chromium without a GPU, {results['points']:,} points.",
         "",
         f"The page is drawn {results['opened_s']:.1f} s after its address was entered. From a key's event to "
         "the frame that shows the new point in card and plot:",
@@ -112,10 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--points", type=int, default=POINTS)
     parser.add_argument("--moves", type=int, default=MOVES)
+    parser.add_argument("--quick", action="store_true", help="few points and moves, into out/dashboard")
     options = parser.parse_args(arguments)
-    results = {"date": str(datetime.date.today()), "machine": machine()}
-    results |= measure(options.points, options.moves)
-    write(dated("dashboard", "dashboard"), results, markdown(results))
+    points, moves = (500, 3) if options.quick else (options.points, options.moves)
+    taking = Taking()
+    results = {**taking.about, **measure(points, moves), "taken": taking.part()}
+    write(dated("dashboard", "dashboard", quick=options.quick), results, markdown(results))
     print(markdown(results))
     return 0
 

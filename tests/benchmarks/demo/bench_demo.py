@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.plan import load_exploration
-from tests.benchmarks.machine import dated, described, machine, write
+from tests.benchmarks.machine import Taking, dated, described, part_described, write
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"
 KEPT = (
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model, written into out/demo")
     options = parser.parse_args()
-    at_start = machine()
+    taking = Taking()
     with tempfile.TemporaryDirectory() as temporary:
         command = [
             sys.executable,
@@ -53,8 +53,8 @@ def main() -> None:
         picture = stem.with_suffix(".svg") if options.quick else PICTURE
         shutil.copy(Path(temporary) / "frontier.svg", picture)
     data = {
-        "date": stem.name[:10],
-        "machine": at_start,
+        **taking.about,
+        "taken": taking.part(),
         "model": exploration.model.source,
         "parameters_m": exploration.model.parameters / 1e6,
         "points": found["points"],
@@ -74,7 +74,8 @@ def markdown(data: dict[str, Any], picture: str) -> str:
         f"{data['model']}, {data['parameters_m']:.1f} M parameters, two CPU ranks: {data['points']} points.",
         "Both ends were run.",
         "",
-        f"Machine: {described(data['machine'])}.",
+        f"Taken from {described(data)}.",
+        f"When it was done: {part_described(data['taken'])}.",
         "",
         "| plan | memory predicted | tracked | step predicted | measured |",
         "|" + " --- |" * 5,

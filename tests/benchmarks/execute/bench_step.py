@@ -26,7 +26,7 @@ from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.sharding.serialise import strategy_to_dict
 from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals
-from tests.benchmarks.machine import Results, described
+from tests.benchmarks.machine import Results, described, rows_described
 
 RANKS = 2
 ROUNDS = 15
@@ -140,7 +140,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# Step times on {RANKS} CPU ranks, {results['date']}",
         "",
-        f"Machine: {described(results['machine'])}.",
+        f"Taken from {described(results)}.",
         "",
         "Milliseconds per training step (medians); `lowered / plain`: the unsplit plan on one rank against "
         "the plain module.",
@@ -157,7 +157,7 @@ def markdown(results: dict[str, Any]) -> str:
         cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", *RIVALS)]
         cells += [f"{row[k]:.2f}" for k in ("against_best", "against_ddp")] + [f"{row['one_rank_ratio']:.3f}"]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [""] + [
+    lines += ["", "Each row was taken from:", "", *rows_described(results["rows"], "model"), ""] + [
         f"- {row['model']}: no {method}: {why}"
         for row in results["rows"]
         for method, why in row["refused"].items()

@@ -14,7 +14,6 @@ tests/benchmarks/results/fidelity; models that were measured earlier the same da
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import sys
@@ -36,7 +35,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.predict import Prediction, predict
 from tests.benchmarks.fidelity.report import markdown, percent, picture, summary
 from tests.benchmarks.fidelity.steps import TRACKED, run_plan, seconds_of
-from tests.benchmarks.machine import dated, machine, write
+from tests.benchmarks.machine import Taking, dated, inherited, write
 
 MODELS = {
     "VGG16": ("zoo:vgg16", (("batch", 32), ("classes", 10), ("hidden", 256), ("image", 32), ("width", 16))),
@@ -171,23 +170,23 @@ def main() -> None:
     options = parser.parse_args()
     names = options.models or (QUICK_MODELS if options.quick else tuple(MODELS))
     plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if options.quick else (PLANS, ROUNDS)
-    results = []
+    results, taking = [], Taking()
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
         for name in names:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            results.append(measure(name, options.cluster, plans, rounds, store))
+            one = measure(name, options.cluster, plans, rounds, store)
+            results.append({**one, "taken": taking.part()})
             print(line(results[-1]), file=sys.stderr, flush=True)
-            text = save(results, options)  # after every model: a run that is interrupted keeps what it has
+            # after every model: a run that is interrupted keeps what it has
+            text = save(results, taking.about, options)
     print(text)
 
 
-def save(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
+def save(results: Sequence[dict[str, Any]], about: dict[str, Any], options: argparse.Namespace) -> str:
     """Write what is known by now, with what the same day's file has of other models; gives it as text."""
-    date = datetime.date.today().isoformat()
     stem = dated("fidelity", "fidelity", quick=options.quick, out=options.out)
     data = {
-        "date": date,
-        "machine": machine(),
+        **about,
         "cluster": options.cluster,
         "quick": options.quick,
         "optimizer": OPTIMIZER,
@@ -200,7 +199,8 @@ def save(results: Sequence[dict[str, Any]], options: argparse.Namespace) -> str:
 
 def with_earlier(results: Sequence[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
     """Results of this run and, in the models' order, those of other models that the file has."""
-    earlier = json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else []
+    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"results": []}
+    earlier = [inherited(one, old) for one in old["results"]]
     found = {one["model"]: one for one in (*earlier, *results)}
     return [found[name] for name in MODELS if name in found]
 

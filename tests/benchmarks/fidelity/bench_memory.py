@@ -1,6 +1,6 @@
 """How far predicted peaks of memory are from what trackers see, without a job. Not a test.
 
-    python -m tests.benchmarks.fidelity.bench_memory [--models NAME ...] [--plans N]
+    python -m tests.benchmarks.fidelity.bench_memory [--quick] [--models NAME ...] [--plans N]
 
 Random strategies, a third of their blocks recomputed, of models at test size on fake ranks of jobs of 2, 4, 8
 and 64: the judge's prediction, this project's tracker and PyTorch's
@@ -11,13 +11,13 @@ why). Nothing is timed, so load does not matter. Results are dated files in test
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import random
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tensoropt.costs.facts import Facts, find_facts
 from tensoropt.costs.workload import workload
@@ -28,9 +28,9 @@ from tensoropt.plan.simulate import simulate
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tests.benchmarks.machine import Taking, dated, described, write
 from tests.execute.torch_tracker import torch_peak_bytes
 
-FOLDER = Path(__file__).parents[1] / "results" / "fidelity"
 MODELS = (
     "mlp",
     "gpt2-tiny",
@@ -43,8 +43,25 @@ MODELS = (
 )
 MESHES = ((1, 2), (2, 2), (1, 8), (1, 2, 4), (1, 8, 8))
 OPTIMIZER, RECOMPUTE = "adam", 0.3
-Row = tuple[str, str, int, int, int, str]
-"""model, mesh, predicted, tracked, PyTorch's, where the prediction peaks."""
+PLANS = 2
+"""Per mesh."""
+QUICK_MODELS = ("mlp", "gpt2-tiny")
+
+
+class Row(NamedTuple):
+    """One plan: bytes predicted, tracked by this project and by PyTorch, and where the prediction peaks."""
+
+    model: str
+    mesh: str
+    predicted_bytes: int
+    tracked_bytes: int
+    torch_bytes: int
+    peaks_in: str
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what this project's tracker saw."""
+        return self.predicted_bytes / self.tracked_bytes - 1
 
 
 def drawn(loaded: LoadedModel, plans: int) -> Iterator[Strategy]:
@@ -73,13 +90,35 @@ def measure(name: str, plans: int) -> Iterator[Row]:
                 step()
                 tracked = max(tracked, tracked_memory(step)["peak"])
                 watched = max(watched, torch_peak_bytes(step))
-        yield name, "x".join(map(str, strategy.mesh)), peak.total, tracked, watched, peak.moment
+        yield Row(name, "x".join(map(str, strategy.mesh)), int(peak.total), tracked, watched, peak.moment)
 
 
-def table(rows: list[Row]) -> str:
+def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Median and worst error of every model, and of all plans together under the name ``all``."""
+    found = []
+    for name in (*dict.fromkeys(row.model for row in rows), "all"):
+        own = [row for row in rows if name in (row.model, "all")]
+        errors = [abs(row.error) for row in own]
+        apart = [abs(row.torch_bytes / row.tracked_bytes - 1) for row in own]
+        found.append(
+            {
+                "model": name,
+                "plans": len(own),
+                "error": statistics.median(errors),
+                "worst": max(errors),
+                "torch_apart": statistics.median(apart),
+                "torch_apart_most": max(apart),
+            }
+        )
+    return found
+
+
+def markdown(data: Mapping[str, Any]) -> str:
     """Errors by model, then every plan."""
     lines = [
-        f"# Predicted peaks of memory on fake ranks, {datetime.date.today().isoformat()}",
+        f"# Predicted peaks of memory on fake ranks, {data['date']}",
+        "",
+        f"Taken from {described(data)}.",
         "",
         "Random strategies; error: prediction against this project's tracker. PyTorch's is run without hooks",
         "on modules: they hold the gradient of every parameter until all are there, and make autograd copy",
@@ -88,37 +127,37 @@ def table(rows: list[Row]) -> str:
         "| model | plans | median error | worst | PyTorch's tracker from ours, median | most |",
         "|---|---|---|---|---|---|",
     ]
-    for name in (*dict.fromkeys(row[0] for row in rows), "all"):
-        own = [row for row in rows if name in (row[0], "all")]
-        errors = [abs(p / t - 1) for _, _, p, t, _, _ in own]
-        more = [abs(w / t - 1) for _, _, _, t, w, _ in own]
+    for one in data["results"]:
         lines.append(
-            f"| {name} | {len(own)} | {statistics.median(errors):.3%} | {max(errors):.2%} |"
-            f" {statistics.median(more):.3%} | {max(more):.2%} |"
+            f"| {one['model']} | {one['plans']} | {one['error']:.3%} | {one['worst']:.2%} |"
+            f" {one['torch_apart']:.3%} | {one['torch_apart_most']:.2%} |"
         )
     lines += ["", "| model | micro-batches x mesh | predicted | tracked | error | PyTorch's | peaks in |"]
     lines += ["|---|---|---|---|---|---|---|"]
-    for name, mesh, predicted, tracked, watched, moment in rows:
-        error = predicted / tracked - 1
-        lines.append(f"| {name} | {mesh} | {predicted} | {tracked} | {error:+.2%} | {watched} | {moment} |")
+    for row in (Row(**one) for one in data["rows"]):
+        cells = [row.model, row.mesh, row.predicted_bytes, row.tracked_bytes, f"{row.error:+.2%}"]
+        lines.append("| " + " | ".join(map(str, [*cells, row.torch_bytes, row.peaks_in])) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS, help="of the zoo; default: %(default)s")
-    parser.add_argument("--plans", type=int, default=2, help="per mesh; default: %(default)s")
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--quick", action="store_true", help="two models, a plan per mesh, into out/fidelity")
+    parser.add_argument("--models", nargs="+", help=f"of the zoo; default: {', '.join(MODELS)}")
+    parser.add_argument("--plans", type=int, help=f"per mesh; default: {PLANS}")
+    parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
+    plans = options.plans or (1 if options.quick else PLANS)
     rows: list[Row] = []
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"{datetime.date.today().isoformat()}-memory.md"
-    for name in options.models:
-        for row in measure(name, options.plans):
+    taking = Taking()
+    stem = dated("fidelity", "memory", quick=options.quick, out=options.out)
+    for name in options.models or (QUICK_MODELS if options.quick else MODELS):
+        for row in measure(name, plans):
             rows.append(row)
-            print(f"{row[0]} {row[1]}: {row[2] / row[3] - 1:+.2%}", file=sys.stderr, flush=True)
-        file.write_text(table(rows), encoding="utf-8")
-    print(table(rows))
+            print(f"{row.model} {row.mesh}: {row.error:+.2%}", file=sys.stderr, flush=True)
+        data = {**taking.about, "results": summaries(rows), "rows": [row._asdict() for row in rows]}
+        write(stem, data, markdown(data))  # after every model: a run that is interrupted keeps what it has
+    print(markdown(data))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
+from tests.benchmarks.machine import described, rows_described
+
 PAPER = {"RNN": (7.16, 7.16, 4.86), "WideResNet": (7.62, 3.05, 4.47), "Transformer": (5.02, 7.23, 0.98)}
 """TensorOpt, Table 2: errors in per cent of step time, network time and memory, on the authors' GPUs and at
 their sizes; to be read beside ours, not against them."""
@@ -78,11 +80,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The tables."""
-    machine = ", ".join(f"{k} {v}" for k, v in data["machine"].items())
     lines = [
         f"# Predicted against executed, {data['date']}",
         "",
-        f"{data['cluster']}, optimizer {data['optimizer']}. Machine: {machine}.",
+        f"{data['cluster']}, optimizer {data['optimizer']}. Taken from {described(data)}.",
         "",
         "Median error (worst) over plans spaced evenly by index along each frontier, which take turns.",
         "*Noise*: half the difference of what every other round says of the same plan. *theirs*:",
@@ -122,6 +123,7 @@ def markdown(data: Mapping[str, Any]) -> str:
             tau,
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "Each model was taken from:", "", *rows_described(data["results"], "model")]
     for one in data["results"]:
         lines += ["", f"## {one['model']}: {one['source']} {one['settings'] or ''}", ""]
         lines += ["| point | mesh | micro-batches | time predicted / measured | network | memory |"]

@@ -75,6 +75,8 @@ def test_reports_hold_every_plan_and_say_whose_figures_are_whose():
 def test_models_measured_earlier_keep_their_rows(tmp_path):
     file = tmp_path / "day.json"
     assert with_earlier([{"model": "RNN"}], file) == [{"model": "RNN"}]
-    file.write_text(json.dumps({"results": [{"model": "GPT-2", "n": 1}, {"model": "VGG16", "n": 1}]}))
+    old = {"commit": "0123456", "machine": {"processor": "P"}}
+    file.write_text(json.dumps(old | {"results": [{"model": "GPT-2", "n": 1}, {"model": "VGG16", "n": 1}]}))
     found = with_earlier([{"model": "GPT-2", "n": 2}], file)
-    assert found == [{"model": "VGG16", "n": 1}, {"model": "GPT-2", "n": 2}]
+    assert [(one["model"], one["n"]) for one in found] == [("VGG16", 1), ("GPT-2", 2)]
+    assert found[0]["taken"]["commit"] == "0123456"

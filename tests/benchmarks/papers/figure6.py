@@ -22,7 +22,7 @@ from tensoropt.api import explore
 from tensoropt.console import Progress
 from tensoropt.plan.export import write_frontier_csv
 from tests.benchmarks.charts import Chart, figure
-from tests.benchmarks.machine import Results, described
+from tests.benchmarks.machine import Results, described, rows_described
 
 CLUSTER = "tensoropt-paper"
 RIVALS = {"optcnn": "OptCNN", "tofu": "Tofu", "data_parallel": "data parallelism"}
@@ -95,7 +95,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "batch per step. Step times are predictions from data sheets, not measurements, so they are not set",
         "beside the paper's. Exploring (planners included): seconds at each row's load, and CPU seconds.",
         "",
-        f"Machine: {described(data['machine'])}.",
+        f"Taken from {described(data)}.",
         "",
         "| model | parameters | points | leanest | fastest | "
         + " | ".join(RIVALS.values())
@@ -121,6 +121,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
             for p in row["planners"]
             for note in p["notes"]
         ]
+    lines += ["", "Each row was taken from:", "", *rows_described(data["rows"], "model")]
     return "\n".join(lines) + "\n"
 
 

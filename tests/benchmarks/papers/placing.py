@@ -173,7 +173,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "Steps are played by the judge from data-sheet figures. The papers ran theirs on their GPUs, so that",
         "only ratios within a table may be set beside ratios of a paper. Search seconds: see the load.",
         "",
-        f"Machine: {described(data['machine'])}.",
+        f"Taken from {described(data)}.",
         "",
         "## Strong and weak scaling (FastT), samples per second",
         "",

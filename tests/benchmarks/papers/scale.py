@@ -25,7 +25,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.console import Progress
 from tensoropt.plan import Exploration
 from tests.benchmarks.charts import Chart, figure
-from tests.benchmarks.machine import Results, described
+from tests.benchmarks.machine import Results, described, rows_described
 
 DEVICES = (64, 256, 1024, 16384)
 PER_NODE, CAPACITY_BYTES = 8, 80 * 2**30
@@ -190,7 +190,7 @@ def markdown(data: dict[str, Any], stem: str) -> str:
         "TFLOP/s count 6 FLOP per parameter and token. Searched in: seconds and CPU seconds, from the module",
         "to the judged frontier, and the load of the machine when it was done.",
         "",
-        f"Machine: {described(data['machine'])}.",
+        f"Taken from {described(data)}.",
         "",
         "| GPUs | points | fit 80 GiB | least memory | chosen: memory, step | TFLOP/s per GPU |"
         " mesh, micro-batches | searched in (CPU), load | peak memory |",
@@ -206,11 +206,16 @@ def markdown(data: dict[str, Any], stem: str) -> str:
             f"{one['memory_bytes'] / 2**30:.1f} GiB, {one['time_s']:.1f} s",
             f"{one['tflops_per_device']:.0f}",
             f"{one['mesh']}, {one['micro_batches']}",
-            f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s), {row['load']:.0f}",
+            f"{row['explore_s']:.0f} s ({row['cpu_s']:.0f} s), {row['taken']['load']:.0f}",
             f"{row['peak_mib'] / 1024:.1f} GiB",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "*Chosen*: the fastest plan that fits 80 GiB, else the leanest.", ""]
+    lines += [
+        "",
+        "*Chosen*: the fastest plan that fits 80 GiB, else the leanest. Rows were taken from:",
+        "",
+    ]
+    lines += [*rows_described(data["rows"], "key"), ""]
     for row in data["rows"]:
         lines += [f"## {row['key']} GPUs", "", *_words(row), ""]
     return "\n".join(lines)

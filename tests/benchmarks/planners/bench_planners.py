@@ -9,9 +9,7 @@ every attempt that the judge sent back, and the judge itself.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +25,7 @@ from tensoropt.plan.placed import play_placement
 from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.problem import Settings, prepare_graph
 from tensoropt.planners.os_dpos import place_split
-from tests.benchmarks.machine import dated, described, machine, write
+from tests.benchmarks.machine import Taking, dated, described, part_described, write
 from tests.planners.placements import random_problem
 
 METHODS = ("m_topo", "m_etf", "m_sct", "dpos")
@@ -128,11 +126,12 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# Placing planners on large graphs, {results['date']}",
         "",
-        f"Machine: {described(results['machine'])}. Seconds are of the process.",
+        f"Taken from {described(results)}. Seconds are of the process.",
     ]
     for section in (name for name in SECTIONS if name in results):
         columns = list(dict.fromkeys(column for row in results[section] for column in row))
         lines += ["", f"## {section}", "", ABOUT[section], ""]
+        lines += [f"Taken: {part_described(results['taken'][section])}.", ""]
         lines += [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
         lines += [f"| {' | '.join(str(row.get(c, '')) for c in columns)} |" for row in results[section]]
     return "\n".join(lines)
@@ -144,13 +143,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the results go")
     options = parser.parse_args()
     stem = dated("planners", "planners", quick=options.quick, out=options.out)
-    results: dict[str, Any] = {
-        "date": str(datetime.date.today()),
-        "machine": machine(),
-    }
+    taking = Taking()
+    results: dict[str, Any] = {**taking.about, "taken": {}}
     for name, section in SECTIONS.items():
         results[name] = section(options.quick)
-        results["machine"]["load_at_end"] = round(os.getloadavg()[0], 2)
+        results["taken"][name] = taking.part()
         write(stem, results, markdown(results))
     print(f"written to {stem}.json and .md")
 

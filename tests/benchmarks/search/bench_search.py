@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
 import resource
 import time
@@ -25,7 +24,7 @@ import tensoropt.search.problem as problem_module
 from tensoropt.search import track_frontier, track_union
 from tensoropt.search.program import Builder
 from tensoropt.search.sources import VertexSource
-from tests.benchmarks.machine import dated, machine, write
+from tests.benchmarks.machine import Taking, dated, write
 from tests.benchmarks.search.baselines import OutOfTimeError, plain_tracking
 from tests.benchmarks.search.budget_baselines import binned, integer_program, lambda_bisection
 from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
@@ -335,7 +334,8 @@ def main() -> None:
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"unknown section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
     stem = dated("search", "search", quick=options.quick, out=options.out)
-    results: dict = {"date": str(datetime.date.today()), "machine": machine()}
+    taking = Taking()
+    results: dict = {**taking.about, "taken": {}}
     track_frontier(rnn(2, PLAIN_MESH))  # compile or load the kernels
     begin = time.perf_counter()
     for name in options.sections or SECTIONS:
@@ -345,8 +345,7 @@ def main() -> None:
         except Exception as error:  # the other sections are worth having
             traceback.print_exc()
             results[name] = [{"error": f"{type(error).__name__}: {error}"}]
-        results["machine"]["load_at_end"] = round(os.getloadavg()[0], 2)
-        results["machine"]["seconds_in_all"] = round(time.perf_counter() - begin)
+        results["taken"][name] = taking.part()
         write(stem, results, markdown(results, stem.name), plots(results))
     print(f"[{time.perf_counter() - begin:.0f} s] written to {stem}.json, .md and .svg", flush=True)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from tests.benchmarks.machine import described
+from tests.benchmarks.machine import described, part_described
 
 Series = dict[str, list[tuple[float, float]]]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f", "#b8860b")
@@ -17,12 +17,18 @@ WIDTH, HEIGHT, LEFT, TOP, KEY = 360, 260, 60, 40, 190
 
 def markdown(results: dict, stem: str) -> str:
     """One table per section; ``stem`` names the picture beside it."""
-    machine = described(results["machine"])
-    lines = [f"# Search, {results['date']}", "", f"Machine: {machine}.", ""]
+    lines = [f"# Search, {results['date']}", "", f"Taken from {described(results)}.", ""]
     lines += [f"![search time against layers, configurations and points]({stem}.svg)", ""]
     for section, rows in ((k, v) for k, v in results.items() if isinstance(v, list)):
         columns = list(dict.fromkeys(c for row in rows for c in row))
-        lines += [f"## {section}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+        lines += [
+            f"## {section}",
+            "",
+            f"Taken: {part_described(results['taken'][section])}.",
+            "",
+            "| " + " | ".join(columns) + " |",
+            "|" + " --- |" * len(columns),
+        ]
         for row in rows:
             cells = [row.get(c, "") for c in columns]
             shown = [f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells]

@@ -1,0 +1,125 @@
+"""Every result says which commit, machine, date and load it belongs to."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import machine
+from tests.benchmarks.__main__ import BY_NAME, PROGRAMS
+from tests.benchmarks.machine import REQUIRED, RESULTS, ROOT, Results, Taking, commit, inherited, named, write
+
+BEFORE = {
+    "dashboard/2026-11-21-dashboard.json",
+    "demo/2026-11-22-demo.json",
+    "execute/2026-11-22-step.json",
+    "fidelity/2026-11-22-earlier-fidelity-on-another-machine.json",
+    "fidelity/2026-11-22-fidelity-before-edges.json",
+    "fidelity/2026-11-22-fidelity.json",
+    "papers/2026-11-22-figure6.json",
+    "papers/2026-11-22-placing.json",
+    "papers/2026-11-22-scale.json",
+    "planners/2026-11-22-planners.json",
+    "search/2026-11-21-search.json",
+}
+"""Taken before results named their commit. Nothing is added here: what is taken anew leaves the list."""
+LAST_BEFORE = "2026-11-22"
+FILES = sorted(str(p.relative_to(RESULTS)) for p in RESULTS.rglob("*.json"))
+ELSEWHERE = {"mutants"}
+"""Folders that belong to other programs than the benchmarks."""
+
+
+def modules() -> list[str]:
+    """Every module here that can be run, but for this folder's own."""
+    paths = (p for p in RESULTS.parent.rglob("*.py") if "\nif __name__ == " in p.read_text(encoding="utf-8"))
+    names = (p.relative_to(ROOT).with_suffix("").parts for p in paths if p.name != "__main__.py")
+    return sorted(".".join(parts) for parts in names if not ELSEWHERE & set(parts))
+
+
+def test_every_program_is_known() -> None:
+    assert set(modules()) == set(PROGRAMS.values()) | set(BY_NAME.values())
+
+
+@pytest.mark.parametrize("module", [*PROGRAMS.values(), *BY_NAME.values()])
+def test_every_program_writes_through_machine(module: str) -> None:
+    """``write`` refuses a result without date, commit and machine; here: that nothing goes past it."""
+    text = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
+    assert re.search(r"\bTaking\(\)|\bResults\(", text)
+    assert re.search(r"\bpart\(\)|\bResults\(|taking\.about", text)
+    assert "json.dump" not in text
+    assert "datetime" not in text
+
+
+@pytest.mark.parametrize("missing", REQUIRED)
+def test_a_result_that_does_not_say_is_not_written(tmp_path: Path, missing: str) -> None:
+    about = Taking().about
+    write(tmp_path / "whole", about, "text")
+    with pytest.raises(AssertionError, match=missing):
+        write(tmp_path / "half", {k: v for k, v in about.items() if k != missing}, "text")
+    assert not (tmp_path / "half.json").exists()
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if n not in BEFORE and n.split("/")[0] not in ELSEWHERE])
+def test_kept_results_say_what_they_were_taken_from(name: str) -> None:
+    data = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    assert set(REQUIRED) <= set(data)
+    assert re.fullmatch(r"[0-9a-f]{7,}", data["commit"])
+    assert {"processor", "cores", "load_at_start"} <= set(data["machine"])
+    assert "Taken from commit" in (RESULTS / name).with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_the_list_of_earlier_results_only_shrinks() -> None:
+    assert set(FILES) >= BEFORE, "a file that is gone leaves the list"
+    for name in BEFORE:
+        data = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+        assert "commit" not in data, f"{name} was taken anew and leaves the list"
+        assert Path(name).name[:10] <= LAST_BEFORE, f"{name} is newer than the list and is not exempt"
+
+
+def test_a_commit_is_dirty_by_what_is_not_a_result(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *name, *words], check=True, capture_output=True)
+
+    assert commit(tmp_path) == {"commit": None, "dirty": None}
+    git("init")
+    (tmp_path / "code.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    assert commit(tmp_path)["dirty"] is False
+    (tmp_path / "tests/benchmarks/results").mkdir(parents=True)
+    (tmp_path / "tests/benchmarks/results/new.json").write_text("{}")
+    (tmp_path / "README.md").write_text("figures")
+    assert commit(tmp_path)["dirty"] is False
+    (tmp_path / "code.py").write_text("2")
+    found = commit(tmp_path)
+    assert found["dirty"] is True
+    assert named(found) == f"commit {found['commit']} with changes"
+
+
+def test_rows_say_what_they_were_taken_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of an earlier part of the day, which keep their own commit."""
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    first = Results("step", "step", {"ranks": 2})
+    first.add("model", {"model": "a"})
+    first.write("text")
+    file = first.stem.with_suffix(".json")
+    old = json.loads(file.read_text(encoding="utf-8"))
+    old["rows"][0]["taken"]["commit"] = "0123456"
+    file.write_text(json.dumps(old))
+    second = Results("step", "step", {"ranks": 2})
+    second.add("model", {"model": "b"})
+    assert [row["taken"]["commit"] for row in second.data["rows"]] == ["0123456", second.data["commit"]]
+    assert {"load", "stolen", "seconds", "processor", "dirty"} <= set(second.data["rows"][1]["taken"])
+
+
+def test_a_row_of_before_does_not_take_the_commit_of_now() -> None:
+    old = {"machine": {"processor": "P"}}
+    assert inherited({"model": "a", "load": 2.0}, old)["taken"] == {
+        "commit": None, "dirty": None, "processor": "P", "load": 2.0,
+    }  # fmt: skip
+    assert named({"commit": None}) == "commit not recorded"

@@ -1,17 +1,26 @@
 """The published methods implemented plainly, for comparison: FT-LDP and FT-Elimination.
 
-Plain numpy, one frontier per table entry, but fair: products with a single point are shifts, equal
-entries of a factored edge are looked up and not recomputed, and costs are snapped like ours.
+Plain numpy on one thread, one frontier per table entry, but fair: products with a single point are shifts,
+equal entries of a factored edge are looked up and not recomputed, and costs are snapped like ours. What is
+compiled in ours is interpreted here; ``track_frontier(method="ldp")`` runs the same algorithm on our kernels.
+
+FT-Elimination's seconds depend on which of the operators that can go goes first, so that it is here in two
+orders: branch elimination before node elimination (``paper_order``), and node elimination first
+(:func:`node_first`), which is the order of MindSpore's implementation (``GetStrategy`` in its
+``dp_algo_costmodel.cc``: operator, edge, merge and contract elimination "MUST" be tried in that order; the
+last two are the paper's branch elimination).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
-from tensoropt.search.order import paper_order
-from tensoropt.search.problem import build_problem
+from tensoropt.search.costgraph import CostGraph
+from tensoropt.search.order import Order, paper_order
+from tensoropt.search.problem import Problem, build_problem
 
 Points = tuple[np.ndarray, np.ndarray]
 NOTHING: Points = (np.empty(0), np.empty(0))
@@ -48,10 +57,36 @@ def union(fronts: list[Points]) -> Points:
     return reduce(np.concatenate([f[0] for f in fronts]), np.concatenate([f[1] for f in fronts]))
 
 
-def plain_tracking(graph, linear: bool, limit_s: float) -> Points:
-    """FT-LDP (``linear``) or FT-Elimination, plainly; raises :class:`OutOfTimeError` after ``limit_s``."""
+def node_first(problem: Problem) -> Order:
+    """FT-Elimination with node elimination (two neighbours) before branch elimination (one neighbour); among
+    equals the operator added first. Operators that no elimination removes are named as fixed."""
+    neighbours: list[set[int]] = [set() for _ in problem.domains]
+    for edge in problem.edges:
+        neighbours[edge.source].add(edge.target)
+        neighbours[edge.target].add(edge.source)
+    removed: list[int] = []
+    alive = set(range(len(problem.domains)))
+    while easy := [v for v in alive if len(neighbours[v]) <= 2]:
+        v = min(easy, key=lambda v: (-len(neighbours[v]), v))
+        for u in neighbours[v]:
+            neighbours[u] = (neighbours[u] | neighbours[v]) - {u, v}
+        alive.remove(v)
+        removed.append(v)
+    return Order(tuple(removed), tuple(sorted(alive)), largest=0)
+
+
+ORDERS: dict[str, Callable[[Problem], Order]] = {
+    "ldp": lambda problem: paper_order(problem, linear=True),
+    "elimination": lambda problem: paper_order(problem, linear=False),
+    "elimination_node_first": node_first,
+}
+"""The published methods by the order in which each eliminates operators."""
+
+
+def plain_tracking(graph: CostGraph, method: str, limit_s: float) -> Points:
+    """A method of :data:`ORDERS`, plainly; raises :class:`OutOfTimeError` after ``limit_s``."""
     problem = build_problem(graph)
-    order = paper_order(problem, linear)
+    order = ORDERS[method](problem)
     assert not order.fixed, "the comparison uses graphs that reduce exactly"
     deadline = time.perf_counter() + limit_s
     leaves = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import resource
 import time
 import traceback
@@ -28,12 +27,10 @@ from tests.benchmarks.machine import Taking, dated, write
 from tests.benchmarks.search.baselines import OutOfTimeError, plain_tracking
 from tests.benchmarks.search.budget_baselines import binned, integer_program, lambda_bisection
 from tests.benchmarks.search.graphs import Axis, encoder_decoder, rnn, transformer, wide_resnet
+from tests.benchmarks.search.published import FINE_MESH, PLAIN_LIMIT_S, PLAIN_MESH, published, size
 from tests.benchmarks.search.report import markdown, plots
 
-PLAIN_LIMIT_S = float(os.environ.get("TENSOROPT_BENCH_LIMIT_S", "25"))
 PROGRAM_LIMIT_S = 1.6 * PLAIN_LIMIT_S
-PLAIN_MESH = (Axis(4, 2e10), Axis(4))
-FINE_MESH = (Axis(4, 2e10), Axis(2), Axis(2))
 EIGHT = (Axis(2, 2e10), Axis(4))
 
 
@@ -50,48 +47,6 @@ def timed(graph, repeats: int = 3, **settings):
         if best > 5:
             break
     return best, found
-
-
-def size(graph) -> dict:
-    return {
-        "operators": len(graph),
-        "most_configurations": max(t.entries for t in graph.nodes),
-        "edges": len(graph.edges),
-    }
-
-
-def published(quick: bool) -> list[dict]:
-    """Against FT-LDP and FT-Elimination, plainly, on the paper's three shapes at 16 devices."""
-    rows = []
-    cases = {
-        "RNN": (lambda n: rnn(n, FINE_MESH), (2, 4, 8)),
-        "WideResNet": (lambda n: wide_resnet(n, PLAIN_MESH), (3, 6, 12, 24)),
-        "Transformer": (lambda n: transformer(n, PLAIN_MESH), (1, 2, 4, 8, 16)),
-    }
-    for model, (make, sizes) in cases.items():
-        finished = {"ldp": True, "elimination": True}
-        for n in sizes[:1] if quick else sizes:
-            graph = make(n)
-            seconds, found = timed(graph)
-            row = {"model": model, "layers": n, **size(graph), "points": len(found), "ours_s": seconds}
-            for method in finished:
-                if not finished[method]:
-                    continue
-                start = time.perf_counter()
-                try:
-                    memory, cost = plain_tracking(graph, method == "ldp", PLAIN_LIMIT_S)
-                except OutOfTimeError:
-                    finished[method] = False
-                    row[f"{method}_s"] = f"> {PLAIN_LIMIT_S:.0f}"
-                    continue
-                row[f"{method}_s"] = time.perf_counter() - start
-                row[f"{method}_faster"] = row[f"{method}_s"] / seconds
-                row[f"{method}_same"] = bool(
-                    np.array_equal(memory, found.memory) and np.array_equal(cost, found.time)
-                )
-            rows.append(row)
-            print(row, flush=True)
-    return rows
 
 
 def large(quick: bool) -> list[dict]:
@@ -262,7 +217,7 @@ def ablation(quick: bool) -> list[dict]:
                 rows.append({"layers": layers, "mesh": name, "off": off, "seconds": seconds, "same": same})
                 start = time.perf_counter()
                 try:
-                    plain_tracking(graph, method == "ldp", PLAIN_LIMIT_S)
+                    plain_tracking(graph, method, PLAIN_LIMIT_S)
                     seconds = time.perf_counter() - start
                 except OutOfTimeError:
                     seconds = f"> {PLAIN_LIMIT_S:.0f}"

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from tests.benchmarks.machine import described, part_described
+from tests.benchmarks.search.published import told
 
 Series = dict[str, list[tuple[float, float]]]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f", "#b8860b")
-PAPER = {"RNN": (0.28, 1.78), "WideResNet": (1292, 19666), "Transformer": (201, 3030)}
-"""Seconds of FT-LDP and FT-Elimination (TensorOpt, Cai et al., arXiv 2004.10856, Table 3)."""
+DRAWN = {
+    "ours_s": "ours",
+    "kernels_ldp_s": "FT-LDP, our kernels",
+    "ldp_s": "FT-LDP",
+    "elimination_s": "FT-Elimination",
+}
+"""What of the section ``published`` is drawn."""
 WIDTH, HEIGHT, LEFT, TOP, KEY = 360, 260, 60, 40, 190
 
 
@@ -20,42 +26,18 @@ def markdown(results: dict, stem: str) -> str:
     lines = [f"# Search, {results['date']}", "", f"Taken from {described(results)}.", ""]
     lines += [f"![search time against layers, configurations and points]({stem}.svg)", ""]
     for section, rows in ((k, v) for k, v in results.items() if isinstance(v, list)):
+        lines += [f"## {section}", "", f"Taken: {part_described(results['taken'][section])}.", ""]
+        if section == "published" and "error" not in rows[0]:
+            lines += [*told(rows), ""]
+            continue
         columns = list(dict.fromkeys(c for row in rows for c in row))
-        lines += [
-            f"## {section}",
-            "",
-            f"Taken: {part_described(results['taken'][section])}.",
-            "",
-            "| " + " | ".join(columns) + " |",
-            "|" + " --- |" * len(columns),
-        ]
+        lines += ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
         for row in rows:
             cells = [row.get(c, "") for c in columns]
             shown = [f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells]
             lines.append("| " + " | ".join(shown) + " |")
-        lines += ["", *theirs(rows), ""] if section == "published" else [""]
+        lines.append("")
     return "\n".join(lines)
-
-
-def theirs(rows: Sequence[dict]) -> list[str]:
-    """The paper's table, beside the largest of each model that its algorithms, as done here, finished."""
-    lines = [
-        "TensorOpt's Table 3; *theirs*: the authors' machine, code and model sizes. *Here* the same",
-        "algorithms are numpy, on the largest size that ends in time. In the paper FT-Elimination takes 6 to",
-        "15 times as long as FT-LDP, here it does not: presumably since what ends in time here is small.",
-        "",
-        "| model | FT-LDP, theirs | here | FT-Elimination, theirs | here | ours |",
-        "|" + " --- |" * 6,
-    ]
-    for model, (ldp, elimination) in PAPER.items():
-        done = [row for row in rows if row["model"] == model and isinstance(row.get("elimination_s"), float)]
-        if done and isinstance(done[-1].get("ldp_s"), float):
-            row = done[-1]
-            lines.append(
-                f"| {model}, here {row['layers']} layers | {ldp} s | {row['ldp_s']:.2f} s | {elimination} s "
-                f"| {row['elimination_s']:.2f} s | {row['ours_s']:.2f} s |"
-            )
-    return lines
 
 
 def plots(results: dict) -> str:
@@ -63,7 +45,7 @@ def plots(results: dict) -> str:
     by_layers: Series = {}
     by_points: Series = {}
     for row in results.get("published", []):
-        for key, name in (("ours_s", "ours"), ("ldp_s", "FT-LDP"), ("elimination_s", "FT-Elimination")):
+        for key, name in DRAWN.items():
             if isinstance(row.get(key), float):
                 label = f"{row['model']}, {name}"
                 by_layers.setdefault(label, []).append((row["layers"], row[key]))

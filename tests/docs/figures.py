@@ -6,6 +6,12 @@
 tests/benchmarks/results, formatted. A ``*`` in the file's name takes the newest date; a step of the place is
 a key, a number, or ``key=value``, which picks the element of a list. Formats are Python's, or end in
 ``GiB``, ``MiB`` or ``ms``.
+
+The summary of a model's predictions is worked out from its rows again where a file lacks a part of it, so
+that results from before that part was reported show it, too.
+
+``<!--= the_steps:execute/*-step.json,the_search:search/*-search.json taken sentence -->...<!--/-->`` is the
+sentence that says from which commit and machine each of these tables was taken, and when (``taken.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.fidelity.report import summary
 from tests.docs.pages import ROOT
+from tests.docs.taken import sentence
 
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 MARK = re.compile(r"<!--= (\S+) (\S+) (\S+) -->(.*?)<!--/-->", re.DOTALL)
@@ -33,6 +41,21 @@ def newest(name: str) -> Path:
     if not found:
         raise FileNotFoundError(f"no result file is called {name}")
     return found[-1]
+
+
+def result(path: Path) -> dict[str, Any]:
+    """What a result file holds, and what follows from its rows."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for one in data.get("results", ()):
+        if "time_error" in one:
+            one.update({**summary(one["rows"]), **one})
+    return data
+
+
+def parts(name: str) -> list[tuple[str, str]]:
+    """Tables and their files of ``the_steps:execute/*-step.json,...``; a file alone has no table's name."""
+    pairs = (one.rpartition(":") for one in name.split(","))
+    return [(table, file) for table, _, file in pairs]
 
 
 def lookup(data: Any, place: str) -> Any:
@@ -61,7 +84,10 @@ def current(text: str) -> str:
 
     def fresh(match: re.Match[str]) -> str:
         name, place, form, _ = match.groups()
-        value = lookup(json.loads(newest(name).read_text(encoding="utf-8")), place)
+        if form == "sentence":
+            tables = {table.replace("_", " "): result(newest(file)) for table, file in parts(name)}
+            return f"<!--= {name} {place} {form} -->{sentence(tables)}<!--/-->"
+        value = lookup(result(newest(name)), place)
         return f"<!--= {name} {place} {form} -->{shown(value, form)}<!--/-->"
 
     return MARK.sub(fresh, text)

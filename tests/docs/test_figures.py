@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.docs.figures import MARK, README, current, lookup, newest, shown
+from tests.docs.figures import MARK, README, current, lookup, newest, parts, result, shown
 from tests.docs.pages import FENCE, prose
+from tests.docs.taken import sentence
 
 UNIT = re.compile(r"\d[\d.,]*\s?(?:%|s\b|ms\b|MiB\b|GiB\b|TiB\b|×)")
 QUOTED = re.compile(r"<!--: .*? -->(.*?)<!--/-->", re.DOTALL)
@@ -31,7 +35,7 @@ def test_no_figure_comes_from_nowhere() -> None:
 
 def test_marked_files_exist() -> None:
     for name, *_ in MARK.findall(README.read_text(encoding="utf-8")):
-        assert newest(name).suffix == ".json"
+        assert all(newest(file).suffix == ".json" for _, file in parts(name))
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,51 @@ def test_places() -> None:
     assert lookup(data, "rows.model=b.x.0") == 3
     with pytest.raises(StopIteration):
         lookup(data, "rows.model=c.x")
+
+
+def test_summaries_are_completed_from_their_rows(tmp_path: Path) -> None:
+    """A fidelity result from before tau was taken over all pairs has it nevertheless; what it says stays."""
+    data = json.loads(newest("fidelity/*-fidelity.json").read_text(encoding="utf-8"))
+    one = data["results"][0]
+    one.pop("tau_all", None)
+    one["tau"] = "kept"
+    path = tmp_path / "day.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    found = result(path)["results"][0]
+    assert -1 <= found["tau_all"] <= 1
+    assert found["tau"] == "kept"
+
+
+def taken(commit: str | None, processor: str = "P", date: str = "2026-12-01", **more: Any) -> dict[str, Any]:
+    return {
+        "date": date,
+        "commit": commit,
+        "dirty": False,
+        "machine": {"processor": processor, "cores": 2},
+        **more,
+    }
+
+
+def test_tables_of_one_commit_are_said_at_once() -> None:
+    found = sentence({"the steps": taken("0123456"), "the search": taken("0123456")})
+    assert found == "All of it was taken on 2026-12-01 from commit 0123456 on P with 2 cores."
+
+
+@pytest.mark.parametrize(
+    "other", [taken("89abcde"), taken(None), taken("0123456", "Q"), taken("0123456", date="2026-12-02")]
+)
+def test_tables_of_several_say_which_is_from_which(other: dict[str, Any]) -> None:
+    found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456"), "the search": other})
+    assert "not taken from one commit on one machine" in found
+    assert "the steps and the demo on 2026-12-01 from commit 0123456 on P" in found
+    assert "; the search on " in found
+
+
+def test_rows_of_several_commits_are_named() -> None:
+    rows = [
+        {"model": name, "taken": {"commit": commit, "dirty": dirty, "processor": "P"}}
+        for name, commit, dirty in (("a", "0123456", False), ("b", "0123456", False), ("c", "89abcde", True))
+    ]
+    found = sentence({"the steps": taken("89abcde", rows=rows)})
+    assert "the steps (a and b) on 2026-12-01 from commit 0123456 on P" in found
+    assert "the steps (c) on 2026-12-01 from commit 89abcde with changes on P" in found

@@ -29,15 +29,20 @@ def spread(measured: Sequence[float]) -> float:
     return abs(measured[0] - measured[1]) / 2 / middle if middle else 0.0
 
 
-def kendall(rows: Sequence[Mapping[str, Any]], noise: float) -> tuple[float | None, int]:
-    """(Kendall's tau between predicted and measured time, pairs counted).
+def kendall(rows: Sequence[Mapping[str, Any]], noise: float | None = None) -> tuple[float | None, int]:
+    """(Kendall's tau between predicted and measured time, pairs of plans counted); None without pairs.
 
-    Pairs whose measured times differ by no more than the noise floor are left out. None without pairs.
+    Tau is the share of pairs that prediction and measurement put in one order, less the share that they put
+    in opposite orders; of a tie in either, neither.
+
+    Args:
+        noise: pairs whose measured times differ by at most twice this share of the slower one are left out,
+            since measuring them once more may turn them round. None: all pairs count.
     """
     agree = pairs = 0
     for a, b in itertools.combinations(rows, 2):
         first, second = (statistics.fmean(r["time_measured_s"]) for r in (a, b))
-        if abs(first - second) <= 2 * noise * max(first, second):
+        if noise is not None and abs(first - second) <= 2 * noise * max(first, second):
             continue
         pairs += 1
         same = (first - second) * (a["time_predicted_s"] - b["time_predicted_s"])
@@ -54,27 +59,38 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def with_worst(one: Mapping[str, Any], kind: str) -> str:
+    return f"{percent(one[f'{kind}_error'])} ({percent(one[f'{kind}_worst'])})"
+
+
+def ordered(one: Mapping[str, Any], kind: str) -> str:
+    tau = one[kind]
+    return "no pair" if tau is None else f"{tau:.2f} ({one[f'{kind}_pairs']} pairs)"
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Median and worst errors, noise floors, rank correlation."""
+    """Median and worst errors, noise floors, rank correlation of the pairs told apart and of all pairs."""
     found: dict[str, Any] = {}
     for kind, unit in (("time", "s"), ("network", "s"), ("memory", "bytes")):
         errors = [error(r[f"{kind}_predicted_{unit}"], r[f"{kind}_measured_{unit}"]) for r in rows]
         found[f"{kind}_error"], found[f"{kind}_worst"] = statistics.median(errors), max(errors)
+    for kind, name in (("time", "beside"), ("network", "beside_network")):
+        errors = [beside_error(r, kind) for r in rows]
+        found[f"{name}_error"], found[f"{name}_worst"] = statistics.median(errors), max(errors)
     found["noise"] = statistics.median(spread(r["time_measured_s"]) for r in rows)
     found["network_noise"] = statistics.median(spread(r["network_measured_s"]) for r in rows)
     found["bias"] = statistics.median(
         r["time_predicted_s"] / statistics.fmean(r["time_measured_s"]) - 1 for r in rows
     )
-    found["beside_error"] = statistics.median(beside_error(r) for r in rows)
     found["beside_bias"] = statistics.median(
         statistics.fmean(r["time_predicted_beside_s"]) / statistics.fmean(r["time_measured_s"]) - 1
         for r in rows
     )
-    found["beside_network_error"] = statistics.median(beside_error(r, "network") for r in rows)
     alone = [(r["time_predicted_s"], r["time_left_alone_s"]) for r in rows if r.get("time_left_alone_s")]
     found["alone_error"] = statistics.median(error(*pair) for pair in alone) if alone else None
     found["stolen"] = statistics.median(r.get("stolen", 0.0) for r in rows)
     found["tau"], found["tau_pairs"] = kendall(rows, found["noise"])
+    found["tau_all"], found["tau_all_pairs"] = kendall(rows)
     return found
 
 
@@ -88,8 +104,9 @@ def markdown(data: Mapping[str, Any]) -> str:
         "Median error (worst) over plans spaced evenly by index along each frontier, which take turns.",
         "*Noise*: half the difference of what every other round says of the same plan. *theirs*:",
         "TensorOpt's Table 2, measured on its authors' GPUs with their models; ours are laptop-size",
-        "models on CPU ranks. *tau*: Kendall's, between predicted and measured time, without pairs closer",
-        "than the noise. *Network*: seconds of a step's collectives, each from the call of the rank that",
+        "models on CPU ranks. *tau*: Kendall's, between predicted and measured time: of the pairs of plans",
+        "whose measured times differ by more than twice the noise, and of all pairs.",
+        "*Network*: seconds of a step's collectives, each from the call of the rank that",
         "comes last to the return of the one done last, so without waiting for a rank that still",
         "computes; measured in the very steps that are timed. *Beside*: of predictions made from what was",
         "measured once more in the first and the last round of these runs, all of it: operators, edges,",
@@ -99,28 +116,29 @@ def markdown(data: Mapping[str, Any]) -> str:
         "needs most; what the most of all these steps needed is in the JSON.",
         "",
         "| model | plans | time | noise | beside | left alone (host) | theirs | network | noise | beside"
-        " | theirs | memory | theirs | tau |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        " | theirs | memory | theirs | tau, told apart | tau, all |",
+        "|" + "---|" * 15,
     ]
     for one in data["results"]:
         theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
-        tau = "no pair" if one["tau"] is None else f"{one['tau']:.2f} ({one['tau_pairs']} pairs)"
+        one = {**summary(one["rows"]), **one}  # rows of earlier that day may have a summary that lacks some
         cells = [
             one["model"],
             f"{len(one['rows'])} of {one['points']}",
-            f"{one['time_error']:.1%} ({one['time_worst']:.1%})",
+            with_worst(one, "time"),
             f"{one['noise']:.1%}",
-            percent(one.get("beside_error")),
+            with_worst(one, "beside"),
             f"{percent(one.get('alone_error'))} ({percent(one.get('stolen_exploring'))},"
             f" {percent(one.get('stolen'))})",
             theirs[0],
-            f"{one['network_error']:.1%} ({one['network_worst']:.1%})",
+            with_worst(one, "network"),
             f"{one['network_noise']:.1%}",
-            percent(one.get("beside_network_error")),
+            with_worst(one, "beside_network"),
             theirs[1],
             f"{one['memory_error']:.2%} ({one['memory_worst']:.2%})",
             theirs[2],
-            tau,
+            ordered(one, "tau"),
+            ordered(one, "tau_all"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "Each model was taken from:", "", *rows_described(data["results"], "model")]

@@ -38,6 +38,16 @@ def test_tau_leaves_out_pairs_within_the_noise():
     assert kendall(rows, noise=0.0) == (pytest.approx(1 / 3), 3)
     assert kendall(rows, noise=0.05) == (1.0, 2)
     assert kendall(rows, noise=1.0) == (None, 0)
+    assert kendall(rows) == (pytest.approx(1 / 3), 3)
+
+
+def test_tau_of_all_pairs_counts_what_the_noise_hides_and_ties():
+    rows = [row(1.0, 1.0, 1.0), row(2.0, 1.0, 1.0), row(3.0, 3.0, 3.0)]
+    assert kendall(rows, noise=0.0) == (1.0, 2)
+    assert kendall(rows) == (pytest.approx(2 / 3), 3)
+    found = summary([row(2.0, 1.0, 1.2), row(1.0, 1.2, 1.0), row(0.5, 1.3, 1.1)])
+    assert (found["tau"], found["tau_pairs"]) == (None, 0)
+    assert (found["tau_all"], found["tau_all_pairs"]) == (pytest.approx(-2 / 3), 3)
 
 
 def test_predictions_beside_the_runs_are_the_mean_of_both_ends():
@@ -45,6 +55,7 @@ def test_predictions_beside_the_runs_are_the_mean_of_both_ends():
     found = summary([row(1.0, 1.0, 1.0)])
     assert (found["beside_error"], found["beside_bias"]) == pytest.approx((0.2, 0.2))
     assert found["beside_network_error"] == 0.0
+    assert found["beside_worst"] == pytest.approx(0.2)
 
 
 def test_steps_that_the_host_left_alone_are_compared_apart():

@@ -99,7 +99,7 @@ def inherited(row: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
 def named(of: Mapping[str, Any]) -> str:
     """The commit of a result or of a part of it, in words."""
     if not of.get("commit"):
-        return "commit not recorded"
+        return "an unrecorded commit"
     return f"commit {of['commit']}" + (" with changes" if of.get("dirty") else "")
 
 

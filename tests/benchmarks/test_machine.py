@@ -122,4 +122,4 @@ def test_a_row_of_before_does_not_take_the_commit_of_now() -> None:
     assert inherited({"model": "a", "load": 2.0}, old)["taken"] == {
         "commit": None, "dirty": None, "processor": "P", "load": 2.0,
     }  # fmt: skip
-    assert named({"commit": None}) == "commit not recorded"
+    assert named({"commit": None}) == "an unrecorded commit"

@@ -5,7 +5,7 @@
 ``<!--= search/*-search.json large.0.seconds .2f -->0.25<!--/-->`` is the value at a place of a JSON file in
 tests/benchmarks/results, formatted. A ``*`` in the file's name takes the newest date; a step of the place is
 a key, a number, or ``key=value``, which picks the element of a list. Formats are Python's, or end in
-``GiB``, ``MiB`` or ``ms``.
+``GiB``, ``MiB`` or ``ms``; one that begins with ``?`` is of a figure that the newest result may lack.
 
 The summary of a model's predictions is worked out from its rows again where a file lacks a part of it, so
 that results from before that part was reported show it, too.
@@ -28,6 +28,9 @@ from tests.docs.taken import sentence
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 MARK = re.compile(r"<!--= (\S+) (\S+) (\S+) -->(.*?)<!--/-->", re.DOTALL)
 UNITS = {"GiB": 2**30, "MiB": 2**20, "ms": 1e-3}
+LATER = "?"
+"""Before a format: the newest result may lack the figure, which is a dash then; the first that has it ends
+that."""
 README = ROOT / "README.md"
 
 
@@ -70,7 +73,9 @@ def lookup(data: Any, place: str) -> Any:
 
 
 def shown(value: Any, form: str) -> str:
-    """A value as README shows it; ``.1MiB`` is ``74.7 MiB``, ``.2ms`` likewise."""
+    """A value as README shows it; ``.1MiB`` is ``74.7 MiB``, ``.2ms`` likewise; words stay as they are."""
+    if isinstance(value, str):
+        return value
     for unit, size in UNITS.items():
         if form.endswith(unit):
             digits = form.removesuffix(unit)
@@ -87,7 +92,13 @@ def current(text: str) -> str:
         if form == "sentence":
             tables = {table.replace("_", " "): result(newest(file)) for table, file in parts(name)}
             return f"<!--= {name} {place} {form} -->{sentence(tables)}<!--/-->"
-        value = lookup(result(newest(name)), place)
+        try:
+            value = lookup(result(newest(name)), place)
+        except KeyError:
+            if not form.startswith(LATER):
+                raise
+            return f"<!--= {name} {place} {form} -->–<!--/-->"
+        form = form.removeprefix(LATER)
         return f"<!--= {name} {place} {form} -->{shown(value, form)}<!--/-->"
 
     return MARK.sub(fresh, text)

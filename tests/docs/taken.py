@@ -16,22 +16,24 @@ def sentence(tables: Mapping[str, Result]) -> str:
     Args:
         tables: results by the name that the page has for their table.
     """
-    groups: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
+    dates: dict[str, set[str]] = {}
     for table, result in tables.items():
-        by_origin: dict[str, list[str]] = {}
+        rows: dict[str, list[str]] = {}
         for row, origin in origins(result):
-            by_origin.setdefault(origin, []).append(row)
-        for origin, rows in by_origin.items():
-            whole = len(by_origin) == 1
-            groups.setdefault(origin, []).append(table if whole else f"{table} ({joined(rows)})")
-    if len(groups) == 1:
-        return f"All of it was taken {next(iter(groups))}."
-    told = "; ".join(f"{joined(names)} {origin}" for origin, names in groups.items())
-    return f"The tables were not taken from one commit on one machine: {told}."
+            rows.setdefault(origin, []).append(row)
+        for origin, of in rows.items():
+            names.setdefault(origin, []).append(table if len(rows) == 1 else f"{table} ({joined(of)})")
+            dates.setdefault(origin, set()).add(result["date"])
+    told = {origin: f"from {origin} on {joined(sorted(dates[origin]))}" for origin in names}
+    if len(told) == 1:
+        return f"All that follows was taken {next(iter(told.values()))}."
+    each = "; ".join(f"{joined(names[origin])} {words}" for origin, words in told.items())
+    return f"What follows was not all taken from one commit on one machine: {each}."
 
 
 def origins(result: Result) -> Iterator[tuple[str, str]]:
-    """(a row's name, its commit, processor and date in words); once without a name where rows do not say."""
+    """(a row's name, its commit and machine in words); once without a name where no row has its own."""
     rows = [row for row in (*result.get("rows", ()), *result.get("results", ())) if "taken" in row]
     for row in rows:
         yield str(row.get("model", row.get("key"))), _origin(result, row["taken"])
@@ -41,8 +43,9 @@ def origins(result: Result) -> Iterator[tuple[str, str]]:
 
 def _origin(result: Result, part: Mapping[str, Any]) -> str:
     machine = result["machine"]
-    cores = f" with {machine['cores']} cores" if machine["processor"] == part["processor"] else ""
-    return f"on {result['date']} from {named(part)} on {part['processor']}{cores}"
+    size = f", {machine['cores']} cores" if machine["processor"] == part["processor"] else ""
+    commit = named(part) if part.get("commit") else "unrecorded commits"
+    return f"{commit} on a machine ({part['processor']}{size})"
 
 
 def joined(names: Sequence[str]) -> str:

@@ -40,10 +40,24 @@ def test_marked_files_exist() -> None:
 
 @pytest.mark.parametrize(
     ("value", "form", "text"),
-    [(2**30, ".1GiB", "1.0 GiB"), (0.25, ".0ms", "250 ms"), (0.0123, ".1%", "1.2 %"), (3, "d", "3")],
+    [
+        ("> 25", ".2f", "> 25"),
+        (2**30, ".1GiB", "1.0 GiB"),
+        (0.25, ".0ms", "250 ms"),
+        (0.0123, ".1%", "1.2 %"),
+        (3, "d", "3"),
+    ],
 )
 def test_formats(value: float, form: str, text: str) -> None:
     assert shown(value, form) == text
+
+
+def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there() -> None:
+    later = "<!--= fidelity/*-fidelity.json results.model=GPT-2.{} ?.0% -->–<!--/-->"
+    assert current(later.format("not_yet")) == later.format("not_yet")
+    assert re.fullmatch(r"<!--= \S+ \S+ \.0% -->\d+ %<!--/-->", current(later.format("noise")))
+    with pytest.raises(KeyError):
+        current(later.format("not_yet").replace("?", ""))
 
 
 def test_places() -> None:
@@ -78,17 +92,23 @@ def taken(commit: str | None, processor: str = "P", date: str = "2026-12-01", **
 
 def test_tables_of_one_commit_are_said_at_once() -> None:
     found = sentence({"the steps": taken("0123456"), "the search": taken("0123456")})
-    assert found == "All of it was taken on 2026-12-01 from commit 0123456 on P with 2 cores."
+    assert found == "All that follows was taken from commit 0123456 on a machine (P, 2 cores) on 2026-12-01."
 
 
 @pytest.mark.parametrize(
-    "other", [taken("89abcde"), taken(None), taken("0123456", "Q"), taken("0123456", date="2026-12-02")]
+    "other", [taken("89abcde"), taken(None), taken("0123456", "Q"), {**taken("0123456"), "dirty": True}]
 )
 def test_tables_of_several_say_which_is_from_which(other: dict[str, Any]) -> None:
     found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456"), "the search": other})
-    assert "not taken from one commit on one machine" in found
-    assert "the steps and the demo on 2026-12-01 from commit 0123456 on P" in found
-    assert "; the search on " in found
+    assert "not all taken from one commit on one machine" in found
+    assert "the steps and the demo from commit 0123456 on a machine (P, 2 cores) on 2026-12-01;" in found
+    assert "; the search from " in found
+
+
+def test_a_benchmark_over_midnight_is_of_one_commit() -> None:
+    found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456", date="2026-12-02")})
+    assert found.startswith("All that follows")
+    assert found.endswith("on 2026-12-01 and 2026-12-02.")
 
 
 def test_rows_of_several_commits_are_named() -> None:
@@ -97,5 +117,5 @@ def test_rows_of_several_commits_are_named() -> None:
         for name, commit, dirty in (("a", "0123456", False), ("b", "0123456", False), ("c", "89abcde", True))
     ]
     found = sentence({"the steps": taken("89abcde", rows=rows)})
-    assert "the steps (a and b) on 2026-12-01 from commit 0123456 on P" in found
-    assert "the steps (c) on 2026-12-01 from commit 89abcde with changes on P" in found
+    assert "the steps (a and b) from commit 0123456 on a machine (P" in found
+    assert "the steps (c) from commit 89abcde with changes on a machine (P" in found

@@ -3,8 +3,8 @@
     python -m tests.benchmarks [--quick] [NAME ...]
 
 What fails is said at the end; the others run all the same. All results of one call are of one commit: where
-the working tree changes meanwhile, what is left is not run. Then README.md's figures are written anew from
-the newest results, unless ``--quick`` keeps results apart.
+the working tree changes meanwhile, what is left is not run. Then the pages' figures are written anew from the
+newest results, unless ``--quick`` keeps results apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures in README.md that come from result files, written and checked.
+"""Figures in README.md and in stages' READMEs that come from result files, written and checked.
 
     python -m tests.docs.figures           # write them anew, from the newest results
 
@@ -32,6 +32,8 @@ LATER = "?"
 """Before a format: the newest result may lack the figure, which is a dash then; the first that has it ends
 that."""
 README = ROOT / "README.md"
+PAGES = (README, ROOT / "tensoropt" / "costs" / "README.md")
+"""Those that hold figures; ``WRITTEN`` of tests/benchmarks/machine.py names them, too."""
 
 
 def newest(name: str) -> Path:
@@ -105,4 +107,5 @@ def current(text: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(current(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(current(page.read_text(encoding="utf-8")), encoding="utf-8")

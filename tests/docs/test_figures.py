@@ -9,20 +9,29 @@ from typing import Any
 
 import pytest
 
-from tests.docs.figures import MARK, README, current, lookup, newest, parts, result, shown
-from tests.docs.pages import FENCE, prose
+from tests.benchmarks.machine import WRITTEN
+from tests.docs.figures import MARK, PAGES, README, current, lookup, newest, parts, result, shown
+from tests.docs.pages import FENCE, ROOT, pages, prose
 from tests.docs.taken import sentence
 
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 UNIT = re.compile(r"\d[\d.,]*\s?(?:%|s\b|ms\b|MiB\b|GiB\b|TiB\b|×)")
 QUOTED = re.compile(r"<!--: .*? -->(.*?)<!--/-->", re.DOTALL)
 """A figure of somebody else's, or a default or an example: ``<!--: whose -->24 GiB<!--/-->``."""
 
 
-def test_figures_are_those_of_the_results() -> None:
-    text = README.read_text(encoding="utf-8")
+@each_page
+def test_figures_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     assert MARK.search(text)
     for old, new in zip(MARK.finditer(text), MARK.finditer(current(text)), strict=True):
         assert old[0] == new[0], "run python -m tests.docs.figures"
+
+
+def test_no_other_page_holds_figures() -> None:
+    """One that did would not be written anew."""
+    assert {page for page in pages() if MARK.search(page.read_text(encoding="utf-8"))} == set(PAGES)
+    assert {str(page.relative_to(ROOT)) for page in PAGES} <= set(WRITTEN)
 
 
 def test_no_figure_comes_from_nowhere() -> None:
@@ -33,8 +42,9 @@ def test_no_figure_comes_from_nowhere() -> None:
     assert not found, found
 
 
-def test_marked_files_exist() -> None:
-    for name, *_ in MARK.findall(README.read_text(encoding="utf-8")):
+@each_page
+def test_marked_files_exist(page: Path) -> None:
+    for name, *_ in MARK.findall(page.read_text(encoding="utf-8")):
         assert all(newest(file).suffix == ".json" for _, file in parts(name))
 
 

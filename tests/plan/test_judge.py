@@ -106,12 +106,17 @@ def test_one_bucket_of_a_small_model_is_all_exposed():
         assert exposed == pytest.approx(communication)
 
 
-def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
-    """Buckets of one gradient each: the second layer's runs beside the first layer's backward of 2 s."""
+def one_gradient_each(monkeypatch) -> None:
+    """Buckets of one gradient."""
     from tensoropt.plan import play
 
     fill = play.fill_buckets
     monkeypatch.setattr(play, "fill_buckets", lambda gradients: fill(gradients, limit_bytes=1))
+
+
+def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
+    """Buckets of one gradient each: the second layer's runs beside the first layer's backward of 2 s."""
+    one_gradient_each(monkeypatch)
     each = PerByte(1.5 / W2)
     first = W1 * 1.5 / W2
     total, _, communication, exposed = figures(played(data_parallel(), Hand(), each, BESIDE))
@@ -124,6 +129,47 @@ def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
     assert total == pytest.approx(9.0 + 1.0 + 2 * first + 2 * loss)
     total, *_ = figures(played(data_parallel(), Hand(), slow, BLOCKING))
     assert total == pytest.approx(9.0 + 3.0 + 2 * first + 2 * loss)
+
+
+def scattered_first(mesh) -> Strategy:
+    """Data parallel; over the last axis the first weight is gathered and its gradient scattered."""
+    graph, axes = problem(two_layers).graph, len(mesh) - 1
+    data = {
+        "mesh": list(mesh),
+        "groups": {g.name: ["none", *["d0"] * axes] for g in graph.groups},
+        "hubs": {},
+        "stored": {
+            "p_model_first_weight": ["R", *["R/P"] * (axes - 1), "S(0)"],
+            "p_model_second_weight": ["R", *["R/P"] * axes],
+        },
+    }
+    return strategy_from_dict(data, graph)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "links", "queues"),
+    [
+        ((1, 2), {}, True),
+        ((1, 2, 2), {(0, 1): ("node",), (1,): ("node",)}, True),
+        ((1, 2, 2), {(0, 1): ("node", "gpu"), (1,): ("gpu",)}, True),
+        ((1, 2, 2), {(0, 1): ("node",), (1,): ("gpu",)}, False),
+        ((1, 2, 2), {}, True),
+    ],
+    ids=["one axis", "one level", "a shared level", "two levels", "a shared axis"],
+)
+def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, mesh, links, queues):
+    """The second layer's bucket takes 3 s, the first layer's backward beside it 2 s. Then the first layer's
+    gradient is scattered, 9 s: on the same links a second later than on others. On two axes what it leaves is
+    reduced over the other one at the end, half the bytes, 4.5 s."""
+    one_gradient_each(monkeypatch)
+    judged = played(scattered_first(mesh), Hand(), PerByte(3.0 / W2), Overlap(True, "", links))
+    loss, gather, scatter, last = 4 * 3.0 / W2, 9.0, 9.0, 4.5 * (len(mesh) - 2)
+    total, compute, communication, exposed = figures(judged)
+    assert communication == pytest.approx(gather + loss + 3.0 + scatter + last)
+    assert compute == pytest.approx(9.0)
+    assert total == pytest.approx(gather + 3.0 + loss + 4.0 + (3.0 if queues else 2.0) + scatter + last)
+    assert exposed == pytest.approx(total - compute)
+    assert schedule_of(judged.play)[0].total_s == pytest.approx(total)
 
 
 def test_micro_batches_reduce_once_and_hide_nothing():

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.differences import difference, largest_of, named_difference
+from tensoropt.execute.gradients import Gradients
 from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.parallel import parallelize
 from tensoropt.plan.placed.plans import PlacedStrategy
@@ -355,3 +356,19 @@ def spoil_forward(rank: int, world: int, spoil: bool) -> None:
         return result if spared else torch.full_like(result, torch.nan)
 
     redistribute.run_steps = spoilt if spoil else _run_steps
+
+
+_finish = Gradients.finish
+
+
+def spoil_a_replica(rank: int, world: int, spoil: bool) -> None:
+    """Let the last rank's gradients be off by a unit in their last place, or stop that."""
+
+    def spoilt(self: Gradients) -> None:
+        _finish(self)
+        with torch.no_grad():
+            for gradient in self.shown.values():
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                local.copy_(torch.nextafter(local, torch.full_like(local, torch.inf)))
+
+    Gradients.finish = spoilt if spoil and rank == world - 1 else _finish  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ OLDEST := .venv-oldest
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo dashboard ready-made zoo-figures screenshots test test-all test-nojit test-oldest dist lint clean \
-	bench notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
+	bench mutants notebooks figures bench-fidelity bench-dashboard bench-search bench-planners
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,9 @@ ready-made: $(STAMP) ## make the explorations that ship with the dashboard again
 
 bench: $(STAMP) ## all benchmarks into tests/benchmarks/results, on an idle machine (ARGS=--quick for a taste)
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+mutants: $(STAMP) ## change the source in one place at a time: does a test notice? Hours (ARGS="--resume", --quick)
+	nice $(BIN)/python -m tests.mutants --workers $(WORKERS) $(ARGS)
 
 notebooks: $(STAMP) ## run the notebooks and keep what they print
 	$(BIN)/python -m tests.notebooks.execute $(ARGS)

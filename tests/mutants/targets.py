@@ -1,0 +1,144 @@
+"""What is changed, how many changes are tried, and which tests should notice.
+
+The order of tests does not matter: each target's tests are timed first, and run quickest first, those that
+execute the changed line before the others. A mutant survives only when all of them pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.mutants.mutant import ROOT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Files that are changed and tests that should notice.
+
+    Attributes:
+        files: patterns below the folder ``below``; what does not exist is left out.
+        tests: files and folders below ``tests/``.
+        sample: how many of the generated mutants are tried.
+        jit: False where kernels are changed, or what is compiled into them: numba's cache of a caller does
+            not notice that what it calls has changed.
+    """
+
+    name: str
+    files: Sequence[str]
+    tests: Sequence[str]
+    sample: int
+    jit: bool = True
+    below: str = "tensoropt"
+
+    @property
+    def sources(self) -> list[str]:
+        found = {p for pattern in self.files for p in (ROOT / self.below).glob(pattern)}
+        return [str(p.relative_to(ROOT)) for p in sorted(found) if p.read_text(encoding="utf-8").strip()]
+
+    @property
+    def test_files(self) -> list[str]:
+        return [f"tests/{name}" for name in self.tests]
+
+
+TARGETS = (
+    Target(
+        name="frontier",
+        files=["frontier/*.py"],
+        tests=["frontier", "search/test_exhaustive.py"],
+        sample=40,
+        jit=False,
+    ),
+    Target(
+        name="search kernels",
+        files=[f"search/{name}.py" for name in ("limits", "hull", "scalar", "engine", "unroll")],
+        tests=[
+            "frontier/test_kernels.py", "search/test_limits.py", "search/test_bounds.py",
+            "search/test_oracle.py", "search/test_exhaustive.py", "search/test_bands.py",
+        ],
+        sample=60,
+        jit=False,
+    ),
+    Target(
+        name="search",
+        files=[
+            f"search/{name}.py"
+            for name in (
+                "aim", "auto", "bands", "conditioning", "costgraph", "crossover", "fixing", "memory", "order",
+                "paper", "prices", "problem", "program", "relaxation", "result", "sources", "tied", "track",
+                "union",
+            )
+        ],
+        tests=["search"],
+        sample=90,
+    ),
+    Target(
+        name="simulation",
+        files=[
+            f"plan/{name}.py"
+            for name in (
+                "judge", "walk", "play", "pieces", "group_pieces", "tensor_pieces", "schedule", "timeline",
+                "overlap", "moments", "heirs", "lodgers", "simulate",
+            )
+        ],
+        tests=[
+            "plan/test_judge.py", "plan/test_simulate.py", "plan/test_timeline.py", "plan/test_heirs.py",
+            "plan/test_coverage.py", "plan/test_held_out.py",
+        ],
+        sample=100,
+    ),
+    Target(
+        name="export",
+        files=["plan/export.py"],
+        tests=["plan/test_export.py", "plan/test_exploration.py"],
+        sample=12,
+    ),
+    Target(
+        name="costs",
+        files=[
+            f"costs/{name}.py"
+            for name in (
+                "communication", "collectives", "roofline", "flops", "prices", "edges", "allocator",
+                "parameters", "alive", "working", "transients", "link_fits",
+            )
+        ],
+        tests=[
+            f"costs/test_{name}.py"
+            for name in (
+                "communication", "collectives", "roofline", "tables", "allocator", "parameters", "working",
+                "transients", "links", "upkeep", "source",
+            )
+        ] + ["plan/test_judge.py"],
+        sample=90,
+    ),
+    Target(
+        name="gradients",
+        files=["execute/gradients.py", "sharding/buckets*.py", "sharding/redistribute.py"],
+        tests=[
+            "execute/test_gradients.py", "sharding/test_buckets.py", "sharding/test_redistribute.py",
+            "execute/test_fake_ranks.py",
+        ],
+        sample=45,
+    ),
+    Target(
+        name="verify",
+        files=[
+            "execute/verify.py", "execute/rank_checks.py", "execute/reference.py", "execute/differences.py",
+            "verify/*.py",
+        ],
+        tests=["execute/test_replicas.py", "execute/test_verify.py"],
+        sample=45,
+    ),
+)  # fmt: skip
+
+EQUAL_RESULTS = {
+    "tensoropt/search/auto.py": (
+        "FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "COARSE_POINTS", "TIGHT", "WORTH_NARROWING",
+        "MORE_LINES", "FEW_PAIRS", "MANY_PAIRS", "LARGE_PASS", "CLOSENESS", "MESSAGE_BYTES",
+    ),
+    "tensoropt/search/limits.py": ("BREAKPOINTS", "NEIGHBOURS"),
+}  # fmt: skip
+"""Constants at module level that decide how long a search takes and not what it finds, so that no test of
+results can notice a change: those of ``auto.py`` choose among passes that all end exact, or bound how fine
+their bounds are; those of ``limits.py`` are how many memories a limit is known at and how many corners share
+a roof."""

@@ -65,6 +65,36 @@ def union_of_products(pairs, limit):
     return reduce(points)
 
 
+def lower_hull(front):
+    """Indices of the points that lie on no line between two others, nor above one."""
+
+    def below(a, i, b):
+        (am, at), (im, it), (bm, bt) = front[a], front[i], front[b]
+        return (it - at) * (bm - am) < (bt - at) * (im - am)
+
+    n = len(front)
+    inner = [i for i in range(1, n - 1) if all(below(a, i, b) for a in range(i) for b in range(i + 1, n))]
+    return [0, *inner, n - 1]
+
+
+def thin(front, wanted):
+    """Both ends, and of each of ``wanted - 2`` stretches of equal length the point nearest the hull."""
+    n = len(front)
+    if n <= wanted or wanted < 2:
+        return list(range(n))
+    hull, cells = lower_hull(front), wanted - 2
+    width, height = front[-1][0] - front[0][0], front[0][1] - front[-1][1]
+    stretches = {}
+    for i in range(1, n - 1) if cells else ():
+        a, b = next((a, b) for a, b in itertools.pairwise(hull) if a < i <= b)
+        slope = (front[b][1] - front[a][1]) / (front[b][0] - front[a][0])
+        above = (front[i][1] - front[a][1] - slope * (front[i][0] - front[a][0])) / height
+        away = above / (1.0 - slope * width / height)
+        along = ((front[i][0] - front[0][0]) / width + (front[0][1] - front[i][1]) / height) * 0.5
+        stretches.setdefault(min(int(along * cells), cells - 1), []).append((away, i))
+    return [0, *(min(found)[1] for _, found in sorted(stretches.items())), n - 1]
+
+
 def scalar_values(nodes, edges, weight_m, weight_t):
     """Least weighted cost over all strategies, and per operator and configuration over those that use it."""
     names = list(nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,18 @@ def test_thin_keeps_both_ends_and_no_more_than_wanted(front, wanted):
         assert chosen[0] == 0
         assert chosen[kept - 1] == n - 1
         assert (np.diff(chosen[:kept]) > 0).all()
+    assert chosen[:kept].tolist() == naive.thin(front, wanted)
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 4, 7, 12])
+def test_thin_keeps_the_point_nearest_the_hull_of_every_stretch(wanted):
+    rng = np.random.default_rng(wanted)
+    for n in (2, 5, 13, 30, 30, 30):
+        m = np.sort(rng.choice(1000, n, replace=False)).astype(float)
+        t = np.sort(rng.choice(1000, n, replace=False))[::-1].astype(float)
+        chosen = np.empty(n, np.int64)
+        kept = kernels.thin(m, t, n, wanted, chosen, np.empty(n, np.int64))
+        assert chosen[:kept].tolist() == naive.thin(list(zip(m, t, strict=True)), wanted)
 
 
 @given(staircase, staircase)

@@ -43,6 +43,14 @@ def test_the_knee_is_the_point_below_the_chord():
         knee(frontier([]))
 
 
+def test_a_zero_counts_as_a_thousandth_of_the_least_other_cost():
+    """Six decades from there to 1000: 1 is half of the way, 31.6 half of those from 1 to 1000."""
+    assert knee(frontier([(0, 1000), (1, 30), (1000, 1)])) == 1
+    assert knee(frontier([(0, 1000), (1, 33), (1000, 1)])) == 0
+    assert knee(frontier([(1, 1000), (30, 1), (1000, 0)])) == 1
+    assert knee(frontier([(1, 1000), (33, 1), (1000, 0)])) == 0
+
+
 def test_hypervolume_is_the_area_to_the_reference():
     assert hypervolume(frontier([(1, 3), (2, 1)]), (4, 4)) == pytest.approx(1 * 1 + 2 * 3)
     assert hypervolume(frontier([]), (4, 4)) == 0.0

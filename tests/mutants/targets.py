@@ -90,7 +90,7 @@ TARGETS = (
     Target(
         name="export",
         files=["plan/export.py"],
-        tests=["plan/test_export.py", "plan/test_exploration.py"],
+        tests=["plan/test_export.py", "plan/test_exploration.py", "plan/placed/test_points.py"],
         sample=12,
     ),
     Target(

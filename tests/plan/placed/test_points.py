@@ -69,3 +69,16 @@ def test_it_is_exported(explored, tmp_path):
     with open(tmp_path / "strategies.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["point"] == "0"]
     assert {row["options"].split(",")[0] for row in rows} == {"device 0", "device 1"}
+
+
+def test_its_strategy_is_written_device_by_device(explored, tmp_path):
+    write_strategies_csv(explored, tmp_path / "strategies.csv")
+    with open(tmp_path / "strategies.csv", newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    axes = max(len(space.mesh.names) for space in explored.spaces)
+    assert header == ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
+    assert [row for row in rows if row[0] == "0"] == [
+        ["0", name, *[""] * axes, f"device {operator.device}, position {operator.order}"]
+        for name, operator in explored.plan(0).operators.items()
+    ]
+    assert {row[0] for row in rows} == {str(i) for i in range(len(explored.points))}

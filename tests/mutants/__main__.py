@@ -25,11 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warm_up()
     known, results = Known(STATE, resume=asked.resume), {}
     for target in targets:
-        mutants = _chosen(target, by_hand, quick=asked.quick)
+        mutants = _chosen(target, by_hand, quick=0 if asked.hand else asked.quick)
         print(f"{target.name}: {len(mutants)} mutants", flush=True)
         records = sweep(target, mutants, known, workers=asked.workers, told=_tell)
         results[target.name] = [(m, records[m.id]) for m in mutants]
-    whole = not asked.only and asked.quick is None
+    whole = not (asked.only or asked.hand) and asked.quick is None
     print(write_report(results, complaints, quick=not whole))
     decided = decisions()
     survivors = [m.id for found in results.values() for m, record in found if record["outcome"] == "survived"]
@@ -43,6 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", nargs="?", type=int, const=QUICK, metavar="N",
                         help=f"about N mutants (default: {QUICK}) of each target and none by hand; the "
                         "report goes to out/")  # fmt: skip
+    parser.add_argument(
+        "--hand", action="store_true", help="only those made by hand; the report goes to out/"
+    )
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run found out")
     parser.add_argument(
         "--mutant", metavar="ID", help="show one mutant, by its id or the end of it, and try it"
@@ -53,9 +56,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _chosen(target: Target, by_hand: list[Mutant], *, quick: int | None) -> list[Mutant]:
     """The target's mutants, those made by hand first, none twice."""
-    if quick is not None:
+    if quick:
         return sampled(target, quick)
     hand = [m for m in by_hand if m.file in target.sources]
+    if quick == 0:
+        return hand
     sources = {m.source for m in hand}
     return [*hand, *(m for m in sampled(target) if m.source not in sources)]
 

@@ -150,7 +150,7 @@ def baseline_of(target: Target, state: Path = STATE) -> Baseline:
         if known["key"] == key:
             return Baseline(known["seconds"], known["lines"])
     cover = [str(ROOT / file) for file in target.sources]
-    trial = Trial(tests=target.test_files, jit=target.jit, cover=cover)
+    trial = Trial(tests=target.test_files, jit=target.jit, ranks=target.ranks, cover=cover)
     ((_, running, ended),) = follow([(target, trial)], 1)
     seconds = {e["passed"]: e["seconds"] for e in running.events if "passed" in e}
     lines = next((e["lines"] for e in running.events if "lines" in e), {})
@@ -215,7 +215,14 @@ def sweep(
             files = list(dict.fromkeys(test.split("::")[0] for test in order))
             yield (
                 mutant,
-                Trial(tests=files, order=order, module=mutant.module, path=str(path), jit=target.jit),
+                Trial(
+                    tests=files,
+                    order=order,
+                    module=mutant.module,
+                    path=str(path),
+                    jit=target.jit,
+                    ranks=target.ranks,
+                ),
             )
 
     try:

@@ -22,6 +22,7 @@ class Target:
         sample: how many of the generated mutants are tried.
         jit: False where kernels are changed, or what is compiled into them: numba's cache of a caller does
             not notice that what it calls has changed.
+        ranks: whether tests that start ranks are among them.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Target:
     tests: Sequence[str]
     sample: int
     jit: bool = True
+    ranks: bool = False
     below: str = "tensoropt"
 
     @property
@@ -84,6 +86,7 @@ TARGETS = (
         tests=[
             "plan/test_judge.py", "plan/test_simulate.py", "plan/test_timeline.py", "plan/test_heirs.py",
             "plan/test_coverage.py", "plan/test_held_out.py",
+            "plan/test_peaks.py",
         ],
         sample=100,
     ),
@@ -119,6 +122,7 @@ TARGETS = (
             "execute/test_fake_ranks.py",
         ],
         sample=45,
+        ranks=True,
     ),
     Target(
         name="verify",
@@ -128,6 +132,7 @@ TARGETS = (
         ],
         tests=["execute/test_replicas.py", "execute/test_verify.py"],
         sample=45,
+        ranks=True,
     ),
 )  # fmt: skip
 

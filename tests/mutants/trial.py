@@ -39,6 +39,7 @@ class Trial:
             the files hold, in their order.
         module, path: the module that is taken from another file, and that file.
         jit: False to run numba's kernels as plain Python.
+        ranks: whether tests that start ranks are run.
         cover: files whose executed lines are noted per test.
     """
 
@@ -47,6 +48,7 @@ class Trial:
     module: str = ""
     path: str = ""
     jit: bool = True
+    ranks: bool = False
     cover: Sequence[str] = ()
 
 
@@ -143,7 +145,8 @@ class Watcher:
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of dash and others load half of the web
         quiet = ["-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
         stop = [] if self.trial.cover else ["-x"]
-        only = ["-m", "not slow", "--timeout=0"]
+        marks = "not slow" if self.trial.ranks else "not slow and not distributed"
+        only = ["-m", marks, "--timeout=0"]
         code = int(pytest.main([*quiet, *stop, *only, *self.trial.tests], plugins=[self]))
         if self.coverage is not None:
             self.coverage.stop()

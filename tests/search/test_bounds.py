@@ -116,6 +116,28 @@ def test_the_envelope_is_the_highest_line():
             assert least_time(x, size, slope, level, start) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("values", [(5.0, 4.0, 4.5), (4.0, 5.0, 4.5), (4.5, 4.0, 5.0), (5.0, 5.0, 5.0)])
+def test_of_lines_with_equal_weights_the_highest_counts(values):
+    weight_m, weight_t = np.array([1.0, *[0.5] * 3, 0.0]), np.array([0.0, *[0.5] * 3, 1.0])
+    slope, level, start = (np.full(5, np.nan) for _ in range(3))
+    size = envelope(np.array([1.0, *values, 2.0]), weight_m, weight_t, slope, level, start)
+    assert size == 2
+    assert slope[:2].tolist() == [1.0, 0.0]
+    assert level[:2] == pytest.approx([10.0, 2.0])
+    assert start[:2] == pytest.approx([-np.inf, 8.0])
+
+
+def test_vertices_are_the_lower_hull_of_what_was_found():
+    rng = np.random.default_rng(0)
+    search = HullSearch.__new__(HullSearch)
+    for count in (1, 2, 3, 8, 20, 20, 20):
+        points = rng.integers(0, 12, (count, 2)).astype(float)
+        search.points = {(m, t): np.zeros((0, 2), np.int64) for m, t in points.tolist()}
+        front = naive.reduce(search.points)
+        hull = [front[i] for i in dict.fromkeys(naive.lower_hull(front))]
+        assert search._vertices() == hull
+
+
 def test_the_papers_orders_remove_everything_and_walk_the_chain_last():
     case = Case(0, "chain", 6, 3)
     problem = build_problem(case.graph)

@@ -44,21 +44,27 @@ def test_fixed_operators_cost_exactness_never_truth(monkeypatch, shape, largest)
             assert "heuristic elimination" in found.notes[0]
 
 
+@pytest.mark.parametrize("unit", [0, 8])
 @pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
-def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed(monkeypatch, method):
+def test_below_the_least_memory_the_bound_is_infinite_though_operators_are_fixed(monkeypatch, method, unit):
     """Whatever is tried, the copies of fixed operators may not promise what no strategy can have."""
     monkeypatch.setattr(order.greedy_order, "__defaults__", (1,))
     monkeypatch.setattr(paper, "ASSIGNMENTS", 1)
     inexact = 0
+
+    def whole(costs):
+        """All multiples of a unit that is not 1, or anything at all."""
+        return np.rint(costs * 100) * unit if unit else costs
+
     for seed in seeds_of(0, 5):
         rng = np.random.default_rng(seed)
         graph, nodes, edges = CostGraph(), {}, []
         for v in range(5):
-            nodes[v] = [[tuple(p)] for p in rng.random((3, 2)) * 0.1]
+            nodes[v] = [[tuple(p)] for p in whole(rng.random((3, 2)) * 0.1)]
             graph.add_operator(v, nodes[v])
         for a in range(5):
             for b in range(a + 1, 5):
-                table = rng.random((3, 3, 2))
+                table = whole(rng.random((3, 3, 2)))
                 graph.add_edge(a, b, table)
                 edges.append((a, b, lambda i, j, table=table: [tuple(table[i, j])]))
         truth = naive.exhaustive(nodes, edges)

@@ -115,6 +115,8 @@ def _child(trial: Trial, write: int, folder: str) -> int:
     if trial.module:
         os.environ["TENSOROPT_MUTANT"] = f"{trial.module}={trial.path}"
     sys.path.insert(0, str(HOOK))
+    paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for interpreters that tests start
     if not trial.jit:
         os.environ["NUMBA_DISABLE_JIT"] = "1"
         importlib.import_module("numba").config.DISABLE_JIT = 1

@@ -13,7 +13,7 @@ from tensoropt.costs.collectives import predicted_collectives
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.upkeep import Upkeep
 from tensoropt.costs.workload import workload
-from tensoropt.plan.judge import Judged, judge, judge_strategy
+from tensoropt.plan.judge import Judged, costs_of, judge, judge_strategy
 from tensoropt.plan.overlap import BLOCKING, Overlap, link_levels, overlap_of
 from tensoropt.plan.schedule import DEVICE, schedule_of
 from tensoropt.plan.simulate import simulate
@@ -289,6 +289,20 @@ def test_many_at_once_are_played_as_one_by_one(name, mesh):
             expected = getattr(alone.played, field)[0]
             assert np.allclose(getattr(together.played, field)[row], expected, rtol=1e-12), field
         assert together.collectives(row) == alone.collectives(0)
+
+
+def test_strategies_beyond_a_part_are_played_in_the_next(monkeypatch):
+    tables, rng = tables_of(problem(two_layers), (1, 2)), random.Random(0)
+    chosen = []
+    for _ in range(7):
+        choice = {v.name: rng.randrange(len(v.memory)) for v in tables.variables}
+        chosen.append((choice, dict.fromkeys(choice, 0)))
+    (whole,) = judge(tables, chosen, "adam", BESIDE)
+    monkeypatch.setattr("tensoropt.plan.judge.CHUNK", 3)
+    parts = judge(tables, chosen, "adam", BESIDE)
+    assert [len(part.played.total_s) for part in parts] == [3, 3, 1]
+    assert costs_of(parts).tolist() == costs_of([whole]).tolist()
+    assert costs_of([]).shape == (0, 2)
 
 
 def test_which_links_a_mesh_axis_crosses():

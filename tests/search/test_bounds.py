@@ -7,7 +7,7 @@ import pytest
 
 from tensoropt.frontier import merge
 from tensoropt.search.auto import build_program, seeds
-from tensoropt.search.hull import Hull, HullSearch
+from tensoropt.search.hull import Hull, HullSearch, power_of_two
 from tensoropt.search.limits import Corners, corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.problem import build_problem
@@ -125,6 +125,27 @@ def test_of_lines_with_equal_weights_the_highest_counts(values):
     assert slope[:2].tolist() == [1.0, 0.0]
     assert level[:2] == pytest.approx([10.0, 2.0])
     assert start[:2] == pytest.approx([-np.inf, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "power"), [(0.0, 1.0), (3.0, 4.0), (4.0, 8.0), (0.3, 0.5), (1e-9, 2.0**-29), (5e10, 2.0**36)]
+)
+def test_scales_are_powers_of_two(value, power):
+    assert power_of_two(value) == power
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_both_ends_of_the_hull_are_exact(shape):
+    for seed in seeds_of(300, 312):
+        *_, hull = prepared(Case(seed, shape))
+        if hull is None:
+            continue
+        assert hull.weight_t[0] == hull.weight_m[-1] == 0.0
+        least, fastest = hull.value[0] / hull.weight_m[0], hull.value[-1] / hull.weight_t[-1]
+        assert hull.memory.min() == least
+        assert hull.time.min() == fastest
+        assert hull.bound(least) < np.inf
+        assert hull.bound(np.nextafter(least, -1.0)) == np.inf
 
 
 def test_vertices_are_the_lower_hull_of_what_was_found():

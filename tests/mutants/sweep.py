@@ -89,14 +89,19 @@ def digest_of_package() -> str:
 
 def follow(trials: Iterable[tuple[Any, Trial]], workers: int) -> Iterator[tuple[Any, Running, Record]]:
     """Run trials, at most ``workers`` at a time; gives each with what became of it."""
-    waiting, under_way = iter(trials), {}
-    for tag, trial in waiting:
-        running = start(trial)
-        under_way[running.pid] = tag, running
-        while len(under_way) >= workers:
+    under_way: dict[int, tuple[Any, Running]] = {}
+    try:
+        for tag, trial in trials:
+            running = start(trial)
+            under_way[running.pid] = tag, running
+            while len(under_way) >= workers:
+                yield from _ended(under_way)
+        while under_way:
             yield from _ended(under_way)
-    while under_way:
-        yield from _ended(under_way)
+    finally:  # forks are sessions of their own, which Ctrl-C does not reach
+        for _, running in under_way.values():
+            running.stop()
+            shutil.rmtree(running.folder, ignore_errors=True)
 
 
 def _ended(under_way: dict[int, tuple[Any, Running]]) -> Iterator[tuple[Any, Running, Record]]:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.search.hull import SLACK
-from tensoropt.search.limits import BREAKPOINTS, breakpoints, envelope, fill_limits, least_time
+from tensoropt.search.hull import SLACK, Hull
+from tensoropt.search.limits import (
+    BREAKPOINTS,
+    breakpoints,
+    corners_of,
+    envelope,
+    fill_limits,
+    least_time,
+)
 from tests import naive
 
 
@@ -133,6 +140,25 @@ def test_breakpoints_lie_at_even_steps_of_the_least_time():
         for i in range(half):
             goal = heights[0] + (heights[1] - heights[0]) * (i + 0.5) / half
             assert np.isclose(times, goal, rtol=1e-9, atol=1e-6).any(), (seed, i)
+
+
+@pytest.mark.parametrize("most", [8, 40, 300])
+@pytest.mark.parametrize("ends", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.5, 0.5)])
+def test_coarser_corners_leave_room_for_all_that_finer_ones_do(most, ends):
+    """Whatever lies below a corner lies below one of those that stand for it."""
+    rng = np.random.default_rng(most)
+    memory = np.sort(rng.choice(100_000, 1000, replace=False)).astype(float) + 1
+    time = np.sort(rng.choice(100_000, 1000, replace=False))[::-1].astype(float) + 1
+    values = np.array([memory[0] * ends[0], 100.0, time[-1] * ends[1]])
+    hull = Hull(np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0]), values, memory, time, ())
+    fine, coarse = (corners_of(hull, memory, time, count) for count in (10**6, most))
+    assert len(fine.memory) == 999 + (ends[0] < 1) + (ends[1] < 1)
+    assert 2 <= len(coarse.memory) <= most + 2
+    for m, t in zip(fine.memory, fine.time, strict=True):
+        assert ((coarse.memory >= m) & (coarse.time >= t)).any()
+    for m, t in zip(coarse.memory, coarse.time, strict=True):  # and none stands for nothing
+        assert (fine.memory == m).any()
+        assert (fine.time == t).any()
 
 
 def test_the_envelope_is_the_highest_line_everywhere():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.frontier import merge
-from tensoropt.search.auto import build_program, seeds
+from tensoropt.frontier import Frontier, merge
+from tensoropt.search.auto import build_program, gaps, seeds
 from tensoropt.search.hull import Hull, HullSearch, power_of_two
 from tensoropt.search.limits import Corners, corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
@@ -125,6 +125,20 @@ def test_of_lines_with_equal_weights_the_highest_counts(values):
     assert slope[:2].tolist() == [1.0, 0.0]
     assert level[:2] == pytest.approx([10.0, 2.0])
     assert start[:2] == pytest.approx([-np.inf, 8.0])
+
+
+def test_gaps_are_how_much_faster_another_strategy_could_be():
+    """Bounds: 10 bytes at least, memory + time at least 40, 5 s at least. Within 30 bytes 10 s are possible
+    and 40 are known, within any number 5 and 10."""
+    lines = np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0])
+    hull = Hull(*lines, np.array([10.0, 20.0, 5.0]), np.zeros(1), np.zeros(1), ())
+    origin = np.zeros((2, 2), np.int32)
+    known = Frontier(np.array([10.0, 30.0]), np.array([40.0, 10.0]), origin)
+    assert gaps(known, hull) == pytest.approx((2.0, 3.0))
+    leaner_may_exist = Frontier(np.array([10.5, 30.0]), np.array([40.0, 10.0]), origin)
+    assert gaps(leaner_may_exist, hull) == (np.inf, np.inf)
+    tight = Frontier(np.array([10.0, 35.0]), np.array([5.0 + 1e-12, 5.0]), origin)
+    assert gaps(tight, hull)[1] < 1e-12
 
 
 @pytest.mark.parametrize(

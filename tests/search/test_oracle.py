@@ -33,7 +33,7 @@ SMALL = {
     "twigs, 16": lambda: Tree(8, with_twigs(16, 8), configurations=3, options=2, most=50),
 }
 POINTS = 30 if PLAIN else 1500
-SEEDS = range(20, 80)
+SEEDS = range(20, 50)
 
 
 def graph_of(tree: Tree) -> CostGraph:

@@ -130,7 +130,7 @@ TARGETS = (
             "execute/verify.py", "execute/rank_checks.py", "execute/reference.py", "execute/differences.py",
             "verify/*.py",
         ],
-        tests=["execute/test_replicas.py", "execute/test_verify.py"],
+        tests=["execute/test_differences.py", "execute/test_replicas.py", "execute/test_verify.py"],
         sample=45,
         ranks=True,
     ),

@@ -533,13 +533,13 @@ def test_a_refused_exploration_leaves_no_empty_folder(run, place) -> None:
 
 # -- what a user's code prints --------------------------------------------------------------------
 
-EXPLORE = ("explore", "talking.py:net", "--cluster", "two.yaml", "--out", "talked")
-COMPARE = ("compare", "talking.py:net", "--cluster", "two.yaml", "--planners", "data_parallel,m_topo")
+TALKED = ("explore", "talking.py:net", "--cluster", "two.yaml", "--out", "talked")
+TALKED_BESIDE = ("compare", "talking.py:net", "--cluster", "two.yaml", "--planners", "data_parallel,m_topo")
 
 
 @pytest.fixture(scope="module")
 def talked(place: Path) -> Path:
-    assert main(EXPLORE) == 0
+    assert main(TALKED) == 0
     assert main(["choose", "talked", "--knee", "--out", "talked.json"]) == 0
     return place / "talked"
 
@@ -548,8 +548,8 @@ def talked(place: Path) -> Path:
 @pytest.mark.parametrize(
     "arguments",
     [
-        EXPLORE,
-        COMPARE,
+        TALKED,
+        TALKED_BESIDE,
         ("verify", "talked.json"),
         ("verify", "talked.json", "--ranks"),
         ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--ranks"),
@@ -577,7 +577,7 @@ def test_what_a_model_prints_is_no_part_of_the_answer(
 
 def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
     """Exit handlers print when the command line has returned, and C's buffer is written then."""
-    command = [sys.executable, "-m", "tensoropt", "explore", "talking.py:quitting", *EXPLORE[2:], "--json"]
+    command = [sys.executable, "-m", "tensoropt", "explore", "talking.py:quitting", *TALKED[2:], "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert strict(run.stdout)["points"]

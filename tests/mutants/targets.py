@@ -108,8 +108,8 @@ TARGETS = (
         tests=[
             f"costs/test_{name}.py"
             for name in (
-                "communication", "collectives", "roofline", "tables", "allocator", "parameters", "working",
-                "transients", "links", "upkeep", "source",
+                "communication", "collectives", "link_fits", "roofline", "tables", "allocator", "parameters",
+                "working", "transients", "links", "upkeep", "source", "facts", "edge_timing",
             )
         ] + ["plan/test_judge.py"],
         sample=90,

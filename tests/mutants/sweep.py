@@ -23,6 +23,8 @@ STATE = ROOT / "out" / "mutants"
 PATIENCE = 6.0
 """How many times as long as usual a test may take, beside :data:`GRACE_S`; other forks run meanwhile."""
 GRACE_S = 15.0
+RANKS_GRACE_S = 90.0
+"""The first test that needs ranks starts them for all."""
 Record = dict[str, Any]
 
 
@@ -38,21 +40,27 @@ class Baseline:
     seconds: dict[str, float]
     lines: dict[str, dict[str, list[str]]]
 
-    def order(self, mutant: Mutant) -> dict[str, float]:
+    def order(self, mutant: Mutant, grace_s: float) -> dict[str, float]:
         """Tests and the seconds each may take; those that execute the line first, quickest file first."""
         of_file = self.lines.get(mutant.file, {})
         height = mutant.before.count("\n") + 1
         covering = {t for at in range(mutant.line, mutant.line + height) for t in of_file.get(str(at), ())}
         quickest: dict[tuple[bool, str], float] = {}
+        slowest: dict[str, float] = {}
         for test, seconds in self.seconds.items():
             key = test not in covering, test.split("::")[0]
             quickest[key] = min(quickest.get(key, seconds), seconds)
+            slowest[key[1]] = max(slowest.get(key[1], 0.0), seconds)
 
         def place(test: str) -> tuple[Any, ...]:
             key = test not in covering, test.split("::")[0]
             return key[0], quickest[key], key[1], self.seconds[test]
 
-        return {t: GRACE_S + PATIENCE * self.seconds[t] for t in sorted(self.seconds, key=place)}
+        def allowed_s(test: str) -> float:
+            # whichever test of a file comes first makes what they share
+            return grace_s + PATIENCE * (self.seconds[test] + slowest[test.split("::")[0]])
+
+        return {test: allowed_s(test) for test in sorted(self.seconds, key=place)}
 
 
 def warm_up() -> None:
@@ -216,7 +224,7 @@ def sweep(
             path = folder / f"{os.getpid()}-{number}" / Path(mutant.file).name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(mutant.source, encoding="utf-8")
-            order = baseline.order(mutant)
+            order = baseline.order(mutant, RANKS_GRACE_S if target.ranks else GRACE_S)
             files = list(dict.fromkeys(test.split("::")[0] for test in order))
             yield (
                 mutant,

@@ -119,7 +119,7 @@ TARGETS = (
         files=["execute/gradients.py", "sharding/buckets*.py", "sharding/redistribute.py"],
         tests=[
             "execute/test_gradients.py", "sharding/test_buckets.py", "sharding/test_redistribute.py",
-            "execute/test_fake_ranks.py",
+            "execute/test_fake_ranks.py", "execute/test_parallel.py",
         ],
         sample=45,
         ranks=True,

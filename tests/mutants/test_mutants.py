@@ -128,7 +128,9 @@ def test_tests_that_execute_the_line_come_first_and_quick_ones_before_slow() -> 
     (mutant, *_) = mutants_of("tensoropt/a.py", "x = 1\ny = 2 < z\n")
     seconds = {"one.py::a": 3.0, "one.py::b": 0.1, "two.py::a": 0.2, "three.py::a": 0.01}
     known = Baseline(seconds, {"tensoropt/a.py": {"1": ["two.py::a", "one.py::a"]}})
-    assert list(known.order(mutant)) == ["two.py::a", "one.py::a", "three.py::a", "one.py::b"]
+    order = known.order(mutant, 10.0)
+    assert order["two.py::a"] == pytest.approx(10.0 + 6 * 0.4)
+    assert list(order) == ["two.py::a", "one.py::a", "three.py::a", "one.py::b"]
 
 
 def test_every_decision_has_a_kind_and_a_reason(tmp_path: Path) -> None:

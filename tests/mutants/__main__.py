@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from tests.benchmarks.machine import Taking
 from tests.mutants.mutant import Mutant
 from tests.mutants.report import decisions, write_report
 from tests.mutants.sample import generated, handmade, sampled
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.mutant:
         return _one(asked.mutant, by_hand)
     warm_up()
+    about = Taking().about
     known, results = Known(STATE, resume=asked.resume), {}
     for target in targets:
         mutants = _chosen(target, by_hand, quick=0 if asked.hand else asked.quick)
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = sweep(target, mutants, known, workers=asked.workers, told=_tell)
         results[target.name] = [(m, records[m.id]) for m in mutants]
     whole = not (asked.only or asked.hand) and asked.quick is None
-    print(write_report(results, complaints, quick=not whole))
+    print(write_report(results, complaints, about, quick=not whole))
     decided = decisions()
     survivors = [m.id for found in results.values() for m, record in found if record["outcome"] == "survived"]
     return 1 if complaints or any(name not in decided for name in survivors) else 0

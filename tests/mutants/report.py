@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.benchmarks.machine import dated, described, machine, write
+from tests.benchmarks.machine import dated, described, write
 from tests.mutants.mutant import ROOT, Mutant
 from tests.mutants.sample import generated, handmade
 
@@ -40,13 +39,15 @@ def outdated(decided: dict[str, dict[str, str]]) -> list[str]:
     return [f"{name} has a decision and is not there" for name in decided if name not in there]
 
 
-def write_report(results: Results, complaints: list[str], *, quick: bool) -> str:
-    """Write the result beside the benchmarks' (to ``out/`` where it is of a part) and give its text."""
+def write_report(results: Results, complaints: list[str], about: Mapping[str, Any], *, quick: bool) -> str:
+    """Write the result beside the benchmarks' (to ``out/`` where it is of a part) and give its text.
+
+    Args:
+        about: date, commit and machine, from when the first mutant was tried.
+    """
     decided = decisions()
     data = {
-        "date": datetime.date.today().isoformat(),
-        "commit": _commit(),
-        "machine": machine(),
+        **about,
         "load_at_end": round(os.getloadavg()[0], 2),
         "no_longer_fitting": [*complaints, *outdated(decided)],
         "targets": {name: _figures(found, decided) for name, found in results.items()},
@@ -87,8 +88,7 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         "# Changed places of the source, and whether a test noticed",
         "",
-        f"{data['date']}, commit {data['commit']}, {described(data['machine'])}, "
-        f"load at the end {data['load_at_end']}",
+        f"{data['date']}, {described(data)}, load at the end {data['load_at_end']}",
         "",
         "| target | mutants | killed | timed out | survived | of these change no result | killed of the rest "
         "| CPU s each |",
@@ -127,10 +127,3 @@ def _share(figures: dict[str, Any]) -> str:
 
 def _code(text: str) -> str:
     return "`" + text.replace("\n", " ⏎ ").replace("|", "\\|").replace("`", "'") + "`"
-
-
-def _commit() -> str:
-    """The commit under test, marked where the working tree differs from it."""
-    command = ["git", "describe", "--always", "--dirty", "--tags"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"

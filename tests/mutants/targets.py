@@ -72,7 +72,7 @@ TARGETS = (
             )
         ],
         tests=["search"],
-        sample=90,
+        sample=60,
     ),
     Target(
         name="simulation",
@@ -88,7 +88,7 @@ TARGETS = (
             "plan/test_coverage.py", "plan/test_held_out.py",
             "plan/test_peaks.py",
         ],
-        sample=100,
+        sample=60,
     ),
     Target(
         name="export",
@@ -112,7 +112,7 @@ TARGETS = (
                 "working", "transients", "links", "upkeep", "source", "facts", "edge_timing",
             )
         ] + ["plan/test_judge.py"],
-        sample=90,
+        sample=60,
     ),
     Target(
         name="gradients",
@@ -121,7 +121,7 @@ TARGETS = (
             "execute/test_gradients.py", "sharding/test_buckets.py", "sharding/test_redistribute.py",
             "execute/test_fake_ranks.py", "execute/test_parallel.py",
         ],
-        sample=45,
+        sample=20,
         ranks=True,
     ),
     Target(
@@ -131,7 +131,7 @@ TARGETS = (
             "verify/*.py",
         ],
         tests=["execute/test_differences.py", "execute/test_replicas.py", "execute/test_verify.py"],
-        sample=45,
+        sample=20,
         ranks=True,
     ),
 )  # fmt: skip

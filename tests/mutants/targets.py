@@ -85,8 +85,8 @@ TARGETS = (
         ],
         tests=[
             "plan/test_judge.py", "plan/test_simulate.py", "plan/test_timeline.py", "plan/test_heirs.py",
-            "plan/test_coverage.py", "plan/test_held_out.py",
-            "plan/test_peaks.py",
+            "plan/test_coverage.py", "plan/test_held_out.py", "plan/test_peaks.py", "plan/test_lodgers.py",
+            "plan/test_moments.py",
         ],
         sample=60,
     ),

@@ -1,0 +1,38 @@
+"""Where a group is cut: at the operators that read its inputs first and last."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tensoropt.plan.moments import parts_of
+
+
+def group(*reads: str) -> SimpleNamespace:
+    """A group whose operators read so: ``"xy"`` two tensors of others, ``"."`` none."""
+    operators = tuple(SimpleNamespace(inputs=lambda names=names: tuple(names)) for names in reads)
+    return SimpleNamespace(operators=operators, reads=("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "starts", "first", "last"),
+    [
+        (("x",), (0,), {"x": 0}, {"x": 0}),
+        (("x", "."), (0, 1), {"x": 0}, {"x": 0}),
+        ((".", "x"), (0, 1), {"x": 1}, {"x": 1}),
+        (("x", ".", "x"), (0,), {"x": 0}, {"x": 0}),
+        (("x", ".", "x", "."), (0, 3), {"x": 0}, {"x": 0}),
+        (("x", ".", "y", "."), (0, 1, 2, 3), {"x": 0, "y": 2}, {"x": 0, "y": 2}),
+        (("x", "y", "x"), (0, 1, 2), {"x": 0, "y": 1}, {"x": 2, "y": 1}),
+        ((".", "z"), (0,), {}, {}),
+    ],
+)
+def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_last(
+    reads, starts, first, last
+):
+    found = parts_of(group(*reads))
+    assert (found.starts, dict(found.first), dict(found.last)) == (starts, first, last)
+    assert [found.of(position) for position in range(len(reads))] == sorted(
+        found.of(position) for position in range(len(reads))
+    )

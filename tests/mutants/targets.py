@@ -121,7 +121,7 @@ TARGETS = (
             "execute/test_gradients.py", "sharding/test_buckets.py", "sharding/test_redistribute.py",
             "execute/test_fake_ranks.py", "execute/test_parallel.py",
         ],
-        sample=20,
+        sample=8,
         ranks=True,
     ),
     Target(
@@ -131,7 +131,7 @@ TARGETS = (
             "verify/*.py",
         ],
         tests=["execute/test_differences.py", "execute/test_replicas.py", "execute/test_verify.py"],
-        sample=20,
+        sample=8,
         ranks=True,
     ),
 )  # fmt: skip

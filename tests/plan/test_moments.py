@@ -1,4 +1,4 @@
-"""Where a group is cut: at the operators that read its inputs first and last."""
+"""What moments of a step are called, and where a group is cut: where its inputs are read first and last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensoropt.plan.moments import parts_of
+from tensoropt.plan.moments import Moment, parts_of
 
 
 def group(*reads: str) -> SimpleNamespace:
@@ -36,3 +36,28 @@ def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_l
     assert [found.of(position) for position in range(len(reads))] == sorted(
         found.of(position) for position in range(len(reads))
     )
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "words"),
+    [
+        ("forward", "read", "resharding x for g"),
+        ("again", "read", "again: resharding x for g"),
+        ("backward", "read", "resharding the gradient of x from g"),
+        ("forward", "gather", "parameters for forward g"),
+        ("again", "gather", "again: parameters for forward g"),
+        ("backward", "gather", "parameters for backward g"),
+        ("again", "compute", "again: forward g"),
+        ("backward", "inner", "inside backward g"),
+        ("forward", "home", "home of x"),
+        ("backward", "home", "gradient of the home of x"),
+        ("forward", "output", "result x"),
+        ("backward", "output", "gradient of result x"),
+        ("backward", "parameters", "gradients of the parameters of g"),
+        ("reduction", "waited", "gradients of g that waited"),
+        ("optimizer", "held", "copies of the parameters of g"),
+        ("optimizer", "step", "optimizer"),
+    ],
+)
+def test_a_moment_is_named_by_what_happens_in_it(phase, kind, words):
+    assert Moment(phase, kind, "g", "x").words == words

@@ -1,0 +1,60 @@
+"""What single things cost: a collective amid work, a cast between stored and computed types."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tensoropt.costs.prices import Prices
+from tensoropt.costs.upkeep import Upkeep
+
+
+class Linear:
+    """A collective takes 1 s and 0.5 s per byte; work before it adds 0.25 s, work after it 0.125 s."""
+
+    def time_s(self, kind, axes, num_bytes):
+        return 1.0 + 0.5 * num_bytes * len(axes)
+
+    def arriving_s(self, axes, work_s, num_bytes):
+        return np.array(0.25)
+
+    def leaving_s(self, axes, work_s, num_bytes):
+        return np.array(0.125)
+
+
+def prices(mesh=(4, 2, 1, 3), **upkeep) -> Prices:
+    tensors = {
+        "narrow": SimpleNamespace(master_dtype="float32", element_bytes=2, stored_element_bytes=4),
+        "same": SimpleNamespace(master_dtype=None, element_bytes=4, stored_element_bytes=4),
+    }
+    atoms = SimpleNamespace(
+        graph=SimpleNamespace(tensors=tensors, training=True), atoms=dict.fromkeys(tensors, ((6,), (10,)))
+    )
+    return Prices(SimpleNamespace(atoms=atoms), mesh, None, Linear(), "sgd", Upkeep(**upkeep))
+
+
+@pytest.mark.parametrize(
+    ("axes", "num_bytes", "seconds"),
+    [
+        ((1,), 8, 1 + 4 + 0.375),
+        ((1, 3), 8, 1 + 8 + 0.375),
+        ((1, 2, 3), 8, 1 + 8 + 0.375),  # an axis of one device takes no part
+        ((0, 1), 8, 1 + 4 + 0.375),  # nor do micro-batches
+        ((1,), 0, 0.0),
+        ((2,), 8, 0.0),
+        ((0,), 8, 0.0),
+        ((), 8, 0.0),
+    ],
+)
+def test_a_collective_amid_work(axes, num_bytes, seconds):
+    assert prices().collective_s("all_reduce", axes, num_bytes) == seconds
+
+
+def test_a_cast_costs_a_call_and_the_bytes_read_and_written():
+    known = prices(call_s=2.0, copy_s_per_byte=0.5)
+    whole, half = (-1, -1, -1, -1), (-1, 0, -1, -1)
+    assert known.cast_s("narrow", whole) == 2.0 + 0.5 * 60 * (2 + 4) / 2
+    assert known.cast_s("narrow", half) == 2.0 + 0.5 * 30 * (2 + 4) / 2
+    assert known.cast_s("same", whole) == 0.0

@@ -3,16 +3,20 @@
     python -m tests.benchmarks [--quick] [NAME ...]
 
 What fails is said at the end; the others run all the same. All results of one call are of one commit: where
-the working tree changes meanwhile, what is left is not run. Then the pages' figures are written anew from the
-newest results, unless ``--quick`` keeps results apart.
+the working tree changes meanwhile, what is left is not run. They measure into a profile store of their own:
+what a person's store knows may have been timed while the machine was busy. Then the pages' figures are
+written anew from the newest results, unless ``--quick`` keeps results apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 
 from tests.benchmarks.machine import commit, named
 
@@ -43,22 +47,29 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in programs]:
         parser.error(f"unknown benchmark {unknown[0]!r}; choose from {known}")
-    failed, at_start = [], commit()
-    for name in options.names or PROGRAMS:
-        if commit() != at_start:
-            failed.append(f"{name} and what comes after it, as {named(at_start)} became {named(commit())}")
-            break
-        print(f"== {name}", flush=True)
-        begun = time.perf_counter()
-        command = [sys.executable, "-m", programs[name], *(["--quick"] if options.quick else [])]
-        if subprocess.run(command, check=False).returncode:
-            failed.append(name)
-        print(f"== {name}: {time.perf_counter() - begun:.0f} s", flush=True)
+    with tempfile.TemporaryDirectory() as store:
+        failed = _run(options.names or list(PROGRAMS), programs, options.quick, store)
     if not options.quick:
         subprocess.run([sys.executable, "-m", "tests.docs.figures"], check=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _run(names: Sequence[str], programs: Mapping[str, str], quick: bool, store: str) -> list[str]:
+    """What failed of the programs of these names, or was not run; ``store``: the profile store's folder."""
+    failed, at_start = [], commit()
+    for name in names:
+        if commit() != at_start:
+            failed.append(f"{name} and what comes after it, as {named(at_start)} became {named(commit())}")
+            break
+        print(f"== {name}", flush=True)
+        begun = time.perf_counter()
+        command = [sys.executable, "-m", programs[name], *(["--quick"] if quick else [])]
+        if subprocess.run(command, check=False, env={**os.environ, "TENSOROPT_CACHE": store}).returncode:
+            failed.append(name)
+        print(f"== {name}: {time.perf_counter() - begun:.0f} s", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

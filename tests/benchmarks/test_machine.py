@@ -15,8 +15,6 @@ from tests.benchmarks.machine import REQUIRED, RESULTS, ROOT, Results, Taking, c
 
 BEFORE = {
     "dashboard/2026-11-21-dashboard.json",
-    "demo/2026-11-22-demo.json",
-    "execute/2026-11-22-step.json",
     "fidelity/2026-11-22-earlier-fidelity-on-another-machine.json",
     "fidelity/2026-11-22-fidelity-before-edges.json",
     "fidelity/2026-11-22-fidelity.json",

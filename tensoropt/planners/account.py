@@ -84,8 +84,8 @@ class Notes:
     def _origin(self) -> str:
         took = format_seconds(self.best.play.time_s)
         if self.warm is None:
-            lawful = " and keeps to the rules" if rule_words(self.search.rules) else ""
-            return f"no heuristic found a placement that fits{lawful}; {self.best.source} did, {took}"
+            ruled = " and keeps to the rules" if rule_words(self.search.rules) else ""
+            return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
         before = format_seconds(self.warm.play.time_s)
         if self.best is self.warm:
             return f"the warm start stands: nothing the judge plays faster than {self.best.source}, {took}"

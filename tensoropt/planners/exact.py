@@ -196,7 +196,7 @@ class _Rounds:
         return max(proof.bound_s, min(outcome.bound_s, played_s))
 
     def _hint(self) -> PlacedPlay | None:
-        """The best known lawful schedule; what is made of blocks is played as a whole, too."""
+        """The best known schedule that keeps to the rules; what is made of blocks is played whole, too."""
         best, rules = self.candidates.best, self.search.rules
         plays = []
         for source, placement in starts(self.blocks, rules, self.seed):

@@ -126,6 +126,6 @@ def planner(name: str) -> Entry:
     """
     if name not in ENTRIES:
         near = difflib.get_close_matches(name, ENTRIES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise TensorOptError(f"no planner is called '{name}'{hint} There are: {', '.join(ENTRIES)}")
     return ENTRIES[name]

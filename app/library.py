@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration, load_exploration
-from tensoropt.plan.family import FILE, folders_in
+from tensoropt.plan.device_sweep import FILE, folders_in
 from tensoropt.plan.verified import Verified, load_verified
 
 READY_MADE = Path(__file__).parent / "data"

@@ -17,23 +17,16 @@ import torch
 
 from tensoropt.capture import Mode, capture
 from tensoropt.cluster import Cluster, Mesh, load_cluster
-from tensoropt.costs.here import ranks_here
-from tensoropt.costs.pool import RankPool
 from tensoropt.costs.source import CostSource, Progress, build_tables, real_shape, silent
-from tensoropt.costs.store import ProfileStore
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.workload import workload
 from tensoropt.errors import InfeasibleError
+from tensoropt.placement.points import placed_space
+from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.call import describe_call
 from tensoropt.plan.constraints import Given, constraints_of, left_to_search
 from tensoropt.plan.coverage import shares_of_flops, undivided
-from tensoropt.plan.detail import recorded_of
-from tensoropt.plan.explain import Recosted
+from tensoropt.plan.evaluate import judge_strategy, space_of
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points, unbeaten
-from tensoropt.plan.judge import judge_strategy, space_of
-from tensoropt.plan.overlap import overlap_of
-from tensoropt.plan.placed.points import placed_space
-from tensoropt.plan.placed.prices import PlacedPrices
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import (
     Problem,
@@ -48,8 +41,15 @@ from tensoropt.planners.compare import asked, compare
 from tensoropt.planners.problem import Problem as PlannerProblem
 from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.workload import workload
+from tensoropt.ranks.local_hardware import ranks_here
+from tensoropt.ranks.pool import RankPool
+from tensoropt.report.detail import recorded_of
+from tensoropt.report.explain import Recosted
 from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.simulate.overlap import overlap_of
 from tensoropt.spaces import SearchedSpace, certified, judge_all, search_all
 from tensoropt.units import format_bytes
 

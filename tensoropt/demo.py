@@ -14,11 +14,11 @@ from typing import Any
 from tensoropt import api, verify
 from tensoropt.cluster import load_cluster
 from tensoropt.console import Progress, columns
-from tensoropt.costs.here import cores_here
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
-from tensoropt.plan.picture import frontier_svg
-from tensoropt.plan.table import frontier_text, point_lines, run_line, summary_lines
+from tensoropt.ranks.local_hardware import cores_here
+from tensoropt.report.picture import frontier_svg
+from tensoropt.report.table import frontier_text, point_lines, run_line, summary_lines
 from tensoropt.units import format_bytes, format_seconds
 
 RUN_TIMEOUT_S = 300.0

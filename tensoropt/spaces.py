@@ -18,14 +18,14 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.source import CostSource, Progress
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.working import WorkingSets, working_sets
+from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
+from tensoropt.plan.evaluate import CHUNK, Judged, costs_of, judge
 from tensoropt.plan.exploration import Point, Space, reduce_points, unbeaten
-from tensoropt.plan.judge import CHUNK, Judged, costs_of, judge
-from tensoropt.plan.overlap import overlap_of
 from tensoropt.plan.problem import Settings
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, certify, track_frontier
 from tensoropt.sharding.constraints import ConstraintError
+from tensoropt.simulate.overlap import overlap_of
 from tensoropt.units import format_bytes
 
 

@@ -16,10 +16,10 @@ from tensoropt import zoo
 from tensoropt.api import recost
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.cluster.files import cluster_from
-from tensoropt.costs.links import LinkFits
-from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan.problem import prepare
+from tensoropt.profiling.links import LinkFits
+from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tests.costs.models import gates, two_layers
 
@@ -141,7 +141,7 @@ def test_inference(store):
 
 @pytest.mark.slow
 def test_links_are_fitted(store, monkeypatch):
-    from tensoropt.costs import links
+    from tensoropt.profiling import links
 
     monkeypatch.setattr("tensoropt.costs.source.measure_links", links.measure_links)
     found = explored(store, two_layers, micro_batches=(1,))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt.cli import main
+from tensoropt.cli.parser import main
 
 
 @pytest.mark.slow

@@ -24,14 +24,16 @@ def test_every_stage_has_its_layer() -> None:
         c["id"]: c for c in api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
     }
     layers = contracts["layers"]["layers"]
-    assert layers[-7:] == [
-        "execute | planners",
+    assert layers[-9:] == [
         "plan | search",
+        "simulate",
         "costs | frontier",
+        "profiling",
         "sharding",
+        "ranks",
         "capture | cluster | zoo",
         "graph",
-        "errors : units : console : waiting",
+        "errors : units : console",
     ]
 
 

@@ -12,14 +12,14 @@ import pytest
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh
 from tensoropt.costs.source import silent
-from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.working import WorkingSets
+from tensoropt.costs.working_sets import WorkingSets
+from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.execute.models import ModelSpec
 from tensoropt.plan.exploration import unbeaten
 from tensoropt.plan.export import write_frontier_csv
 from tensoropt.plan.problem import Settings
-from tensoropt.plan.table import table_rows
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.table import table_rows
 from tensoropt.search import NoStrategyError, TrackedFrontier
 from tensoropt.spaces import SearchedSpace, search_all
 from tests.plan import explorations

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.family import folders_in
+from tensoropt.plan.device_sweep import folders_in
 
 from ..safety import LOG as LOGGER
 from .record import LOG, Job, is_alive, read_job, tail, this_server

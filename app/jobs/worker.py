@@ -38,10 +38,10 @@ def _end_with(parent: int) -> None:
 
 
 def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
-    from tensoropt import cli
+    from tensoropt.cli.parser import parser, sentence
+    from tensoropt.cli.verbs import VERBS
     from tensoropt.console import Progress
     from tensoropt.errors import TensorOptError
-    from tensoropt.verbs import VERBS
 
     class Sent(Progress):
         """Lines for the log, and every step for the page."""
@@ -53,13 +53,13 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
 
     progress = Sent()
     try:
-        options = cli.parser().parse_args(arguments)
+        options = parser().parse_args(arguments)
         _, text, code = VERBS[options.run](options, progress)
         print(text)
         return ("done", "") if code == 0 else ("failed", f"ended with exit code {code}")
     except TensorOptError as error:
         print(f"error: {error}")
-        return "failed", cli.sentence(error)
+        return "failed", sentence(error)
     except SystemExit:
         return "failed", "the command line did not understand its arguments; the log has its words"
     except MemoryError:
@@ -70,12 +70,12 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
         traceback.print_exc()
         return (
             "failed",
-            f"unexpected {type(error).__name__}: {cli.sentence(error)}; the log has the traceback",
+            f"unexpected {type(error).__name__}: {sentence(error)}; the log has the traceback",
         )
 
 
 def home_folder() -> Path:
     """Where jobs and uploads live: beside the profile store, under the user's cache directory."""
-    from tensoropt.costs.store import default_path
+    from tensoropt.profiling.store import default_path
 
     return Path(default_path()).parent / "dashboard"

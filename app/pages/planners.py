@@ -8,7 +8,7 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.detail import recorded_of
+from tensoropt.report.detail import recorded_of
 
 from ..context import Context
 from ..jobs.manager import JobManager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensoropt.plan.table import timing_words
 from tensoropt.plan.verified import Verified
+from tensoropt.report.table import timing_words
 
 from ..state import View
 from .frontier import FrontierData, price_of, unit_for

@@ -1,4 +1,4 @@
-"""Everything there is to say about one point's plan: from :mod:`tensoropt.plan.detail`, where it is known."""
+"""All there is to say about one point's plan: from :mod:`tensoropt.report.detail`, where it is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
-from tensoropt.plan.exploration import MEMORY_KINDS
+from tensoropt.simulate.recording import MEMORY_KINDS
 
 
 class NoDetailError(TensorOptError):
@@ -21,7 +21,7 @@ def detail_of(exploration: Exploration, point: int) -> Any:
         NoDetailError: this exploration does not hold what that needs; says so.
     """
     try:
-        module = importlib.import_module("tensoropt.plan.detail")
+        module = importlib.import_module("tensoropt.report.detail")
     except ModuleNotFoundError as error:
         raise NoDetailError("the details of a plan are not part of this version") from error
     return module.detail(exploration, point)

@@ -9,7 +9,7 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import ClusterError
 from tensoropt.plan import Exploration
 from tensoropt.plan.made_for import for_gpus
-from tensoropt.plan.table import run_line
+from tensoropt.report.table import run_line
 from tensoropt.units import format_bytes
 
 from ..library import Entry

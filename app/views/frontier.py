@@ -11,7 +11,7 @@ import numpy as np
 
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration, Point
-from tensoropt.plan.table import split_words
+from tensoropt.report.table import split_words
 
 from ..state import View
 from .units import Unit, Units, at_most, digits, percent, plural

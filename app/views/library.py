@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tensoropt.plan.family import FILE
+from tensoropt.plan.device_sweep import FILE
 
 from ..library import Entry, Library
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.plan import Exploration
-from tensoropt.plan.exploration import MEMORY_KINDS
+from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensoropt.plan import Exploration, Point
-from tensoropt.plan.exploration import MEMORY_KINDS
-from tensoropt.plan.table import source_words, split_words
 from tensoropt.plan.verified import Verified
+from tensoropt.report.table import source_words, split_words
+from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FRONTIER, FrontierData, money, planner_title, price_of, step_cost, unit_for

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan import Exploration
-from tensoropt.plan.family import Cell, Profile, profile, same_step
+from tensoropt.plan.device_sweep import Cell, Profile, profile, same_step
 
 from ..library import Library
 from ..state import View

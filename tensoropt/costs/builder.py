@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.costs.constrained import FREE, Restriction
 from tensoropt.costs.edges import EdgeBuilder
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import held_options, storage_options
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, Variable, leaves_model
-from tensoropt.costs.workload import Workload
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout

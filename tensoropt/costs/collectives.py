@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tensoropt.costs.facts import Facts
 from tensoropt.graph import DTYPE_BYTES
+from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.local import localise
-from tensoropt.sharding.resharding import COLLECTIVES, Step
+from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
 from tensoropt.sharding.strategy import Strategy, made_again
 
 

@@ -27,10 +27,10 @@ from functools import lru_cache
 from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
-from tensoropt.costs.link_fits import Transition
-from tensoropt.costs.link_timing import COLLECTIVES
-from tensoropt.costs.links import LinkFits
 from tensoropt.errors import MeasurementError
+from tensoropt.profiling.link_fits import Transition
+from tensoropt.profiling.link_timing import COLLECTIVES
+from tensoropt.profiling.links import LinkFits
 
 MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
 # Start of one collective, beside its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc). For gloo
@@ -64,7 +64,7 @@ class CommunicationModel:
 
     Args:
         cluster: with as many devices as the mesh has ranks.
-        fits: measurements of this mesh, as :func:`~tensoropt.costs.links.measure_links` or
+        fits: measurements of this mesh, as :func:`~tensoropt.profiling.links.measure_links` or
             ``load_links`` give them; may be partial.
     """
 

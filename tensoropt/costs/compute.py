@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.roofline import DATA_SHEET, FITTED, RooflineCompute
-from tensoropt.costs.workload import Workload
 from tensoropt.errors import MeasurementError
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
 
 MEASURED = "measured"
 SOURCES = (MEASURED, FITTED, DATA_SHEET)
@@ -41,13 +41,13 @@ def measurement_prefix(ranks: int, threads: int, training: bool, device: str | N
         device: a kind of GPU; None for this machine's processor.
     """
     mode = "train" if training else "inference"
-    # How a CPU is timed: tensoropt.costs.allocator, tensoropt.costs.stopwatch.
+    # How a CPU is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
     on = device or f"{processor_name()}/kept-memory,copies,nodes"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 
 class MeasuredCompute:
-    """Records of :func:`tensoropt.costs.measure.measure`, by workload key.
+    """Records of :func:`tensoropt.profiling.measure.measure`, by workload key.
 
     Args:
         rest: prices what has no record; None where everything was measured.

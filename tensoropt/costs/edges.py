@@ -13,14 +13,14 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from tensoropt.costs.constrained import Labels, Restriction, labels_of
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, Variable
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
-from tensoropt.sharding.resharding import forward_placements
+from tensoropt.sharding.reshard.steps import forward_placements
 
 
 class End(NamedTuple):

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import stored_bytes
-from tensoropt.costs.upkeep import Upkeep
-from tensoropt.costs.workload import Workload
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.buckets import BUCKET_BYTES, copies_gradient
 from tensoropt.sharding.configurations import Mesh
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import Placed, localise
 from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING, Layout, local_shape
-from tensoropt.sharding.resharding import COLLECTIVES, Step, edge_steps
+from tensoropt.sharding.reshard.steps import COLLECTIVES, Step, edge_steps
 from tensoropt.sharding.storage import Both, Way, way
 from tensoropt.sharding.strategy import Strategy, made_again
 
@@ -74,7 +74,7 @@ class Send(NamedTuple):
 _FREE = Upkeep()
 _WORK_BETWEEN_S = 1e-3
 """Taken for the work between two collectives while a plan is searched for. What turns add is measured of CPU
-ranks only, and has nearly come to its end by then (:class:`~tensoropt.costs.link_fits.Transition`)."""
+ranks only, and has nearly come to its end by then (:class:`~tensoropt.profiling.link_fits.Transition`)."""
 
 
 class Prices:

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import DeviceKind
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.parameters import OPTIMIZER_STATE
-from tensoropt.costs.workload import Workload
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.overheads import LAUNCH_S
+from tensoropt.profiling.workload import Workload
 
 FITTED, DATA_SHEET = "fitted", "data sheet"
 
@@ -29,9 +30,6 @@ MATRIX_EFFICIENCY = 0.55
 """Share of peak FLOP/s that large matrix products reach in training, where nothing is fitted."""
 MEMORY_EFFICIENCY = 0.75
 """Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted."""
-LAUNCH_S = 5e-6
-"""Launch of one kernel; forward one per call, backward two. Short kernels launched one after the other take
-3.8 us each on a V100 (Gray, "Getting started with CUDA graphs", NVIDIA 2019), and PyTorch adds a little."""
 
 MOST_SAMPLES = 20_000
 """Records of a store that a fit looks at; reading a million took half a minute, and no curve needs them."""
@@ -103,7 +101,7 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
 
 
 _SUPERSEDED = ("/kept-memory/torch-", "/kept-memory,copies/torch-")
-"""In keys of what was timed after a walk through other data (:mod:`tensoropt.costs.stopwatch`), or with the
+"""In keys of what was timed after a walk through other data (:mod:`tensoropt.profiling.timers`), or with the
 start of a backward in it."""
 
 

@@ -18,13 +18,8 @@ from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
-from tensoropt.costs.constrained import FREE, Restriction
-from tensoropt.costs.facts import Facts, find_facts, find_facts_here
-from tensoropt.costs.here import cores_here, links_here
-from tensoropt.costs.links import load_links, measure_links
-from tensoropt.costs.measure import OUT_OF_MEMORY, measure, measure_optimizer
-from tensoropt.costs.pool import RankError, RankPool
 from tensoropt.costs.prices import ComputeCosts, Prices
+from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.roofline import (
     MOST_SAMPLES,
     Efficiencies,
@@ -33,16 +28,21 @@ from tensoropt.costs.roofline import (
     fit_efficiencies,
     samples_of,
 )
-from tensoropt.costs.store import ProfileStore, RecordSample
 from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.costs.upkeep import (
+from tensoropt.profiling.facts import Facts, find_facts, find_facts_here
+from tensoropt.profiling.links import load_links, measure_links
+from tensoropt.profiling.measure import OUT_OF_MEMORY, measure, measure_optimizer
+from tensoropt.profiling.overheads import (
     Upkeep,
     data_sheet_upkeep,
     known_upkeep,
     measure_upkeep,
     slowest_upkeep,
 )
-from tensoropt.costs.workload import Workload
+from tensoropt.profiling.store import ProfileStore, RecordSample
+from tensoropt.profiling.workload import Workload
+from tensoropt.ranks.local_hardware import cores_here, links_here
+from tensoropt.ranks.pool import RankError, RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 

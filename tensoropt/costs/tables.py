@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from tensoropt.costs.constrained import FREE, Restriction
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.workload import Workload, memory_orders, workload
+from tensoropt.costs.restrictions import FREE, Restriction
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import Configuration, Mesh, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout

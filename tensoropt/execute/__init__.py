@@ -2,7 +2,7 @@
 
 In: a strategy and a model. Out: the model run by it on the ranks of a ``torchrun`` job
 (:func:`parallelize`), checkpoints that outlive their plan, checks beside the unsplit model
-(:mod:`tensoropt.execute.verify`).
+(:mod:`tensoropt.verify.check`).
 """
 
 from __future__ import annotations

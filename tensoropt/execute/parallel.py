@@ -21,24 +21,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tensoropt.capture import Capture, Mode, capture
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import model_values
+from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel
+from tensoropt.engine.parameters import as_dtensor
+from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError
-from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import model_values
-from tensoropt.execute.parallel_model import ATTRIBUTE, ParallelModel
-from tensoropt.execute.parameters import as_dtensor
-from tensoropt.execute.placed.parallel import PlacedModel
-from tensoropt.execute.runtime import leave_job
-from tensoropt.execute.settled import settle_process, unsettle_process
 from tensoropt.graph import OperatorGraph
-from tensoropt.plan import Plan, load_model, load_plan
-from tensoropt.plan.call import example_call
-from tensoropt.plan.made_for import device_words, made_for
-from tensoropt.plan.placed.plans import (
+from tensoropt.placement.execute.parallel import PlacedModel
+from tensoropt.placement.plans import (
     PlacedStrategy,
     placed_from_dict,
     placed_strategy,
     placed_to_dict,
 )
+from tensoropt.plan import Plan, load_model, load_plan
+from tensoropt.plan.call import example_call
+from tensoropt.plan.made_for import device_words, made_for
+from tensoropt.ranks.pinning import settle_process, unsettle_process
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict

@@ -20,19 +20,18 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.console import json_text, reserved_stdout
-from tensoropt.costs.measure import make_optimizer
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import ModelSpec, forget_models, load_model
+from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import ModelSpec, forget_models, load_model
 from tensoropt.execute.parallel import strategy_of
-from tensoropt.execute.placed.engine import PlacedEngine
-from tensoropt.execute.runtime import leave_job
-from tensoropt.execute.settled import settle
-from tensoropt.execute.steps import AnyEngine
+from tensoropt.placement.execute.engine import AnyEngine, PlacedEngine
+from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
-from tensoropt.plan.placed.plans import PlacedStrategy
+from tensoropt.profiling.measure import make_optimizer
+from tensoropt.ranks.pinning import settle
 
 RANKS = "CPU ranks"
 """What this command runs plans on."""

@@ -1,8 +1,8 @@
 """Plans: their files, choosing a point, simulation."""
 
 from tensoropt.plan.exploration import Exploration, Point, Space, load_exploration
+from tensoropt.plan.model_source import LoadedModel, load_model
 from tensoropt.plan.plan import Plan, load_plan
-from tensoropt.plan.source import LoadedModel, load_model
 
 __all__ = [
     "Exploration",

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.constrained import Restrictions, check_devices, restrict
+from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
 from tensoropt.plan.problem import Problem
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict, match
 

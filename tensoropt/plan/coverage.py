@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from math import prod
 
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.costs.workload import Workload
 from tensoropt.plan.problem import Problem
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.constraints import NO_LOOP
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
 

@@ -29,12 +29,12 @@ from tensoropt.plan.plan import (
     Predicted,
     placed_fields,
 )
+from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.exploration/2"
 ADDITIVE_SCHEMA = "tensoropt.exploration/1"
 """Of before points were played in time: their time is the additive one, with nothing on how it came about."""
-MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Point:
     faster there, at most (additive time over the bound, less 1); None where nothing is proven. A point that
     the judge prefers though others are better in the additive model has the gap that this is.
 
-    ``placed``: of a placed plan what :mod:`tensoropt.plan.placed.points` keeps of it, instead of indices.
+    ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices.
     """
 
     memory_bytes: float

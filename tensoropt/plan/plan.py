@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.files import write_text
-from tensoropt.plan.source import OnnxOptions
+from tensoropt.plan.model_source import OnnxOptions
 
 SCHEMA = "tensoropt.plan/1"
 
@@ -22,7 +22,7 @@ class _Strict(BaseModel):
 
 
 class OnnxInfo(_Strict):
-    """How an ONNX file was opened: :class:`tensoropt.plan.source.OnnxOptions`."""
+    """How an ONNX file was opened: :class:`tensoropt.plan.model_source.OnnxOptions`."""
 
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ class Plan(_Strict):
     """One plan file; see the field types for shapes and units.
 
     ``recomputed`` names repeated blocks whose forward runs again in backward. A plan with ``placed`` puts
-    every operator, or piece of one, on one device (:mod:`tensoropt.plan.placed`); its mesh is the row of
+    every operator, or piece of one, on one device (:mod:`tensoropt.placement`); its mesh is the row of
     devices, and its figures are those of the fullest device.
     """
 
@@ -231,7 +231,7 @@ class Plan(_Strict):
 
 
 def placed_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a plan the record of a placed point says (:mod:`tensoropt.plan.placed.points`)."""
+    """What of a plan the record of a placed point says (:mod:`tensoropt.placement.points`)."""
     return {
         "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
         "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},

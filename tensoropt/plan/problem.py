@@ -16,7 +16,7 @@ from tensoropt.sharding.configurations import (
     micro_batch_strategies,
 )
 from tensoropt.sharding.constraints import Constraints, constraints_from_dict
-from tensoropt.sharding.discovery import Kept
+from tensoropt.sharding.discovery.discover import Kept
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
 from tensoropt.sharding.regions import Region, find_regions
 

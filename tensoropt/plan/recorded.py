@@ -1,6 +1,6 @@
 """What an exploration keeps of how its points came about: the operator graph and the costs used.
 
-With it a saved exploration explains any of its points (:mod:`tensoropt.plan.detail`) and can be costed
+With it a saved exploration explains any of its points (:mod:`tensoropt.report.detail`) and can be costed
 again (:func:`tensoropt.api.recost`) without the model. One gzip'd JSON file, ``recorded.json.gz``.
 """
 
@@ -17,16 +17,16 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.facts import Facts
-from tensoropt.costs.link_fits import LinkFit, Transition
-from tensoropt.costs.links import LinkFits
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.upkeep import Upkeep
-from tensoropt.costs.workload import Workload
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.link_fits import LinkFit, Transition
+from tensoropt.profiling.links import LinkFits
+from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Mesh as MeshSizes
 from tensoropt.sharding.groups import GroupGraph, group_operators

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.placement import PlacedPlay, play_placement
+from tensoropt.placement.points import placed_point
+from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan import problem as prepared
+from tensoropt.plan.evaluate import CHUNK, judge
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
-from tensoropt.plan.judge import CHUNK, judge
-from tensoropt.plan.overlap import overlap_of
-from tensoropt.plan.placed import PlacedPlay, play_placement
-from tensoropt.plan.placed.points import placed_point
-from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
-from tensoropt.planners.placing import PlacedAnswer
+from tensoropt.planners.placed.placing import PlacedAnswer
+from tensoropt.simulate.overlap import overlap_of
 from tensoropt.units import format_bytes, format_seconds
 
 NOTABLE = 0.05

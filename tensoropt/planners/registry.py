@@ -62,7 +62,7 @@ class Entry:
         A sharded method's module has ``select``, which picks from tables; a placed one's has ``place``,
         which gives operators devices and orders, or ``place_split``, which may cut operators too.
         """
-        module = importlib.import_module(f"tensoropt.planners.{self.name}")
+        module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
         if self.kind == "sharded":
             selections = module.select(problem, memory_limit_bytes, seed)
             return problem.answer(self.name, selections, memory_limit_bytes)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
-from tensoropt.search.aim import aim, looseness
 from tensoropt.search.crossover import mix_neighbours
 from tensoropt.search.engine import Engine, Messages
 from tensoropt.search.hull import Hull, HullSearch
@@ -19,6 +18,7 @@ from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.program import Builder, Program
+from tensoropt.search.pruning_target import aim, looseness
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 

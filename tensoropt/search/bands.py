@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
 from tensoropt.search.auto import Found, Settings
-from tensoropt.search.conditioning import track_entangled
 from tensoropt.search.costgraph import FloatArray
+from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.paper import track_paper
 from tensoropt.search.problem import UNLIMITED, Caps, Problem, build_problem
 

@@ -10,11 +10,11 @@ import math
 from tensoropt.frontier import merge
 from tensoropt.search.auto import LINES, Found, Settings, build_program, lines_that_fit
 from tensoropt.search.engine import Engine
-from tensoropt.search.fixing import candidates, condition
+from tensoropt.search.entangled.fixing import candidates, condition
+from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, paper_order
 from tensoropt.search.problem import Problem
-from tensoropt.search.relaxation import Solver, every_assignment, heuristic, possible, relax
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import PassSource, Source
 

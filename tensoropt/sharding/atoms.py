@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atom_graph import AtomGraph as AtomGraph
-from tensoropt.sharding.discovery import Discovery, Kept, discover, discovered_space, signature
+from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, discovered_space, signature
 from tensoropt.sharding.index_space import IndexSpace, LoopDim, Operand
 from tensoropt.sharding.placement import Atoms
 from tensoropt.sharding.rules import index_space

@@ -25,7 +25,7 @@ from tensoropt.sharding.placement import (
     Layout,
     placement_name,
 )
-from tensoropt.sharding.resharding import Step, edge_steps, forward_placements
+from tensoropt.sharding.reshard.steps import Step, edge_steps, forward_placements
 
 Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 """(forward, backward) steps."""

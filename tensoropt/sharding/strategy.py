@@ -15,7 +15,7 @@ from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, WAITING, Atoms, Layout, local_shape
 from tensoropt.sharding.regions import Region, region_of
-from tensoropt.sharding.resharding import Step, edge_steps
+from tensoropt.sharding.reshard.steps import Step, edge_steps
 from tensoropt.sharding.storage import Way, way
 
 

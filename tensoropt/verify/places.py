@@ -48,7 +48,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         check_room(devices)
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     if device_type == "cuda":
-        from tensoropt.costs.here import gpus_here
+        from tensoropt.ranks.local_hardware import gpus_here
 
         here = len(gpus_here())
         if here >= devices:

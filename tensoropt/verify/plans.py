@@ -10,30 +10,30 @@ from typing import Any
 
 from tensoropt.api import MAX_AXES
 from tensoropt.cluster import Cluster, Mesh, load_cluster
-from tensoropt.costs.here import backend_here
-from tensoropt.costs.pool import RankPool
 from tensoropt.costs.source import CostSource, real_shape
-from tensoropt.costs.store import ProfileStore
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.execute.counts import unsplit_strategy
-from tensoropt.execute.fake_ranks import check_on_fake_ranks, check_placed_on_fake_ranks, fake_result
-from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
-from tensoropt.execute.rank_checks import CheckOptions
-from tensoropt.execute.recorder import compare_collectives, shown_axes
-from tensoropt.execute.verify import verify_module, verify_strategies, within_tolerance
+from tensoropt.placement.plans import PlacedStrategy, placed_strategy, placed_to_dict
+from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan import Plan
-from tensoropt.plan.placed.plans import PlacedStrategy, placed_strategy, placed_to_dict
-from tensoropt.plan.placed.prices import PlacedPrices
+from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
-from tensoropt.plan.source import OnnxOptions
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.local_hardware import backend_here
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.testing.placements import random_placement, random_splits
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.verify.check import verify_module, verify_strategies, within_tolerance
+from tensoropt.verify.fake_ranks import check_on_fake_ranks, check_placed_on_fake_ranks, fake_result
 from tensoropt.verify.places import Place, Wanted, cluster_of, place_for
 from tensoropt.verify.predict import Prediction, predict, predict_placed, prediction_of
+from tensoropt.verify.random_placements import random_placement, random_splits
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.recorder import compare_collectives, shown_axes
 
 AnyStrategy = Strategy | PlacedStrategy
 Progress = Callable[[str, int, int, str], None]

@@ -11,15 +11,15 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.collectives import predicted_collectives
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.workload import workload
+from tensoropt.placement import Placement, play_placement
+from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
-from tensoropt.plan.judge import judge_strategy
-from tensoropt.plan.overlap import overlap_of
-from tensoropt.plan.placed import Placement, play_placement
-from tensoropt.plan.placed.plans import PlacedStrategy
-from tensoropt.plan.placed.prices import PricedGraph
+from tensoropt.plan.evaluate import judge_strategy
+from tensoropt.profiling.workload import workload
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.overlap import overlap_of
 
 Rows = list[dict[str, Any]]
 

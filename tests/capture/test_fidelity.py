@@ -8,12 +8,12 @@ from torch.utils import _pytree as pytree
 
 from tensoropt import zoo
 from tensoropt.capture import capture, find_loss
-from tensoropt.execute.counts import unsplit_strategy
-from tensoropt.execute.differences import largest_of, named_difference
-from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import model_values
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import model_values
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
+from tensoropt.verify.differences import largest_of, named_difference
 
 QUICK = ("mlp", "lenet", "gpt-mini", "unet-tiny", "rnn-lm-tiny")
 LAPTOP = [e.name for e in zoo.list_models() if e.size == "laptop" and not e.name.endswith("-dropout")]

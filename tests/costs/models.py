@@ -15,12 +15,12 @@ from torch import nn
 from tensoropt.api import Problem, prepare
 from tensoropt.capture import capture
 from tensoropt.costs.builder import TableBuilder
-from tensoropt.costs.facts import Facts, find_facts
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
-from tensoropt.costs.upkeep import Upkeep
-from tensoropt.costs.workload import Workload
 from tensoropt.graph import OperatorGraph
+from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.regions import Region

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensoropt.costs.collectives import Collective, predicted_collectives
-from tensoropt.costs.workload import workload
+from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.serialise import strategy_from_dict
 from tests.costs.models import facts_of, problem, two_layers

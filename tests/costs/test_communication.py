@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import Cluster, Level, Link, Mesh, device_kind, load_cluster
 from tensoropt.costs.communication import CommunicationModel, group_link, pair_ring_bandwidth
-from tensoropt.costs.link_fits import LinkFit, Segment
-from tensoropt.costs.link_timing import COLLECTIVES
-from tensoropt.costs.links import LinkFits
 from tensoropt.errors import ClusterError, MeasurementError
+from tensoropt.profiling.link_fits import LinkFit, Segment
+from tensoropt.profiling.link_timing import COLLECTIVES
+from tensoropt.profiling.links import LinkFits
 
 MIB = 2**20
 

@@ -9,11 +9,11 @@ import pytest
 
 from tensoropt.cluster import DeviceKind, load_cluster
 from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement_prefix, processor_name
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.roofline import RooflineCompute
-from tensoropt.costs.workload import TensorSpec, Workload
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import TensorSpec, Workload
 from tensoropt.sharding.local import LocalCall
 
 

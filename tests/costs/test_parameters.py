@@ -9,7 +9,7 @@ import pytest
 from tensoropt.costs.parameters import held_options, sharded_home, storage_options, stored_bytes
 from tensoropt.graph import Tensor
 from tensoropt.sharding.placement import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING
-from tensoropt.sharding.resharding import forward_placements, resharding_steps
+from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
 WEIGHT = Tensor("w", (8, 6), "float32", "parameter", True)

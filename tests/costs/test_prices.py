@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.upkeep import Upkeep
+from tensoropt.profiling.overheads import Upkeep
 
 
 class Linear:

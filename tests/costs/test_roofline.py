@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.roofline import (
     FEWEST_SAMPLES,
-    LAUNCH_S,
     MATRIX_EFFICIENCY,
     MEMORY_EFFICIENCY,
     Efficiencies,
@@ -22,8 +20,10 @@ from tensoropt.costs.roofline import (
     fit_errors,
     samples_of,
 )
-from tensoropt.costs.workload import TensorSpec, Workload
 from tensoropt.graph import Ref
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.overheads import LAUNCH_S
+from tensoropt.profiling.workload import TensorSpec, Workload
 from tensoropt.sharding.local import LocalCall
 
 

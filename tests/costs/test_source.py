@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.facts import Facts, find_facts_here
-from tensoropt.costs.measure import OUT_OF_MEMORY
-from tensoropt.costs.pool import RankError
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.store import ProfileStore
-from tensoropt.costs.upkeep import data_sheet_upkeep
 from tensoropt.plan.problem import Settings
-from tests.costs.test_measure import linear
+from tensoropt.profiling.facts import Facts, find_facts_here
+from tensoropt.profiling.measure import OUT_OF_MEMORY
+from tensoropt.profiling.overheads import data_sheet_upkeep
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.pool import RankError
+from tests.profiling.test_measure import linear
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.costs.facts import Facts
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.workload import workload
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import workload
 from tensoropt.search import track_frontier
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.resharding import COLLECTIVES
+from tensoropt.sharding.reshard.steps import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy
 from tensoropt.spaces import cost_graph
 from tests.costs.models import (

@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 import pytest
 
-from tensoropt.cli import main
+from tensoropt.cli.parser import main
 from tests.capture.onnx.models import perceptron
 from tests.docs.pages import ROOT, Block, blocks, pages, shell_lines
 from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt.cli import parser
+from tensoropt.cli.parser import parser
 from tests.docs.pages import (
     INDENTED,
     ROOT,

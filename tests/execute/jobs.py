@@ -10,16 +10,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tensoropt.engine.gradients import Gradients
+from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
-from tensoropt.execute.differences import difference, largest_of, named_difference
-from tensoropt.execute.gradients import Gradients
-from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
 from tensoropt.execute.parallel import parallelize
-from tensoropt.plan.placed.plans import PlacedStrategy
-from tensoropt.sharding import redistribute
+from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.testing.placements import random_placed
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.verify.differences import difference, largest_of, named_difference
+from tensoropt.verify.random_placements import random_placed
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 
 
 def spec(name: str, **more: Any) -> ModelSpec:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from tensoropt.execute.recorder import CollectiveRecorder, MemoryTracker
-from tensoropt.execute.runtime import Runtime
+from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding import kernels, loss_kernels
-from tensoropt.sharding.redistribute import EdgeSpec, redistribute, run_steps, take_shard
-from tensoropt.sharding.resharding import edge_steps, forward_placements, gradient_placements
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, run_steps, take_shard
+from tensoropt.sharding.reshard.steps import edge_steps, forward_placements, gradient_placements
+from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
 
 
 def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:

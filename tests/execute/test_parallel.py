@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.pool import RankPool
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
-from tensoropt.execute.counts import unsplit_strategy
-from tensoropt.execute.models import load_model
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.placement import HELD, WAITING
 from tensoropt.sharding.strategy import Strategy
 from tests.execute import jobs

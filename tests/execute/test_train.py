@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from tensoropt.cluster import load_cluster
-from tensoropt.execute.models import ModelSpec, forget_models, load_model
+from tensoropt.engine.models import ModelSpec, forget_models, load_model
 from tensoropt.execute.train import main
 from tensoropt.plan import Plan
 from tensoropt.sharding.serialise import strategy_to_dict
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import models
 
 ROOT = Path(__file__).parents[2]

@@ -116,7 +116,7 @@ TARGETS = (
     ),
     Target(
         name="gradients",
-        files=["execute/gradients.py", "sharding/buckets*.py", "sharding/redistribute.py"],
+        files=["engine/gradients.py", "sharding/buckets*.py", "sharding/reshard/redistribute.py"],
         tests=[
             "execute/test_gradients.py", "sharding/test_buckets.py", "sharding/test_redistribute.py",
             "execute/test_fake_ranks.py", "execute/test_parallel.py",
@@ -127,7 +127,7 @@ TARGETS = (
     Target(
         name="verify",
         files=[
-            "execute/verify.py", "execute/rank_checks.py", "execute/reference.py", "execute/differences.py",
+            "verify/check.py", "verify/rank_checks.py", "verify/reference.py", "verify/differences.py",
             "verify/*.py",
         ],
         tests=["execute/test_differences.py", "execute/test_replicas.py", "execute/test_verify.py"],

@@ -27,7 +27,7 @@ import contextlib, io, json, sys
 packages, asked = json.loads(sys.argv[1])
 sys.modules.update(dict.fromkeys(packages))  # importing them fails as where they are not installed
 import tensoropt
-from tensoropt.cli import main
+from tensoropt.cli.parser import main
 answers = []
 for words in asked:
     with contextlib.redirect_stderr(io.StringIO()) as said:

@@ -10,8 +10,8 @@ from torch import nn
 
 from tensoropt import Exploration, explore
 from tensoropt.cluster import load_cluster
-from tensoropt.costs.store import ProfileStore
-from tensoropt.plan.table import summary_lines
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.table import summary_lines
 
 
 def explored(folder: Path, batch: int, inside: int, out: int) -> Exploration:

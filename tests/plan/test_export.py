@@ -10,7 +10,6 @@ from pathlib import Path
 
 import tensoropt
 from tensoropt.cluster.files import cluster_from
-from tensoropt.costs.store import ProfileStore
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.export import (
     COMPARISON_COLUMNS,
@@ -20,6 +19,7 @@ from tensoropt.plan.export import (
     write_frontier_csv,
     write_strategies_csv,
 )
+from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import two_layers
 from tests.plan.explorations import point, small_exploration, space
 

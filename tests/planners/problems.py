@@ -9,15 +9,15 @@ from tensoropt.api import versions
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.mesh import Mesh
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.store import ProfileStore
+from tensoropt.placement.points import placed_space
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.plan.evaluate import space_of
 from tensoropt.plan.exploration import Exploration, Point, reduce_points
-from tensoropt.plan.judge import space_of
-from tensoropt.plan.placed.points import placed_space
-from tensoropt.plan.placed.prices import PlacedPrices
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import Settings
 from tensoropt.planners.problem import Problem, TableSpace
-from tensoropt.planners.restricted import selections_of
+from tensoropt.planners.sharded.restricted import selections_of
+from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
 from tensoropt.spaces import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled

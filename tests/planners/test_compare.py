@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.table import GAP_CAPTION, comparison_text
 from tensoropt.planners.compare import asked, compare
+from tensoropt.report.table import GAP_CAPTION, comparison_text
 from tests.planners.problems import frontier, small
 
 TWO = ("two layers", ((2,),), (1,))

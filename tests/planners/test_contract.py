@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan import load_plan
-from tensoropt.plan.placed.plans import placed_strategy
-from tensoropt.planners import ENTRIES, UnsuitableError, exact, netsplit, netsplit_published, pesto, planner
-from tensoropt.planners import flexflow as flexflow_module
-from tensoropt.planners.netsplit import NetSplit
-from tensoropt.planners.pesto import Pesto
+from tensoropt.planners import ENTRIES, UnsuitableError, planner
+from tensoropt.planners.placed import netsplit, netsplit_published, pesto
+from tensoropt.planners.placed.exact import method as exact
+from tensoropt.planners.placed.netsplit import NetSplit
+from tensoropt.planners.placed.pesto import Pesto
+from tensoropt.planners.sharded import flexflow as flexflow_module
 from tests.planners.problems import frontier, searched, small
 
 CASES = [("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,)), ("gpt2", ((4,), (2, 2)), (1, 2))]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensoropt.sharding.placement import PARTIAL
-from tensoropt.sharding.resharding import Step
+from tensoropt.sharding.reshard.steps import Step
 
 Coordinate = tuple[int, ...]
 Shards = dict[Coordinate, np.ndarray]

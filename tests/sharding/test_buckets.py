@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.sharding.buckets import arrival_order, gradient_buckets, reduction_axes
 from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, problem, two_layers
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"

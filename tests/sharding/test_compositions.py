@@ -15,15 +15,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.execute.counts import unsplit_strategy
-from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import model_values
-from tensoropt.execute.runtime import Runtime
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import model_values
+from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.testing.strategies import micro_strategies, random_strategy
-from tests.execute.threads import largest_differences, step
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.engine.threads import largest_differences, step
 
 MESHES = ((1, 2), (1, 4), (1, 2, 2), (2, 2))
 BATCH = 4

@@ -8,7 +8,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.graph_check import check_graph
+from tensoropt.sharding.discovery.graph_check import check_graph
 from tensoropt.sharding.index_space import operand_placement
 from tensoropt.sharding.placement import PARTIAL
 

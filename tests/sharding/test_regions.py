@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.execute.counts import unsplit_strategy
+from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.regions import find_regions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.sharding.graph_check import Report, check_graph
+from tensoropt.sharding.discovery.graph_check import Report, check_graph
 from tensoropt.sharding.local import resolve_function
 from tensoropt.sharding.rules import registered_targets
 from tests.sharding.models import BREADTH, CORE, graph_of

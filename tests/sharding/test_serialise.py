@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
-from tensoropt.execute.models import ModelSpec, load_model
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 
 
 def graph_of(name: str) -> GroupGraph:

@@ -11,7 +11,7 @@ from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import output_layout, replicated_axes
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 
 MODELS = [two_layers, gates, gpt2, llama]

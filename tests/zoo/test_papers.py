@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt.plan.census import count
+from tensoropt.report.zoo_statistics import count
 from tensoropt.zoo.figures import figures
 
 GIB = 2**30

@@ -17,7 +17,7 @@ from tensoropt_app.jobs.request import (
     request_from,
 )
 
-from tensoropt import cli
+from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
 
@@ -54,36 +54,36 @@ def test_options_are_those_of_the_command_line(tmp_path: Path) -> None:
     found = words(
         tmp_path, mode="inference", optimizer="sgd", micro="1, 2", epsilon=0, max_points=50, batch=8
     )
-    options = cli.parser().parse_args(found)
+    options = parser().parse_args(found)
     assert (options.mode, options.optimizer, options.micro_batches) == ("inference", "sgd", "1,2")
     assert (options.epsilon, options.max_points, options.batch) == (0.0, 50, 8)
 
 
 def test_every_choice_is_one_of_the_command_lines() -> None:
     """The form's words are those that the command line takes, and their first is its default."""
-    plain = cli.parser().parse_args(["explore", "zoo:mlp", "--cluster", "local", "--out", "x"])
+    plain = parser().parse_args(["explore", "zoo:mlp", "--cluster", "local", "--out", "x"])
     for name, values in CHOICES.items():
         assert getattr(plain, name) == values[0]
         for value in values:
-            cli.parser().parse_args(
+            parser().parse_args(
                 ["explore", "zoo:mlp", "--cluster", "local", "--out", "x", f"--{name}", value]
             )
 
 
 def test_planners_make_it_a_comparison(tmp_path: Path) -> None:
     found = words(tmp_path, planners=["zero", "megatron"])
-    options = cli.parser().parse_args(found)
+    options = parser().parse_args(found)
     assert (options.verb, options.planners) == ("compare", "zero,megatron")
 
 
 def test_numbers_of_devices_make_it_a_profile(tmp_path: Path) -> None:
-    options = cli.parser().parse_args(words(tmp_path, devices="2, 4"))
+    options = parser().parse_args(words(tmp_path, devices="2, 4"))
     assert (options.verb, options.devices) == ("explore", "2,4")
 
 
 def test_planners_beside_a_saved_frontier_need_no_model(tmp_path: Path) -> None:
     wanted = Beside(tmp_path / "a", "mine.onnx on local:2", planners_from(["zero"]), local=True)
-    options = cli.parser().parse_args(wanted.arguments(tmp_path / "b"))
+    options = parser().parse_args(wanted.arguments(tmp_path / "b"))
     assert (options.verb, options.dir, options.planners) == ("recost", str(tmp_path / "a"), "zero")
     assert wanted.measures
     assert "zero" in wanted.title
@@ -92,10 +92,10 @@ def test_planners_beside_a_saved_frontier_need_no_model(tmp_path: Path) -> None:
 def test_a_file_may_be_trained_and_cut(tmp_path: Path) -> None:
     uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
     form = {**FORM, "model": "upload-1", "loss": "mse", "outputs": "/net/Relu_output_0"}
-    options = cli.parser().parse_args(request_from(form, uploads).arguments(tmp_path))
+    options = parser().parse_args(request_from(form, uploads).arguments(tmp_path))
     assert (options.loss, options.output, options.batch) == ("mse", ["/net/Relu_output_0"], None)
     form["mode"] = "inference"
-    assert cli.parser().parse_args(request_from(form, uploads).arguments(tmp_path)).loss is None
+    assert parser().parse_args(request_from(form, uploads).arguments(tmp_path)).loss is None
 
 
 def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:

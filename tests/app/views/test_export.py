@@ -13,7 +13,7 @@ from tensoropt_app.library import Entry
 from tensoropt_app.views.export import commands, explore_line, files
 from tensoropt_app.views.frontier import FrontierData
 
-from tensoropt import cli
+from tensoropt.cli.parser import parser
 from tensoropt.cluster import load_cluster
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import OnnxInfo
@@ -23,7 +23,7 @@ def parsed(line: str) -> Any:
     """The options of a line as the command line reads them."""
     program, *words = shlex.split(line)
     assert program == "tensoropt"
-    return cli.parser().parse_args(words)
+    return parser().parse_args(words)
 
 
 def with_settings(**settings: Any) -> Exploration:

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 import tensoropt
-from tensoropt.costs.pool import RankPool
-from tensoropt.execute.counts import unsplit_strategy
-from tensoropt.execute.models import ModelSpec, forget_models, load_model
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import ModelSpec, forget_models, load_model
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_to_dict
 from tests.benchmarks.charts import bars
 from tests.benchmarks.execute import rivals

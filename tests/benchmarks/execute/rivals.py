@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from tensoropt import parallelize
-from tensoropt.execute.models import ModelSpec, load_model
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.serialise import strategy_from_dict
 
 Step = Callable[[], Any]

@@ -26,11 +26,11 @@ from typing import Any
 
 from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster, stolen_s
-from tensoropt.costs.pool import RankPool
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.store import ProfileStore
-from tensoropt.execute.models import ModelSpec, open_model
+from tensoropt.engine.models import ModelSpec, open_model
 from tensoropt.plan import Plan
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.predict import Prediction, predict
 from tests.benchmarks.fidelity.report import markdown, percent, picture, summary

@@ -4,7 +4,7 @@
 
 Random strategies, a third of their blocks recomputed, of models at test size on fake ranks of jobs of 2, 4, 8
 and 64: the judge's prediction, this project's tracker and PyTorch's
-(``torch.distributed._tools.mem_tracker``, without its tracker of modules; tests/execute/torch_tracker.py says
+(``torch.distributed._tools.mem_tracker``, without its tracker of modules; tests/verify/torch_tracker.py says
 why). Nothing is timed, so load does not matter. Results are dated files in tests/benchmarks/results/fidelity.
 """
 
@@ -19,17 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensoropt.costs.facts import Facts, find_facts
-from tensoropt.costs.workload import workload
-from tensoropt.execute.fake_ranks import step_on
-from tensoropt.execute.models import LoadedModel, ModelSpec, load_model
-from tensoropt.execute.steps import tracked_memory
-from tensoropt.plan.simulate import simulate
+from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.testing.strategies import micro_strategies, random_strategy
+from tensoropt.simulate.memory_curve import simulate
+from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.steps import tracked_memory
 from tests.benchmarks.machine import Taking, dated, described, write
-from tests.execute.torch_tracker import torch_peak_bytes
+from tests.verify.torch_tracker import torch_peak_bytes
 
 MODELS = (
     "mlp",

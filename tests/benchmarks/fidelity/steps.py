@@ -10,10 +10,10 @@ from typing import Any
 import torch.distributed as dist
 
 from tensoropt.cluster import stolen_s
-from tensoropt.execute.engine import Engine
-from tensoropt.execute.models import ModelSpec, load_model
-from tensoropt.execute.steps import Step, tracked_memory
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.verify.steps import Step, tracked_memory
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 """Those that the executor calls."""

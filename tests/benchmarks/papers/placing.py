@@ -24,12 +24,12 @@ from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import Progress
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.placed import play_placement
-from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
+from tensoropt.placement import play_placement
+from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.problem import Settings, prepare_graph
 from tensoropt.planners.registry import ENTRIES
+from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.charts import Chart, bars, figure
 from tests.benchmarks.machine import Results, described
 from tests.benchmarks.papers import fastt

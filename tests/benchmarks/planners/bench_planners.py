@@ -18,15 +18,15 @@ from typing import Any
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.store import ProfileStore
 from tensoropt.errors import TensorOptError
+from tensoropt.placement import play_placement
+from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import load_model
-from tensoropt.plan.placed import play_placement
-from tensoropt.plan.placed.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.problem import Settings, prepare_graph
-from tensoropt.planners.os_dpos import place_split
+from tensoropt.planners.placed.os_dpos import place_split
+from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
-from tests.planners.placements import random_problem
+from tests.planners.placed.placements import random_problem
 
 METHODS = ("m_topo", "m_etf", "m_sct", "dpos")
 SHAPES = ({"width": 10, "transfer": 2.0}, {"width": 200}, {"width": 200, "mixed": True}, {"width": 2000})
@@ -86,7 +86,7 @@ def transformer(quick: bool) -> list[dict[str, Any]]:
     graph = priced("zoo:transformer-tiny" if quick else "zoo:transformer-base", "dgx-v100")
     alone = play_placement(
         graph.problem,
-        importlib.import_module("tensoropt.planners.dpos").place(graph.problem, None, 0).placement,
+        importlib.import_module("tensoropt.planners.placed.dpos").place(graph.problem, None, 0).placement,
     )
     for limit in (None, 0.55 * alone.memory_bytes):
         found, seconds = spent(lambda m=limit: place_split(graph, m, 0))

@@ -17,7 +17,7 @@ TOY = Target(
 
 
 def main(folder: Path) -> None:
-    for name in ("tensoropt.costs.pool", "hypothesis", "pytest", "coverage"):  # what tests/conftest.py needs
+    for name in ("tensoropt.ranks.pool", "hypothesis", "pytest", "coverage"):  # what tests/conftest.py needs
         importlib.import_module(name)
     sweep.GRACE_S = 2.0
     mutants = generated("tests/mutants/toy/sums.py")

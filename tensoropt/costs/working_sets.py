@@ -1,0 +1,73 @@
+"""What a group needs while it runs, beside what is kept: the search adds memory up, but of this only the most
+at any moment counts (DESIGN section 6). Searching under caps on it finds plans that a sum cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensoropt.costs.tables import CostTables
+from tensoropt.profiling.facts import Facts
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.placement import Layout
+
+_CAPS = 2
+_WORTH = 0.02
+"""Of the leanest plan's memory: what a cap can spare has to be more."""
+
+
+@dataclass(frozen=True)
+class WorkingSets:
+    """Bytes that groups need while they run.
+
+    Attributes:
+        of: per group and configuration an array over its options.
+    """
+
+    of: Mapping[str, Sequence[np.ndarray]]
+
+    def caps(self, choice: Mapping[str, int], options: Mapping[object, int], memory: float) -> list[float]:
+        """Caps worth a search, ascending: from what some group needs at least to just below what this
+        strategy needs; none where that is little of its ``memory``."""
+        floor = max((min(float(a.min()) for a in each if a.size) for each in self.of.values()), default=0.0)
+        used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
+        if used - floor <= _WORTH * memory:
+            return []
+        return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
+
+
+def working_sets(tables: CostTables) -> WorkingSets:
+    """Of all groups of the tables."""
+    known: dict[int, list[np.ndarray]] = {}
+    found = {}
+    for group in tables.graph.groups:
+        key = id(tables.by_name[group.name].options)
+        if key not in known:
+            known[key] = _of_group(tables, group)
+        found[group.name] = known[key]
+    return WorkingSets(found)
+
+
+def _of_group(tables: CostTables, group: Group) -> list[np.ndarray]:
+    facts = tables.templates[group.name].facts
+    return [
+        np.array([_bytes(tables, tables.configuration(group, i), facts[i % len(facts)], o) for o in options])
+        for i, options in enumerate(tables.by_name[group.name].options)
+    ]
+
+
+def _bytes(tables: CostTables, configuration: Configuration, facts: Facts, stored: Sequence[Layout]) -> float:
+    """The most of forward and backward: what comes in and what is made, with parameters gathered."""
+    group, prices = configuration.group, tables.prices
+    reads = sum(prices.local_bytes(n, configuration.layout(n)) for n in group.reads)
+    gathered = sum(
+        size
+        for n, home in zip(group.parameters, stored, strict=True)
+        if (size := prices.local_bytes(n, configuration.layout(n))) > prices.local_bytes(n, home)
+    )
+    forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + gathered)
+    backward = max(facts.backward_peak_bytes, facts.backward_parameters_peak_bytes + gathered)
+    return float(max(reads + forward, backward if prices.training else 0))

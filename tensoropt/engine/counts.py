@@ -1,0 +1,106 @@
+"""Counts of mean losses, taken before the first micro-batch runs.
+
+A mean loss divides by the number of targets of the *whole* batch that are not ignored (or by the sum of their
+weights), which no single micro-batch knows. Every rank has the whole inputs, so the part of the graph that
+makes the targets is run unsplit, without communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tensoropt.engine.lower import lower
+from tensoropt.engine.runtime import Runtime
+from tensoropt.errors import PlanError
+from tensoropt.graph import Operator
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.loss_kernels import target_mass
+from tensoropt.sharding.strategy import Strategy
+
+COUNTED = frozenset({"aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss.default"})
+
+
+def unsplit_strategy(graph: GroupGraph) -> Strategy:
+    """Everything whole, on no mesh at all."""
+    return Strategy(
+        graph=graph,
+        mesh=(1,),
+        configurations={
+            g.name: Configuration(g, (next(s for s in g.strategies if s.label == "none"),))
+            for g in graph.groups
+        },
+        hubs=dict.fromkeys(graph.hubs, (-1,)),
+        stored={t.name: (-1,) for t in graph.atoms.graph.parameters},
+    )
+
+
+class TargetCounts:
+    """Counts the targets of every mean loss of a graph.
+
+    Raises:
+        PlanError: targets depend on parameters, so that they are not known beforehand.
+    """
+
+    def __init__(self, graph: GroupGraph):
+        source = graph.atoms.graph
+        self.losses = [op for op in source.operators if op.target in COUNTED and _is_mean(op)]
+        self.module = self._targets(graph) if self.losses else None
+
+    def _targets(self, graph: GroupGraph) -> torch.fx.GraphModule:
+        lowered = lower(unsplit_strategy(graph), Runtime((1,)))
+        module = lowered.module
+        wanted = {op.name for op in self.losses}
+        losses = {n.meta["operator"]: n for n in module.graph.nodes if n.meta.get("operator") in wanted}
+        kept = torch.fx.Graph()
+        copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                copies[node] = kept.placeholder(node.name)
+
+        def copy(node: torch.fx.Node) -> torch.fx.Node:
+            if node.name in lowered.parameters:
+                raise PlanError(
+                    "the targets of the loss depend on parameters, so they cannot be counted before the "
+                    "micro-batches run; use a plan with 1 micro-batch that does not cut the loss"
+                )
+            if node not in copies:
+                for needed in node.all_input_nodes:
+                    copy(needed)
+                copies[node] = kept.node_copy(node, lambda n: copies[n])
+            return copies[node]
+
+        given = [(losses[op.name].args[1], weight_of(losses[op.name])) for op in self.losses]
+        kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in given))
+        self.parameters = len(lowered.parameters)
+        return torch.fx.GraphModule(module, kept)
+
+    @torch.no_grad()
+    def count(
+        self, inputs: Sequence[torch.Tensor], buffers: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Per loss how many targets of the batch count, or what they weigh together."""
+        if self.module is None:
+            return {}
+        found = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
+        return {
+            op.name: target_mass(target, weight, ignore_index(op))
+            for op, (target, weight) in zip(self.losses, found, strict=True)
+        }
+
+
+def _is_mean(op: Operator) -> bool:
+    return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
+
+
+def weight_of(call: torch.fx.Node) -> Any:
+    """The classes' weights of a cross entropy or negative log likelihood; None without."""
+    return call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
+
+
+def ignore_index(op: Operator) -> Any:
+    """The target value a cross entropy or negative log likelihood leaves out."""
+    return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)

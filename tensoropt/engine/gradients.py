@@ -1,0 +1,287 @@
+"""Gradients of a running plan: flat, persistent buckets, reduced once per backward.
+
+A gradient that is to be reduced is copied into its view of a bucket as soon as autograd has made it, those
+of later micro-batches are added there by autograd itself. They stay partial sums until the end of a backward,
+when each bucket is all-reduced over its axes (started as soon as its last gradient is there). One with
+nothing to reduce stays in the tensor that autograd made, which takes the place of the last step's: as many
+bytes at every moment, and no copy. Nothing is cleared first: a parameter without a gradient gets its zeros at
+the end, which spares two passes over the memory of all others. What a user sees as ``.grad`` is such a view,
+and a user may accumulate over several backward calls, clear some gradients, or run further forward passes in
+between; so a bucket that holds something is set aside before it is used again. In the usual loop (clear,
+forward, backward, step) nothing ever is.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from tensoropt.engine.runtime import Runtime
+from tensoropt.sharding.buckets import Bucket
+
+
+def storage_key(value: torch.Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return value.untyped_storage()._cdata
+
+
+class Pending:
+    """Gradients of a step whose micro-batches have run, waiting for the user's ``backward()``."""
+
+    def __init__(self) -> None:
+        self.saved: list[torch.Tensor] | None = None
+        self.done = False
+
+
+class Gradients:
+    """Buckets and who owns their contents.
+
+    Attributes:
+        buckets: in the order in which backward completes them.
+        flats: per bucket its flat buffer; None for one that needs no reduction.
+        views: per trained parameter its gradient, in the shard's shape: a piece of a flat buffer, or a tensor
+            of its own.
+        owners: per trained parameter the tensor whose ``.grad`` a user sees: the leaf itself, or the
+            DTensor parameter that stands for it.
+        shown: per trained parameter what is put into ``owners[name].grad``; shares the view's storage.
+    """
+
+    def __init__(self, runtime: Runtime, buckets: tuple[Bucket, ...], leaves: Mapping[str, torch.Tensor]):
+        self.runtime = runtime
+        self.leaves = leaves
+        self.buckets = buckets
+        self.flats: list[torch.Tensor | None] = []
+        self.views: dict[str, torch.Tensor] = {}
+        for bucket in buckets:
+            first = leaves[bucket.parameters[0]]
+            sizes = [leaves[name].numel() for name in bucket.parameters]
+            if runtime.group(bucket.axes) is None:
+                self.flats.append(None)
+                pieces = [torch.zeros(n, dtype=first.dtype, device=first.device) for n in sizes]
+            else:
+                flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+                self.flats.append(flat)
+                pieces = list(flat.split(sizes))
+            for name, piece in zip(bucket.parameters, pieces, strict=True):
+                self.views[name] = piece.view(leaves[name].shape)
+        self.owners: dict[str, torch.Tensor] = {name: leaves[name] for name in self.views}
+        self.shown: dict[str, torch.Tensor] = dict(self.views)
+        self.wrap: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, value: value
+        self._bucket_of = {n: i for i, bucket in enumerate(buckets) for n in bucket.parameters}
+        self._own = {storage_key(self.views[n]) for n, i in self._bucket_of.items() if self.flats[i] is None}
+        self._holder: weakref.ref[Pending] | None = None
+        self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
+        self._committed = False
+        self._eager = False
+        self._absent: set[str] = set()
+        self._missing = [0] * len(buckets)
+        self._works: list[Any] = []
+        self._started: set[int] = set()
+        for name in self.views:
+            leaves[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, name))
+
+    def show_as(
+        self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Show gradients on ``owners`` from now on, as ``wrap(name, view)``."""
+        self.wrap = wrap
+        self.owners = {name: owners[name] for name in self.views}
+        self.shown = {name: wrap(name, view) for name, view in self.views.items()}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What holds the gradients: flat buffers, and tensors of those that need no reduction."""
+        return [tensor for index in range(len(self.buckets)) for tensor in self._contents(index)]
+
+    def _contents(self, index: int) -> list[torch.Tensor]:
+        flat = self.flats[index]
+        return [self.views[name] for name in self.buckets[index].parameters] if flat is None else [flat]
+
+    # -- users ------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget all gradients, as ``zero_grad`` does."""
+        for owner in self.owners.values():
+            owner.grad = None
+
+    def _visible(self, name: str) -> bool:
+        return self.owners[name].grad is not None
+
+    def _adopt(self) -> None:
+        """Bring the views up to what the user left in ``.grad``: cleared, kept or replaced."""
+        for name, view in self.views.items():
+            grad = self.owners[name].grad
+            if grad is None:
+                view.zero_()
+            elif grad is not self.shown[name]:
+                local = grad.to_local() if hasattr(grad, "to_local") else grad
+                if local.data_ptr() != view.data_ptr():
+                    view.copy_(local.reshape(view.shape))
+
+    # -- a backward -------------------------------------------------------------------------------
+
+    def occupy(self, pending: Pending | None = None) -> None:
+        """Make room for a new accumulation; what the buckets held is set aside.
+
+        Args:
+            pending: whose gradients these will be, if they have to wait for the user's ``backward()``.
+        """
+        holder = self._holder() if self._holder is not None else None
+        self._absent = set(self.views)
+        if holder is not None and not holder.done:
+            holder.saved = [tensor.clone() for tensor in self.tensors]
+        elif self._committed and any(self._visible(name) for name in self.views):
+            self._adopt()
+            self._set_aside(keep_local=pending is None)
+        self._committed = False
+        self._eager = pending is None
+        self._holder = weakref.ref(pending) if pending is not None else None
+        for name, view in self.views.items():
+            self.leaves[name].grad = None if name in self._absent else view
+        self._works, self._started = [], set()
+        self._missing = [len(bucket.parameters) for bucket in self.buckets]
+
+    def _set_aside(self, *, keep_local: bool) -> None:
+        """Stash committed buckets; one that needs no reduction simply goes on adding up."""
+        for index, bucket in enumerate(self.buckets):
+            if keep_local and self.flats[index] is None:
+                self._absent.difference_update(bucket.parameters)
+            else:
+                self._stash[index] = [tensor.clone() for tensor in self._contents(index)]
+
+    def _arrived(self, name: str, leaf: torch.Tensor) -> None:
+        """Autograd is through with a leaf: its gradient goes to its bucket, and a bucket that has all of its
+        own on its way."""
+        if name in self._absent:
+            assert leaf.grad is not None
+            with torch.no_grad():
+                if self._may_stay(name, leaf.grad):
+                    self._replace(name, leaf.grad)
+                else:
+                    self.views[name].copy_(leaf.grad)
+            self._absent.remove(name)
+            leaf.grad = self.views[name]
+        self._count(name)
+
+    def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
+        """Whether a gradient can stay where autograd put it: nothing reduces it, and its memory is all its
+        own (those of two parameters that are added up may share theirs, some are slices of larger ones)."""
+        if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
+            return False
+        whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+        return whole and gradient.is_contiguous() and storage_key(gradient) not in self._own
+
+    def _replace(self, name: str, gradient: torch.Tensor) -> None:
+        before, shown = self.views[name], self.shown[name]
+        self._own.remove(storage_key(before))
+        self._own.add(storage_key(gradient))
+        self.views[name] = gradient
+        if shown is before:
+            self.shown[name] = gradient
+        else:  # a DTensor takes 50 us to make
+            local = shown.to_local() if isinstance(shown, DTensor) else shown
+            local.data = gradient.view(local.shape)
+
+    def _count(self, name: str) -> None:
+        if self._eager:
+            index = self._bucket_of[name]
+            self._missing[index] -= 1
+            if self._missing[index] == 0:
+                self._start(index)
+
+    @torch.no_grad()
+    def bring(self, name: str, gradient: torch.Tensor) -> None:
+        """Take a gradient that waited elsewhere, as if autograd had just added it."""
+        if name in self._absent:
+            self.views[name].copy_(gradient)
+            self._absent.remove(name)
+            self.leaves[name].grad = self.views[name]
+        else:
+            self.views[name].add_(gradient)
+        self._count(name)
+
+    def complete(self) -> None:
+        """No further gradient comes: those that have not are zero."""
+        for name in self._absent:
+            self.views[name].zero_()
+            self.leaves[name].grad = self.views[name]
+        self._absent = set()
+
+    def hide(self) -> None:
+        """While micro-batches wait for ``backward()``, users see what was there before the step."""
+        self.complete()
+        for index, bucket in enumerate(self.buckets):
+            pieces = self._stashed(index)
+            for name in bucket.parameters:
+                owner = self.owners[name]
+                if not pieces or owner.grad is None:
+                    owner.grad = None
+                else:
+                    owner.grad = self.wrap(name, pieces[name])
+
+    def _stashed(self, index: int) -> dict[str, torch.Tensor]:
+        """Per parameter of a bucket what of its gradient was set aside; empty where nothing was."""
+        stash, names = self._stash[index], self.buckets[index].parameters
+        if stash is None:
+            return {}
+        pieces = list(stash)
+        if self.flats[index] is not None:
+            pieces = list(stash[0].split([self.leaves[name].numel() for name in names]))
+        return {n: p.view(self.leaves[n].shape) for n, p in zip(names, pieces, strict=True)}
+
+    def _start(self, index: int) -> None:
+        flat = self.flats[index]
+        self._started.add(index)
+        if flat is not None:
+            group = self.runtime.group(self.buckets[index].axes)
+            self._works.append(dist.all_reduce(flat, group=group, async_op=True))
+
+    def recall(self, pending: Pending) -> None:
+        """Make the buckets hold the gradients of this step again."""
+        holder = self._holder() if self._holder is not None else None
+        if holder is pending:
+            self._drop_cleared()
+            return
+        saved = pending.saved
+        assert saved is not None
+        pending.saved = None
+        self.occupy(pending)
+        self._absent = set()
+        for tensor, value in zip(self.tensors, saved, strict=True):
+            tensor.copy_(value)
+
+    def _drop_cleared(self) -> None:
+        """Of what was set aside before a waiting step, forget what the user has cleared since."""
+        for index in range(len(self.buckets)):
+            for name, piece in self._stashed(index).items():
+                if not self._visible(name):
+                    piece.zero_()
+
+    def scale(self, factor: torch.Tensor) -> None:
+        for tensor in self.tensors:
+            tensor.mul_(factor)
+
+    def finish(self) -> None:
+        """Reduce what is not reduced yet, add what was set aside, and show the result."""
+        self.complete()
+        for index in range(len(self.buckets)):
+            if index not in self._started:
+                self._start(index)
+        for work in self._works:
+            work.wait()
+        self._works = []
+        for index, stash in enumerate(self._stash):
+            if stash is not None:
+                for tensor, piece in zip(self._contents(index), stash, strict=True):
+                    tensor.add_(piece)
+                self._stash[index] = None
+        for name, owner in self.owners.items():
+            owner.grad = self.shown[name]
+        self._holder = None
+        self._committed = True

@@ -1,0 +1,158 @@
+"""Models by reference: what a rank needs to build the same model as every other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tensoropt import zoo
+from tensoropt.capture import Capture, Mode, capture
+from tensoropt.capture.double import doubled, in_double
+from tensoropt.errors import PlanError
+from tensoropt.plan import Plan
+from tensoropt.plan import load_model as build_from_source
+from tensoropt.plan.model_source import ModelSourceError, OnnxOptions
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as picklable data.
+
+    Attributes:
+        source: as :func:`tensoropt.plan.load_model` opens it.
+        seed: of weights and example inputs.
+        dtype: ``float64``: the graph of the model as it is, computed in double precision; or None.
+        settings: overrides of a zoo model, ``batch`` among them.
+        compute_dtype: ``bfloat16`` for mixed precision: what :func:`tensoropt.capture.capture` calls dtype.
+        onnx: what an ONNX file leaves open.
+        mode: what its graph is captured for.
+        device: ``cpu``; ``cuda`` for the current GPU; ``meta`` for models too big to hold, where their code
+            allows it.
+    """
+
+    source: str
+    seed: int = 0
+    dtype: str | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+    compute_dtype: str = "float32"
+    onnx: OnnxOptions | None = None
+    mode: Mode = "train"
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, plan: Plan) -> ModelSpec:
+        """The model that a plan was made for."""
+        model = plan.model
+        return cls(
+            model.source,
+            model.seed,
+            settings=() if model.batch is None else (("batch", model.batch),),
+            compute_dtype=plan.compute_dtype,
+            onnx=None if model.onnx is None else model.onnx.options(),
+            mode=model.mode,
+        )
+
+    def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """(model, args, kwargs), equal in every process; on the CPU or the meta device."""
+        settings = dict(self.settings)
+        batch = settings.pop("batch", None)
+        if settings:
+            if not self.source.startswith("zoo:"):
+                raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
+            name = self.source.removeprefix("zoo:")
+            built: Any = zoo.build(name, batch, device=self._made_on, seed=self.seed, **settings)
+        else:
+            built = self._opened(batch)
+        model, args, kwargs = built.model, built.args, dict(built.kwargs)
+        return model, args, kwargs
+
+    @property
+    def _made_on(self) -> str:
+        return "meta" if self.device == "meta" else "cpu"  # one seed, one set of weights
+
+    def _opened(self, batch: int | None) -> Any:
+        if self._made_on == "meta":
+            try:
+                return build_from_source(
+                    self.source, device="meta", seed=self.seed, batch=batch, onnx=self.onnx
+                )
+            except ModelSourceError:
+                pass  # code that needs values builds on the CPU, or says there what is wrong
+        return build_from_source(self.source, seed=self.seed, batch=batch, onnx=self.onnx)
+
+
+def model_values(captured: Capture) -> dict[str, torch.Tensor]:
+    """The model's values of the graph's parameters and buffers, by graph name; nothing is copied.
+
+    Raises:
+        PlanError: the model lacks one.
+    """
+    known: dict[str, torch.Tensor] = dict(captured.model.named_buffers(remove_duplicate=False))
+    known |= dict(captured.model.named_parameters(remove_duplicate=False))
+    values = {}
+    for tensor in captured.graph.tensors.values():
+        if tensor.kind in ("parameter", "buffer"):
+            if tensor.key not in known:
+                raise PlanError(f"the model has no {tensor.kind} called {tensor.key}, which the plan needs")
+            values[tensor.name] = known[tensor.key].detach()
+    return values
+
+
+@dataclass
+class LoadedModel:
+    """A model built and captured in this process.
+
+    Attributes:
+        inputs: the tensors of the example call, flattened.
+        values: parameters and buffers by graph name; unchanged by any run.
+        memory: results that depend on the model only, computed once.
+    """
+
+    spec: ModelSpec
+    captured: Capture
+    graph: GroupGraph
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: tuple[torch.Tensor, ...]
+    values: dict[str, torch.Tensor]
+    memory: dict[Any, Any] = field(default_factory=dict)
+
+
+_loaded: dict[ModelSpec, LoadedModel] = {}
+
+
+def load_model(spec: ModelSpec) -> LoadedModel:
+    """Build and capture a model; the last one asked for is kept for the next call."""
+    if spec not in _loaded:
+        _loaded.clear()
+        _loaded[spec] = open_model(spec)
+    return _loaded[spec]
+
+
+def open_model(spec: ModelSpec) -> LoadedModel:
+    """Build and capture a model; nothing is kept."""
+    assert spec.dtype in (None, "float64")
+    model, args, kwargs = spec.build()
+    captured = capture(model, args, kwargs, mode=spec.mode, dtype=spec.compute_dtype)
+    values = model_values(captured)
+    if spec.dtype == "float64":
+        captured = replace(captured, graph=in_double(captured.graph))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
+        values = {name: doubled(value) for name, value in values.items()}
+    graph = group_operators(refine_graph(captured.graph))
+    leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    where = "cuda" if spec.device == "cuda" else None
+    inputs = tuple(v.to(where) for v in leaves)
+    values = {n: v.to(where, copy=True) for n, v in values.items()}
+    return LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
+
+
+def forget_models() -> None:
+    """Let go of the model :func:`load_model` keeps."""
+    _loaded.clear()

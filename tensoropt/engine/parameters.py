@@ -1,0 +1,130 @@
+"""Parameters of a running plan: local shards for the graph, DTensors for everybody else.
+
+The lowered graph differentiates with respect to plain local leaves. Their gradients are views into
+flat, persistent buckets; a gradient that is a partial sum stays one over all micro-batches and is
+reduced once per step, bucket by bucket. The same storage is shown to optimizers and checkpoints as
+DTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from tensoropt.engine.gradients import Gradients
+from tensoropt.engine.runtime import Runtime
+from tensoropt.sharding.buckets import gradient_buckets
+from tensoropt.sharding.placement import Atoms, Layout, local_atoms
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, take_shard
+from tensoropt.sharding.strategy import Strategy
+
+
+def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a whole tensor, as a copy of its own."""
+    spec = EdgeSpec(name, atoms, runtime.mesh, layout, layout, (), ())
+    return take_shard(runtime, spec, value).clone(memory_format=torch.contiguous_format)
+
+
+class ParameterShards:
+    """Local leaves and their gradients.
+
+    Attributes:
+        leaves: per graph parameter this rank's shard, a leaf that requires grad.
+        book: the buckets in which gradients accumulate.
+    """
+
+    def __init__(self, strategy: Strategy, runtime: Runtime, values: Mapping[str, torch.Tensor]):
+        self.strategy = strategy
+        self.runtime = runtime
+        self.leaves: dict[str, torch.Tensor] = {}
+        for tensor in strategy.graph.atoms.graph.parameters:
+            shard = self.shard(tensor.name, values[tensor.name].detach())
+            self.leaves[tensor.name] = shard.requires_grad_(tensor.requires_grad)
+        self.book = Gradients(runtime, gradient_buckets(strategy), self.leaves)
+
+    def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of a whole parameter, in the type it is stored in."""
+        layout = self.strategy.stored[name]
+        shard = shard_of(self.runtime, name, self.strategy.atoms(name), layout, value)
+        return shard.to(getattr(torch, self.strategy.tensor(name).stored_dtype))
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Set the parameters to whole values."""
+        for name, leaf in self.leaves.items():
+            leaf.copy_(self.shard(name, values[name]))
+
+    @property
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Per trained parameter its gradient."""
+        return self.book.views
+
+    def clear(self) -> None:
+        self.book.clear()
+
+
+def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
+    """Shape in which DTensor can express the layout.
+
+    The tensor's own shape when only outermost atoms are sharded; otherwise every dim with an inner
+    sharded atom is unflattened into its atoms (a fused ``qkv`` split on heads).
+    """
+    shape: list[int] = []
+    position = 0
+    for dim in atoms:
+        sharded = {code - position for code in layout if position <= code < position + len(dim)}
+        shape += dim if sharded - {0} else (prod(dim),)
+        position += len(dim)
+    return tuple(shape)
+
+
+def dtensor_placements(atoms: Atoms, layout: Layout, *, gradient: bool = False) -> tuple[Placement, ...]:
+    """PyTorch placements of the real axes for a tensor shown in :func:`view_shape`."""
+    dims: dict[int, int] = {}
+    position = shown = 0
+    for dim in atoms:
+        sharded = {code - position for code in layout if position <= code < position + len(dim)}
+        inner = bool(sharded - {0})
+        for i in range(len(dim)):
+            dims[position + i] = shown + i if inner else shown
+        shown += len(dim) if inner else 1
+        position += len(dim)
+    placements: list[Placement] = []
+    for code in layout[1:]:
+        if code >= 0:
+            placements.append(Shard(dims[code]))
+        else:
+            placements.append(Partial() if gradient and code == -2 else Replicate())
+    return tuple(placements)
+
+
+def as_dtensor(
+    local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
+) -> DTensor:
+    """A local shard as the DTensor it is part of; the storage is shared."""
+    shape = view_shape(atoms, layout)
+    stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    placements = dtensor_placements(atoms, layout)
+    return DTensor.from_local(
+        local.view(_local_view(atoms, layout, runtime)),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=stride,
+    )
+
+
+def _local_view(atoms: Atoms, layout: Layout, runtime: Runtime) -> tuple[int, ...]:
+    """This rank's part of :func:`view_shape`."""
+    shape: list[int] = []
+    position = 0
+    for dim, local in zip(atoms, local_atoms(atoms, layout, runtime.mesh, runtime.place), strict=True):
+        sharded = {code - position for code in layout if position <= code < position + len(dim)}
+        shape += local if sharded - {0} else (prod(local),)
+        position += len(dim)
+    return tuple(shape)

@@ -1,0 +1,113 @@
+"""Recomputed regions of a lowered graph: their nodes become a module of their own that runs twice.
+
+The first time in forward, without keeping its inside, and again in backward, reshardings and gathers
+included, just before its own backward (:mod:`tensoropt.sharding.recomputing`), and always to its end, so that
+every rank issues the collectives the plan counts.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+from tensoropt.engine.runtime import Runtime
+from tensoropt.sharding.recomputing import recomputed
+
+REGION = "region"
+"""Key in a node's ``meta``: the name of the recomputed region it runs in."""
+
+
+class Recomputed(torch.nn.Module):
+    """Runs a region's graph so that backward computes its inside again."""
+
+    def __init__(self, body: fx.GraphModule, runtime: Runtime):
+        super().__init__()
+        self.body = body
+        self.runtime = runtime
+
+    def forward(self, *inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.body(*inputs)
+        # Dropout's masks and shards of the batch depend on where the step was when forward ran.
+        moment = self.runtime.step, self.runtime.micro_batch
+
+        def run(*values: Any) -> Any:
+            now = self.runtime.step, self.runtime.micro_batch
+            self.runtime.step, self.runtime.micro_batch = moment
+            try:
+                return self.body(*values)
+            finally:
+                self.runtime.step, self.runtime.micro_batch = now
+
+        if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
+            return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)
+        return recomputed(run, *inputs)
+
+
+def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) -> fx.Graph:
+    """The graph with every region's nodes replaced by a call of one submodule of ``root``."""
+    if not any(REGION in node.meta for node in graph.nodes):
+        return graph
+    result = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for unit in _in_order(graph):
+        name = unit[0].meta.get(REGION)
+        if name is None:
+            copies[unit[0]] = result.node_copy(unit[0], lambda n: copies[n])
+            continue
+        inputs, outputs, body = _body(root, unit)
+        target = "recompute_" + name.replace(".", "_").replace("#", "_")
+        root.add_module(target, Recomputed(body, runtime))
+        call = result.call_module(target, tuple(copies[n] for n in inputs))
+        for index, node in enumerate(outputs):
+            copies[node] = result.call_function(operator.getitem, (call, index))
+    return result
+
+
+def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
+    """Nodes, and regions as one, each after what it needs; otherwise in the graph's order."""
+    regions: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if REGION in node.meta:
+            regions.setdefault(node.meta[REGION], []).append(node)
+    units: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in graph.nodes}
+    for members in regions.values():
+        units.update(dict.fromkeys(members, tuple(members)))
+    done: set[fx.Node] = set()
+    for node in graph.nodes:
+        waiting = [units[node]]
+        while waiting:
+            unit = waiting[-1]
+            missing = {
+                units[n]: None
+                for member in unit
+                for n in member.all_input_nodes
+                if n not in done and units[n] is not unit
+            }
+            if unit[0] in done or not missing:
+                waiting.pop()
+                if unit[0] not in done:
+                    done.update(unit)
+                    yield unit
+            else:
+                waiting.extend(reversed(missing))
+
+
+def _body(
+    root: torch.nn.Module, nodes: tuple[fx.Node, ...]
+) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
+    """(what the region needs, what others need of it, its graph)."""
+    inside = set(nodes)
+    inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    graph = fx.Graph()
+    copies = {n: graph.placeholder(n.name) for n in inputs}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[n] for n in outputs))
+    return inputs, outputs, fx.GraphModule(root, graph, class_name="Region")

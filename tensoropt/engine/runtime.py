@@ -1,0 +1,166 @@
+"""Where a rank stands: mesh coordinate, process groups, micro-batch, step."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.errors import PlanError
+from tensoropt.sharding.reshard.redistribute import Route
+
+_made_for: list[object] = []
+_made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def leave_job() -> None:
+    """Let go of every process group, then end this rank's part in the job.
+
+    A group that something still refers to outlives ``destroy_process_group``, and is destroyed while the
+    interpreter is: gloo's threads then abort a process that has done its work ("terminate called without an
+    active exception").
+    """
+    for runtime in list(_runtimes):
+        runtime._groups = {}
+        runtime.routes.clear()  # they refer to groups
+    _made_for.clear()
+    _made_groups.clear()
+    gc.collect()
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+class Runtime:
+    """One rank's view of the mesh; the :class:`~tensoropt.sharding.kernels.ShardContext` of its kernels.
+
+    Axis 0 is the micro-batch axis: its coordinate changes in time. The other axes are row-major over
+    ranks. Process groups exist for every subset of axes, so that several axes act as one group.
+    """
+
+    def __init__(
+        self,
+        mesh: Sequence[int],
+        *,
+        rank: int | None = None,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ):
+        self.mesh = tuple(mesh)
+        self.device = device or torch.device("cpu")
+        self.seed = seed
+        self.step = 0
+        self.micro_batch = 0
+        self.counts: dict[str, torch.Tensor] = {}
+        self.gathered: Callable[..., None] = lambda *_: None
+        self.held: dict[str, torch.Tensor] = {}
+        self.routes: dict[object, Route] = {}
+        devices = prod(self.mesh[1:])
+        self.distributed = devices > 1
+        if self.distributed:
+            if not dist.is_initialized():
+                raise PlanError(
+                    f"the plan's mesh has {devices} devices but torch.distributed is not initialised; "
+                    f"start the script with torchrun --nproc-per-node {devices}"
+                )
+            if dist.get_world_size() != devices:
+                shape = "x".join(map(str, self.mesh[1:]))
+                raise PlanError(
+                    f"the plan's mesh {shape} needs {devices} ranks, but this job has "
+                    f"{dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
+                )
+        self.rank = rank if rank is not None else (dist.get_rank() if self.distributed else 0)
+        position: list[int] = []
+        rest = self.rank
+        for size in reversed(self.mesh[1:]):
+            position.insert(0, rest % size)
+            rest //= size
+        self.position = tuple(position)
+        self._groups = self._make_groups() if self.distributed else {}
+        _runtimes.add(self)
+
+    def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        """A process group per subset of real axes with more than one member; every rank makes all.
+
+        Groups are costly to make and never freed by PyTorch, so a mesh's are made once per job.
+        """
+        world = dist.group.WORLD
+        if _made_for[:1] != [world]:
+            _made_for[:] = [world]
+            _made_groups.clear()
+        if self.mesh[1:] not in _made_groups:
+            _made_groups[self.mesh[1:]] = self._new_groups()
+        return _made_groups[self.mesh[1:]]
+
+    def _new_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        axes = [a for a in range(1, len(self.mesh)) if self.mesh[a] > 1]
+        own: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for count in range(1, len(axes) + 1):
+            for subset in itertools.combinations(axes, count):
+                if prod(self.mesh[a] for a in subset) == prod(self.mesh[1:]):
+                    assert dist.group.WORLD is not None
+                    own[subset] = dist.group.WORLD
+                    continue
+                for ranks in self._partitions(subset):
+                    group = dist.new_group(ranks)
+                    if self.rank in ranks:
+                        own[subset] = group
+        return own
+
+    def _partitions(self, subset: tuple[int, ...]) -> list[list[int]]:
+        members: dict[tuple[int, ...], list[int]] = {}
+        sizes = self.mesh[1:]
+        for rank, place in enumerate(itertools.product(*(range(n) for n in sizes))):
+            key = tuple(c for axis, c in enumerate(place, start=1) if axis not in subset)
+            members.setdefault(key, []).append(rank)
+        return list(members.values())
+
+    # -- coordinates ------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Coordinate on all axes, the micro-batch first."""
+        return (self.micro_batch, *self.position)
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        index = 0
+        for axis in axes:
+            index = index * self.mesh[axis] + self.place[axis]
+        return index
+
+    def parts(self, axes: tuple[int, ...]) -> int:
+        """In how many shards ``axes`` cut an atom."""
+        return prod(self.mesh[axis] for axis in axes)
+
+    def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The process group over ``axes``; None when it has one member."""
+        real = tuple(a for a in axes if a > 0 and self.mesh[a] > 1)
+        return self._groups[real] if real else None
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    # -- what kernels need ------------------------------------------------------------------------
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        group = self.group(axes)
+        if group is None:
+            return value
+        value = value.contiguous().clone()
+        dist.all_reduce(value, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=group)
+        return value
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """A count over the whole batch; with micro-batches it was taken beforehand (``counts``)."""
+        if self.mesh[0] == 1 or 0 not in axes:
+            return self.all_reduce(value, axes)
+        return self.counts[name]

@@ -1,0 +1,223 @@
+"""What one placed operator computes: an fx graph of plain calls on tensors of one device."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tensoropt.engine.lower import evaluated
+from tensoropt.engine.runtime import Runtime
+from tensoropt.graph import Operator, map_refs
+from tensoropt.placement.execute.cuts import Cut, join, split
+from tensoropt.placement.graph import PlacedOperator, Value
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.local import LocalCall, literal, localise, resolve_function
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take_shard
+
+
+class Piece:
+    """Where a piece stands among its fellows; the :class:`~tensoropt.sharding.kernels.ShardContext` of its
+    kernels. Pieces talk to nobody while they run."""
+
+    def __init__(self, runtime: Runtime, index: int, count: int):
+        self.runtime = runtime
+        self.mesh = (1, count)
+        self.place: tuple[int, ...] = (0, index)
+
+    @property
+    def seed(self) -> int:
+        return self.runtime.seed
+
+    @property
+    def step(self) -> int:
+        return self.runtime.step
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        return self.place[1] if 1 in axes else 0
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        assert self.mesh[1] == 1 or 1 not in axes, "a piece that reduces with others is never made"
+        return value
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """A count over the whole batch, taken before the step began."""
+        return self.runtime.counts[name] if self.mesh[1] > 1 and 1 in axes else value
+
+
+@dataclass(frozen=True)
+class Body:
+    """A placed operator's computation.
+
+    Attributes:
+        module: called with the values it reads, its parameters, then what it reads of ``free``; returns its
+            values as a tuple.
+        free: inputs, constants and buffers that it takes whole.
+        counts: whether it needs the counts of mean losses beforehand.
+    """
+
+    module: fx.GraphModule
+    free: tuple[str, ...]
+    counts: bool = False
+
+
+def body_of(
+    op: PlacedOperator,
+    groups: GroupGraph,
+    runtime: Runtime,
+    device: torch.device,
+    *,
+    evaluating: bool = False,
+) -> Body:
+    """The computation of a placed operator on ``device``."""
+    building = _Building(op, groups, runtime, device, evaluating)
+    if op.kind == "variable":
+        return building.variable()
+    if op.kind in ("split", "join"):
+        return building.copies()
+    return building.calls()
+
+
+class _Building:
+    def __init__(
+        self, op: PlacedOperator, groups: GroupGraph, runtime: Runtime, device: torch.device, evaluating: bool
+    ):
+        self.op, self.groups, self.runtime = op, groups, runtime
+        self.device, self.evaluating = device, evaluating
+        self.tensors = groups.atoms.graph.tensors
+        self.atoms = groups.atoms.atoms
+        self.context = Piece(runtime, op.index, op.count)
+        self.graph = fx.Graph()
+        self.known: dict[str, fx.Node] = {}
+        self.counts = False
+
+    def _finish(self, results: list[fx.Node], free: tuple[str, ...] = ()) -> Body:
+        self.graph.output(tuple(results))
+        self.graph.lint()
+        return Body(fx.GraphModule(torch.nn.Module(), self.graph, "PlacedBody"), free, self.counts)
+
+    def _function(self, function: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
+        if isinstance(function, functools.partial):
+            function.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
+        return self.graph.call_function(function, args)
+
+    def _cut(self, value: Value, count: int) -> Cut:
+        assert value.code is not None
+        return Cut(self.atoms[value.tensor], value.code, count)
+
+    # -- cutting, joining, handing out -------------------------------------------------------------
+
+    def copies(self) -> Body:
+        given = [self.graph.placeholder(f"given_{i}") for i in range(len(self.op.reads))]
+        if self.op.kind == "join":
+            cut = self._cut(self.op.reads[0], self.op.count)
+            return self._finish([self._function(functools.partial(join, cut), tuple(given), "join")])
+        cut = self._cut(self.op.writes[0], self.op.count)
+        pieces = self._function(functools.partial(split, cut), tuple(given), "split")
+        return self._finish(
+            [self.graph.call_function(operator.getitem, (pieces, v.index)) for v in self.op.writes]
+        )
+
+    def variable(self) -> Body:
+        (name,) = self.op.parameters
+        parameter = self.graph.placeholder("parameter")
+        tensor = self.tensors[name]
+        if tensor.master_dtype is not None:
+            dtype = getattr(torch, tensor.dtype)
+            parameter = self.graph.call_method("to", (parameter, dtype))
+        pieces: dict[tuple[int, int], fx.Node] = {}
+        results = []
+        for value in self.op.writes:
+            if value.code is None:
+                results.append(parameter)
+                continue
+            key = (value.code, value.count)
+            if key not in pieces:
+                cut = self._cut(value, value.count)
+                pieces[key] = self._function(functools.partial(split, cut), (parameter,), "split")
+            results.append(self.graph.call_function(operator.getitem, (pieces[key], value.index)))
+        return self._finish(results)
+
+    # -- groups and their pieces --------------------------------------------------------------------
+
+    def calls(self) -> Body:
+        op, group = self.op, self.op.group
+        assert group is not None
+        for number, value in enumerate(op.reads):
+            self.known[value.tensor] = self.graph.placeholder(f"given_{number}")
+        for name in op.parameters:
+            self.known[name] = self.graph.placeholder(name)
+        free = {name: self.graph.placeholder(f"free_{i}") for i, name in enumerate(group.free)}
+        for name in op.parameters:
+            self.known[name] = self._cast(name, self.known[name])
+        for name, node in free.items():
+            self.known[name] = self._part(name, node)
+        for name in (*group.reads, *group.parameters, *group.shared):
+            if name not in self.known:
+                self.known[name] = self._zeros(name)
+        for each in group.operators:
+            self._call(each)
+        return self._finish([self.known[v.tensor] for v in op.writes], tuple(group.free))
+
+    def _cast(self, name: str, parameter: fx.Node) -> fx.Node:
+        """A parameter as operators read it; the cast of a master weight is made again in backward."""
+        tensor = self.tensors[name]
+        if tensor.master_dtype is None:
+            return parameter
+        whole = (-1,)
+        dtype = getattr(torch, tensor.dtype)
+        spec = EdgeSpec(name, self.atoms[name], (1,), whole, whole, (), (), parameter=True, dtype=dtype)
+        return self._function(functools.partial(redistribute, self.runtime, spec), (parameter,), "cast")
+
+    def _part(self, name: str, whole: fx.Node) -> fx.Node:
+        """This piece's part of what every device has whole; constants are kept at reduced shape."""
+        assert self.op.configuration is not None
+        layout = self.op.configuration.layout(name)
+        tensor = self.tensors[name]
+        if self.op.count == 1 and tensor.kind != "constant":
+            return whole
+        spec = EdgeSpec(name, self.atoms[name], self.op.mesh, layout, layout, (), ())
+        return self._function(functools.partial(take_shard, self.context, spec), (whole,), "take_shard")
+
+    def _zeros(self, name: str) -> fx.Node:
+        """Stands for a term that the first piece adds."""
+        tensor = self.tensors[name]
+        dtype = getattr(torch, tensor.dtype)
+        return self.graph.call_function(torch.zeros, (tensor.shape,), {"dtype": dtype, "device": self.device})
+
+    def _call(self, each: Operator) -> None:
+        assert self.op.configuration is not None
+        placed = self.op.configuration.placed(each.name, self.groups.atoms, self.op.mesh, self.context.place)
+        call = localise(placed)
+        self.counts |= self.op.count > 1 and any(inner.count for inner in call.collectives)
+        if self.evaluating:
+            call = evaluated(each, call)
+        args = tuple(literal(map_refs(a, self.known.__getitem__)) for a in call.args)
+        kwargs = {k: literal(map_refs(v, self.known.__getitem__)) for k, v in call.kwargs.items()}
+        kwargs |= self._device(call)
+        node = self.graph.create_node("call_function", call.bind(self.context), args, kwargs, name=each.name)
+        node.meta["operator"] = each.name
+        self.known |= self._results(each, node)
+
+    def _device(self, call: LocalCall) -> Mapping[str, Any]:
+        """Where a call that makes a tensor from nothing puts it; capture leaves devices out."""
+        function = resolve_function(call.function)
+        if self.device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
+            return {}
+        takes = any(a.name == "device" for a in function._schema.arguments)
+        return {"device": self.device} if takes else {}
+
+    def _results(self, each: Operator, node: fx.Node) -> dict[str, fx.Node]:
+        if len(each.outputs) == 1 and "." not in each.outputs[0].removeprefix(each.name):
+            return {each.outputs[0]: node}
+        if each.target == "aten.dropout.default":
+            return dict.fromkeys(each.outputs, node)
+        return {
+            name: self.graph.call_function(operator.getitem, (node, int(name.rsplit(".", 1)[1])))
+            for name in each.outputs
+        }

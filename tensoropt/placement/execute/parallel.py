@@ -1,0 +1,136 @@
+"""A user's model run by a placed plan: what is here of its parameters, and what others have."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from tensoropt.capture import Capture
+from tensoropt.engine.models import model_values
+from tensoropt.engine.parallel_model import ParallelModel
+from tensoropt.errors import PlanError
+from tensoropt.placement.execute.engine import PlacedEngine
+from tensoropt.placement.execute.spread import SpreadGradient
+from tensoropt.placement.plans import PlacedStrategy
+
+UNCOMPILED = (
+    "a placed plan runs every operator, forward and backward, when the plan says, which a compiler would "
+    "undo; the model runs as it is, so leave torch.compile out"
+)
+
+
+def devices_here(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
+    """Where one process plays all devices of a plan; None in a job of several.
+
+    Raises:
+        PlanError: the model is on a GPU, and there are fewer of them than the plan needs.
+    """
+    if dist.is_initialized():
+        return None
+    if like.type != "cuda":
+        return [like] * strategy.devices
+    found = torch.cuda.device_count()
+    if found < strategy.devices:
+        raise PlanError(
+            f"the plan is for {strategy.devices} devices, but this process sees {found} "
+            f"{'GPU' if found == 1 else 'GPUs'}; start one process per device with torchrun --nproc-per-node "
+            f"{strategy.devices}, or move the model to the CPU"
+        )
+    return [torch.device("cuda", i) for i in range(strategy.devices)]
+
+
+class PlacedModel(ParallelModel):
+    """What ties a model to its placed plan.
+
+    A rank keeps the parameters that live on its device; of the others an empty one remains, so that
+    optimizers and gradient clipping do the same on all ranks. State dicts hold whole parameters on every
+    rank.
+    """
+
+    def __init__(self, model: nn.Module, captured: Capture, strategy: PlacedStrategy, seed: int):
+        values = model_values(captured)
+        like = next((v.device for v in values.values()), torch.device("cpu"))
+        self.engine: PlacedEngine = PlacedEngine(
+            strategy, values, devices=devices_here(strategy, like), seed=seed
+        )
+        mesh = None
+        if self.engine.runtime.distributed:
+            mesh = init_device_mesh(like.type, (strategy.devices,), mesh_dim_names=("device",))
+        super().__init__(model, captured, strategy.graph.groups.atoms.graph, mesh)
+        self.engine.after_backward = self._show_absent
+
+    def install(self) -> None:
+        super().install()
+        self._compiled = self._told = False
+        self._run = torch.compiler.disable(self._uncompiled, reason=UNCOMPILED)
+        self.model.register_state_dict_pre_hook(lambda *_: self.engine.settle())
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._compiled = torch.compiler.is_compiling()
+        return self._run(*args, **kwargs)
+
+    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compiled and not self._told:
+            self._told = True
+            warnings.warn(f"torch.compile changes nothing here: {UNCOMPILED}", stacklevel=2)
+        return super().forward(*args, **kwargs)
+
+    # -- parameters -------------------------------------------------------------------------------
+
+    def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        return local
+
+    def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        return local if self.mesh is None else local.as_subclass(SpreadGradient)
+
+    def local(self, name: str) -> torch.Tensor:
+        leaves = self.engine.shards.leaves
+        if name in leaves:
+            return leaves[name].detach()
+        tensor = self.source.tensors[name]
+        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.home)
+
+    def _show_absent(self) -> None:
+        """Give parameters that live elsewhere an empty gradient, so that they are treated like the others."""
+        for tensor in self.source.parameters:
+            if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
+                parameter = self.parameters[tensor.name]
+                parameter.grad = torch.empty_like(parameter).as_subclass(SpreadGradient)
+
+    # -- state dicts ------------------------------------------------------------------------------
+
+    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        """What the rank that has a parameter has in its place, on every rank; all of them call it."""
+        if self.mesh is None:
+            return value
+        name = self.names[key]
+        if name in self.engine.shards.leaves:
+            whole = value.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            whole = torch.empty(self.shapes[key], dtype=value.dtype, device=value.device)
+        home = self.engine.shards.home.get(name)
+        if home is not None:
+            whole = self.engine.transport.broadcast(whole, home)
+        return DTensor.from_local(whole, self.mesh, [Replicate()], run_check=False)
+
+    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        name = self.names[key]
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if name not in self.engine.shards.leaves:
+            return torch.empty(0, dtype=whole.dtype, device=self.engine.home)
+        return self.engine.shards.shard(name, whole.detach().reshape(self.shapes[key]))
+
+    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
+        # A step counter has the shape of a scalar parameter, but is no state of its elements.
+        return super().is_state_of(parameter, field, value) and field != "step"
+
+    def lies_right(self, key: str, value: torch.Tensor) -> bool:
+        return False

@@ -1,0 +1,100 @@
+"""Backward, one placed operator at a time.
+
+Every operator runs under autograd on its own: what it reads comes in through :class:`_Entry`, whose backward
+hands the gradient to the tape instead of to whoever made the value. An operator's backward is then a call of
+its own, made when the plan says, and what is alive in between is what autograd saved and the gradients that
+wait on the tape.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tensoropt.placement.graph import Value
+
+Place = tuple[Value, int]
+"""A value as it is on a device."""
+
+
+class _Entry(torch.autograd.Function):
+    """A value enters an operator; nothing of it is kept here."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
+        ctx.tape, ctx.place = tape, place
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        tape = ctx.tape()  # a tape holds its operators' graphs, so they must not hold it
+        if tape is not None:
+            tape.add(ctx.place, gradient)
+        return None, None, None, None
+
+
+class _Made(torch.autograd.Function):
+    """Joins what an operator made under one root, whose backward takes the gradients off the tape and lets go
+    of them: autograd then frees each as soon as it is used up."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
+        ctx.tape, ctx.places = tape, places
+        return made[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> Any:  # type: ignore[override]
+        tape = ctx.tape()
+        return None, None, *(tape.take(place) for place in ctx.places)
+
+
+class Tape:
+    """One step's graphs and gradients, from forward to backward.
+
+    Attributes:
+        done: its backward has run.
+    """
+
+    def __init__(self, anchor: torch.Tensor):
+        self.anchor = anchor
+        self.done = False
+        self._roots: dict[int, tuple[tuple[Place, ...], torch.Tensor]] = {}
+        self._gradients: dict[Place, torch.Tensor] = {}
+        self._owned: set[Place] = set()
+
+    def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
+        """A value as an operator reads it."""
+        return _Entry.apply(self.anchor, value, weakref.ref(self), place)
+
+    def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
+        """What an operator has made; called where gradients are enabled."""
+        grown = [(place, value) for place, value in made if value.requires_grad]
+        if grown:
+            places = tuple(place for place, _ in grown)
+            root = _Made.apply(weakref.ref(self), places, *(value for _, value in grown))
+            self._roots[operator] = (places, root)
+
+    def add(self, place: Place, gradient: torch.Tensor) -> None:
+        """A reader's share. The first one is the sum; it may be somebody else's too, so a second one makes a
+        sum that is the tape's own."""
+        if place not in self._gradients:
+            self._gradients[place] = gradient
+        elif place in self._owned:
+            self._gradients[place].add_(gradient)
+        else:
+            self._gradients[place] = self._gradients[place] + gradient
+            self._owned.add(place)
+
+    def take(self, place: Place) -> torch.Tensor | None:
+        """The sum of all shares; None where no reader had one."""
+        self._owned.discard(place)
+        return self._gradients.pop(place, None)
+
+    def backward(self, operator: int) -> None:
+        """Run an operator's backward with the gradients of what it made, all of which are there."""
+        places, root = self._roots.pop(operator, ((), None))
+        if root is not None and any(place in self._gradients for place in places):
+            torch.autograd.backward(root, torch.ones_like(root))

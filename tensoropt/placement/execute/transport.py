@@ -1,0 +1,137 @@
+"""How values get from one process to another, and what each message was."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.placement.execute.order import Transfer
+
+
+class Arriving(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> torch.Tensor:
+        """The tensor, once it is there."""
+        ...
+
+
+class Transport(Protocol):
+    """What an engine needs of the other processes. All take part in the same transfers in the same order."""
+
+    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
+        """Begin to send; the value is held until it is gone."""
+        ...
+
+    def receive(
+        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Arriving:
+        """Begin to receive."""
+        ...
+
+    def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        """Give everybody what ``source`` has in ``value``; in place."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until all that was sent is gone.
+
+        Raises:
+            RuntimeError: a message could not be sent.
+        """
+        ...
+
+
+class Alone:
+    """One process plays all devices: nothing leaves it."""
+
+    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
+        raise AssertionError("a process that plays all devices sends nothing")
+
+    def receive(
+        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Arriving:
+        raise AssertionError("a process that plays all devices receives nothing")
+
+    def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        return value
+
+    def finish(self) -> None:
+        return
+
+
+class _Received:
+    def __init__(self, work: Any, value: torch.Tensor):
+        self.work, self.value = work, value
+
+    def wait(self) -> torch.Tensor:
+        self.work.wait()
+        return self.value
+
+
+class Job:
+    """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` plays device ``i``.
+
+    Gloo tells that a message is gone only to who waits for it, so a thread does, and lets go of the value.
+    On GPUs one can ask.
+    """
+
+    def __init__(self) -> None:
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._left = 0
+        self._gone = threading.Condition()
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._on_gpu: list[tuple[Any, torch.Tensor]] = []
+
+    def send(self, transfer: Transfer, value: torch.Tensor) -> None:
+        value = value.contiguous()
+        work = dist.isend(value, transfer.target, tag=transfer.number)
+        assert work is not None, "every rank is a member of the job"
+        if value.is_cuda:
+            self._on_gpu = [(w, v) for w, v in self._on_gpu if not w.is_completed()]
+            self._on_gpu.append((work, value))
+            return
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._wait_for_all, daemon=True, name="sent messages")
+            self._thread.start()
+        with self._gone:
+            self._left += 1
+        self._sent.put((work, value))
+
+    def _wait_for_all(self) -> None:
+        while True:
+            work, value = self._sent.get()
+            try:
+                work.wait()
+            except Exception as error:
+                self._error = self._error or error
+            del work, value
+            with self._gone:
+                self._left -= 1
+                self._gone.notify_all()
+
+    def receive(
+        self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Arriving:
+        value = torch.empty(tuple(shape), dtype=dtype, device=device)
+        return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value)
+
+    def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
+        dist.broadcast(value, source)
+        return value
+
+    def finish(self) -> None:
+        for work, _ in self._on_gpu:
+            work.wait()
+        self._on_gpu.clear()
+        with self._gone:
+            self._gone.wait_for(lambda: self._left == 0)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

@@ -1,0 +1,176 @@
+"""Placed plans as plan files hold them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.errors import PlanError
+from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
+from tensoropt.placement.problem import Placement
+from tensoropt.placement.simulate import PlacedPlay
+from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
+from tensoropt.sharding.groups import GroupGraph
+
+Route = tuple[str, int, int, bool]
+"""(name of a value, source, target, backward): a value, or its gradient, goes from one device to another."""
+
+
+@dataclass(frozen=True)
+class PlacedStrategy:
+    """A placement of a model's operators.
+
+    Attributes:
+        graph: operators and what flows between them.
+        placement: operator ``i`` of the graph is operator ``i`` here.
+        transfers: (name of the value, source, target, backward), in an order in which every device takes
+            part: one that all devices' orders agree with.
+    """
+
+    graph: PlacedGraph
+    placement: Placement
+    transfers: tuple[Route, ...]
+
+    @property
+    def devices(self) -> int:
+        return len(self.placement.forward)
+
+    def device_of(self, operator: PlacedOperator) -> int:
+        return self.placement.device[self.graph.operators.index(operator)]
+
+
+def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[Route, ...]:
+    """What has to be sent, in no particular order: a value once to every other device that reads it, its
+    gradient once back from there."""
+    source, device = graph.groups.atoms.graph, placement.device
+    readers: dict[str, dict[int, None]] = {}
+    for number, op in enumerate(graph.operators):
+        for value in op.reads:
+            readers.setdefault(value.name, {})[device[number]] = None
+    found: list[Route] = []
+    for number, op in enumerate(graph.operators):
+        for value in op.writes:
+            for target in readers.get(value.name, ()):
+                if target != device[number]:
+                    found.append((value.name, device[number], target, False))
+                    if source.training and source.tensors[value.tensor].requires_grad:
+                        found.append((value.name, target, device[number], True))
+    return tuple(found)
+
+
+def placed_to_dict(strategy: PlacedStrategy) -> dict[str, Any]:
+    """As plain data, for other processes."""
+    placement = strategy.placement
+    return {
+        "splits": {name: list(how) for name, how in strategy.graph.splits.items()},
+        "device": list(placement.device),
+        "forward": [list(order) for order in placement.forward],
+        "backward": None if placement.backward is None else [list(order) for order in placement.backward],
+        "transfers": [list(route) for route in strategy.transfers],
+    }
+
+
+def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrategy:
+    """Inverse of :func:`placed_to_dict`."""
+    backward = data["backward"]
+    placement = Placement(
+        tuple(data["device"]),
+        tuple(map(tuple, data["forward"])),
+        None if backward is None else tuple(map(tuple, backward)),
+    )
+    splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
+    transfers = tuple((name, i, j, back) for name, i, j, back in data["transfers"])
+    return PlacedStrategy(placed_graph(groups, splits), placement, transfers)
+
+
+@dataclass(frozen=True)
+class PlacedPart:
+    """What of a plan file a placement fills."""
+
+    operators: dict[str, OperatorPlan]
+    parameters: dict[str, ParameterPlan]
+    placed: PlacedInfo
+
+
+def plan_part(graph: PlacedGraph, play: PlacedPlay) -> PlacedPart:
+    """A played placement as a plan file holds it."""
+    place, tensors = play.placement, graph.groups.atoms.graph.tensors
+    order = {o: i for row in place.forward for i, o in enumerate(row)}
+    backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
+    training = play.problem.training
+    at = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
+    return PlacedPart(
+        operators={
+            op.name: OperatorPlan(
+                axes={},
+                micro="none",
+                members=tuple(o.name for o in op.group.operators) if op.group else (),
+                device=place.device[i],
+                order=order[i],
+                backward_order=backward[i] if training else None,
+            )
+            for i, op in enumerate(graph.operators)
+        },
+        parameters={
+            name: ParameterPlan(key=str(tensors[name].key), device=at[home])
+            for name, home in graph.home.items()
+        },
+        placed=PlacedInfo(
+            splits={name: tuple(how) for name, how in graph.splits.items()},
+            transfers=tuple(
+                TransferPlan(value=play.problem.tensors[t].name, source=source, target=target, backward=back)
+                for t, source, target, back in play.transfers
+            ),
+            peak_bytes=play.peak_bytes,
+        ),
+    )
+
+
+def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
+    """The placement that a plan describes, for the grouped graph of its model.
+
+    Raises:
+        PlanError: the plan is not a placed one, or is for another model; names the first difference.
+    """
+    if plan.placed is None:
+        raise PlanError(f"this plan of {plan.planner} splits operators over a mesh; it places none")
+    graph = placed_graph(groups, plan.placed.splits)
+    names = [op.name for op in graph.operators]
+    for name in names:
+        if name not in plan.operators:
+            raise PlanError(f"the plan says nothing of operator {name}; was it made for another model?")
+    for name in plan.operators:
+        if name not in names:
+            raise PlanError(f"the plan places {name}, which the model lacks; was it made for another model?")
+    plan.check_model(groups)
+    device = tuple(_given(plan, name, "device") for name in names)
+    for name, where in zip(names, device, strict=True):
+        if where >= plan.devices:
+            raise PlanError(f"operator {name} lies on device {where}, but the plan has {plan.devices}")
+    placement = Placement(
+        device,
+        _orders(plan, names, device, "order"),
+        _orders(plan, names, device, "backward_order") if groups.atoms.graph.training else None,
+    )
+    transfers = tuple((t.value, t.source, t.target, t.backward) for t in plan.placed.transfers)
+    return PlacedStrategy(graph, placement, transfers)
+
+
+def _given(plan: Plan, name: str, field: str) -> int:
+    value = getattr(plan.operators[name], field)
+    if value is None:
+        raise PlanError(f"operator {name} has no {field} in the plan")
+    return int(value)
+
+
+def _orders(
+    plan: Plan, names: Sequence[str], device: Sequence[int], field: str
+) -> tuple[tuple[int, ...], ...]:
+    rows: list[list[tuple[int, int]]] = [[] for _ in range(plan.devices)]
+    for number, name in enumerate(names):
+        rows[device[number]].append((_given(plan, name, field), number))
+    for where, row in enumerate(rows):
+        if sorted(position for position, _ in row) != list(range(len(row))):
+            raise PlanError(f"the plan's {field} on device {where} does not count 0, 1, 2, ...")
+    return tuple(tuple(number for _, number in sorted(row)) for row in rows)

@@ -1,0 +1,362 @@
+"""Prices of placed operators: a placed graph on a cluster as a question of numbers.
+
+Groups and pieces are workloads like any other: timed on the ranks where the cluster is this machine, on
+every kind of device from its data sheet elsewhere. Cutting and joining are copies, summing is additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tensoropt.cluster import Cluster
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.costs.prices import ComputeCosts
+from tensoropt.costs.source import CostSource
+from tensoropt.graph import Tensor
+from tensoropt.placement.constraints import PlacedLimits, placed_limits
+from tensoropt.placement.graph import (
+    PlacedGraph,
+    PlacedOperator,
+    Splits,
+    Value,
+    placed_graph,
+    split_choices,
+)
+from tensoropt.placement.problem import DeviceSet, PlacedTensor, PlacementProblem
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.overheads import Upkeep, data_sheet_upkeep
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+from tensoropt.sharding.constraints import Constraints
+from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.placement import PARTIAL
+from tensoropt.simulate.group_effects import OPTIMIZER_TRANSIENT
+
+_LARGE = 16 * 2**20
+"""Bytes at which a message's time per byte is read off its fit."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A group or piece as it runs: seconds are per kind of device."""
+
+    work: Workload
+    facts: Facts
+
+
+class PlacedPrices:
+    """Prices of one model's operators on the devices of a cluster, whichever way they are split.
+
+    Args:
+        graph: the model.
+        costs: where figures come from; on CPU ranks what is new is measured when it is first asked for.
+        constraints: a person's, on where operators may lie.
+    """
+
+    def __init__(
+        self, graph: GroupGraph, cluster: Cluster, costs: CostSource, constraints: Constraints | None = None
+    ):
+        self.graph, self.cluster, self.costs = graph, cluster, costs
+        self.constraints = constraints
+        self.tensors = graph.atoms.graph.tensors
+        self.training = costs.training
+        self.optimizer = costs.settings.optimizer
+        self._works: dict[tuple[str, str, int], _Work] = {}
+        self._seconds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._choices: dict[str, tuple[tuple[str, int], ...]] = {}
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """Per device its position among the cluster's kinds."""
+        names = [kind.name for kind in self.cluster.device_kinds]
+        return tuple(names.index(device.name) for device in self.cluster.devices)
+
+    @cached_property
+    def upkeep(self) -> tuple[Upkeep, ...]:
+        """Per kind of device."""
+        if self.costs.pool is not None:
+            return (self.costs.upkeep(),) * len(self.cluster.device_kinds)
+        return tuple(data_sheet_upkeep(kind) for kind in self.cluster.device_kinds)
+
+    def compute(self) -> tuple[ComputeCosts, ...]:
+        """Per kind of device, with all that is measured by now."""
+        return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
+
+    @cached_property
+    def links(self) -> CommunicationModel:
+        mesh = self.cluster.meshes(1)[0]
+        return self.costs.communication(mesh, pairs=True)
+
+    @cached_property
+    def devices(self) -> DeviceSet:
+        count = self.cluster.device_count
+        latency, per_byte = np.zeros((count, count)), np.zeros((count, count))
+        for i in range(count):
+            for j in range(count):
+                if i != j:
+                    latency[i, j] = self.links.pair_time_s(i, j, 1)
+                    per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
+        return DeviceSet(
+            capacity_bytes=np.array([device.memory_bytes for device in self.cluster.devices], dtype=float),
+            latency_s=latency,
+            seconds_per_byte=np.maximum(per_byte, 0.0),
+            lanes={(i, j): lanes(self.cluster, i, j) for i in range(count) for j in range(count) if i != j},
+        )
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def choices(self, group: Group) -> tuple[tuple[str, int], ...]:
+        """The (label, count) pairs by which a group can be cut into up to as many pieces as devices."""
+        if group.name not in self._choices:
+            self._choices[group.name] = split_choices(self.graph, group, self.cluster.device_count)
+        return self._choices[group.name]
+
+    def price(self, splits: Splits | None = None) -> PricedGraph:
+        """The placed graph with these splits, priced. Measures what is not known yet."""
+        limits, graph = self.limits, placed_graph(self.graph, splits)
+        found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
+        self.costs.measure({w.work.key: w.work for w in found.values()})
+        for one in found.values():
+            self.costs.run_one_of([one.work])
+        problem = replace(
+            _problem(self, graph, found), together=limits.sets(graph), pinned=limits.pins(graph)
+        )
+        return PricedGraph(self, graph, problem)
+
+    @cached_property
+    def limits(self) -> PlacedLimits:
+        """What a person's constraints leave of placements.
+
+        Raises:
+            ConstraintError: a hard one can hold of no placement.
+        """
+        return placed_limits(self.constraints, self.graph, self.cluster)
+
+    def _work(self, op: PlacedOperator) -> _Work:
+        assert op.group is not None
+        assert op.configuration is not None
+        key = (op.group.name, op.configuration.strategies[1].label, op.count)
+        if key not in self._works:
+            work = workload(self.graph, op.configuration, op.mesh)
+            self._works[key] = _Work(work, self.costs.facts_of(work))
+        return self._works[key]
+
+    def seconds(self, found: _Work) -> tuple[np.ndarray, np.ndarray]:
+        """(forward, backward) per kind of device."""
+        key = found.work.key
+        if key not in self._seconds:
+            both = np.array([c.seconds(found.work, found.facts) for c in self.compute()])
+            self._seconds[key] = both[:, 0], both[:, 1] if self.training else np.zeros(len(both))
+        return self._seconds[key]
+
+    def source(self, found: _Work) -> str:
+        return self.compute()[0].source_of(found.work)
+
+
+@dataclass(frozen=True)
+class PricedGraph:
+    """A placed graph and its figures; operator ``i`` of one is operator ``i`` of the other."""
+
+    prices: PlacedPrices
+    graph: PlacedGraph
+    problem: PlacementProblem
+
+    def whole_of(self, operator: int) -> str | None:
+        """The group that an operator is or is a piece of; None for what moves data or holds parameters."""
+        group = self.graph.operators[operator].group
+        return group.name if group is not None else None
+
+    def choices(self, operator: int) -> tuple[tuple[str, int], ...]:
+        """The (label, count) pairs by which an operator, or the group of a piece, can be cut instead."""
+        group = self.graph.operators[operator].group
+        if group is None:
+            return ()
+        found = self.prices.choices(group)
+        return tuple(choice for choice in found if choice != self.graph.splits.get(group.name))
+
+    def data_parallel(self) -> dict[str, tuple[str, int]]:
+        """The batch of every group cut where it can be: into as many pieces as there are devices, or as
+        come nearest to that.
+        """
+        try:
+            batch = batch_strategies(self.prices.graph)
+        except MicroBatchRefused:
+            return {}
+        found: dict[str, tuple[str, int]] = {}
+        for count in range(self.prices.cluster.device_count, 1, -1):
+            for group in self.prices.graph.groups:
+                if (batch[group.name].label, count) in self.prices.choices(group):
+                    found[group.name] = batch[group.name].label, count
+            if found:
+                break
+        return found
+
+    def split(self, splits: Splits) -> PricedGraph:
+        """The same model with these groups split, beside those that are, or anew."""
+        return self.prices.price({**self.graph.splits, **splits})
+
+
+def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
+    """What a message between two devices occupies.
+
+    A dedicated wire is its own; across nodes it is one card of each node, one way; otherwise each device's
+    one port, one way.
+    """
+    if cluster.link(source, target).dedicated:
+        return (f"wire {source}->{target}",)
+    level = cluster.crossing_level(source, target)
+    if len(cluster.levels) > 1 and level is cluster.levels[0]:
+        inside = cluster.device_count // level.size
+        return tuple(
+            f"{level.name} {device // inside} card {device % inside % level.link_count} {way}"
+            for device, way in ((source, "out"), (target, "in"))
+        )
+    return f"device {source} out", f"device {target} in"
+
+
+def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]) -> PlacementProblem:
+    rates = prices.compute() if prices.training else ()
+    rows = [_row(prices, graph, op, works.get(op.name), rates) for op in graph.operators]
+    kinds = list(prices.kinds)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([row[name] for row in rows], dtype=float)
+
+    return PlacementProblem(
+        names=tuple(op.name for op in graph.operators),
+        forward_s=column("forward_s")[:, kinds],
+        backward_s=column("backward_s")[:, kinds],
+        update_s=column("update_s")[:, kinds],
+        parameter_bytes=column("parameter_bytes"),
+        gradient_bytes=column("gradient_bytes"),
+        optimizer_bytes=column("optimizer_bytes"),
+        update_peak_bytes=column("update_peak_bytes"),
+        kept_bytes=column("kept_bytes"),
+        forward_peak_bytes=column("forward_peak_bytes"),
+        backward_peak_bytes=column("backward_peak_bytes"),
+        tensors=_tensors(prices, graph, works),
+        devices=prices.devices,
+        training=prices.training,
+    )
+
+
+def _row(
+    prices: PlacedPrices,
+    graph: PlacedGraph,
+    op: PlacedOperator,
+    found: _Work | None,
+    rates: Sequence[ComputeCosts],
+) -> dict[str, Any]:
+    if found is not None:
+        row = _work_row(prices, graph, op, found)
+    else:
+        forward, backward = _copy_seconds(prices, graph, op)
+        row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
+        row |= {"forward_peak_bytes": 0, "backward_peak_bytes": 0}
+    return row | _stored_row(prices, op, rates)
+
+
+def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, found: _Work) -> dict[str, Any]:
+    facts, names = found.facts, found.work.names
+    kept = {names[w] for w in facts.writes_kept}
+    made = {v: graph.bytes(v) for v in op.writes}
+    grows = [v for v in made if prices.tensors[v.tensor].requires_grad]
+    comes = [v for v in op.reads if prices.tensors[v.tensor].requires_grad]
+    forward, backward = prices.seconds(found)
+    return {
+        "forward_s": forward,
+        "backward_s": backward,
+        "kept_bytes": max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept)),
+        "forward_peak_bytes": max(
+            0, facts.forward_peak_bytes - sum(b for v, b in made.items() if v.tensor not in kept)
+        ),
+        "backward_peak_bytes": max(
+            0, facts.backward_peak_bytes - sum(graph.bytes(v) for v in (*grows, *comes))
+        ),
+    }
+
+
+def _copy_seconds(
+    prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator
+) -> tuple[np.ndarray, np.ndarray]:
+    """(forward, backward) per kind of device of what only cuts, joins or hands out."""
+    sums = op.kind == "join" and op.reads[0].code == PARTIAL
+    moved = sum(graph.bytes(v) for v in op.writes if op.kind != "variable" or v.code is not None)
+    forward, backward = [], []
+    for upkeep in prices.upkeep:
+        copy = moved * upkeep.copy_s_per_byte + (upkeep.call_s if moved else 0.0)
+        added = moved * (op.count - 1) * upkeep.add_s_per_byte + upkeep.call_s
+        back = any(prices.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
+        forward.append(added if sums else copy)
+        backward.append((0.0 if sums else copy) if back else 0.0)
+    return np.array(forward), np.array(backward)
+
+
+def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:
+    """What lives with an operator from start to end, and the seconds of its optimizer step."""
+    sizes = [0, 0, 0]
+    seconds = np.zeros(len(prices.upkeep))
+    for name in op.parameters:
+        tensor: Tensor = prices.tensors[name]
+        size = tensor.elements * tensor.stored_element_bytes
+        sizes[0] += size
+        if tensor.requires_grad and prices.training:
+            sizes[1] += size
+            sizes[2] += size * OPTIMIZER_STATE[prices.optimizer]
+            for kind, (rate, upkeep) in enumerate(zip(rates, prices.upkeep, strict=True)):
+                seconds[kind] += upkeep.step_s + tensor.elements * rate.optimizer_s_per_element
+    names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+    peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
+    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}
+
+
+def _tensors(
+    prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]
+) -> tuple[PlacedTensor, ...]:
+    makers: dict[Value, int] = {}
+    readers: dict[Value, list[int]] = {}
+    keepers: dict[Value, list[int]] = {}
+    for number, op in enumerate(graph.operators):
+        kept = _kept_tensors(works.get(op.name))
+        for value in op.writes:
+            makers[value] = number
+        for value in dict.fromkeys(op.reads):
+            readers.setdefault(value, []).append(number)
+        for value in dict.fromkeys((*op.reads, *op.writes)):
+            if value.tensor in kept and prices.training:
+                keepers.setdefault(value, []).append(number)
+    return tuple(
+        PlacedTensor(
+            name=value.name,
+            bytes=graph.bytes(value),
+            producer=producer,
+            readers=tuple(readers.get(value, ())),
+            kept_by=tuple(keepers.get(value, ())),
+            gradient=prices.tensors[value.tensor].requires_grad,
+            stored=_is_stored(prices, graph.operators[producer], value),
+        )
+        for value, producer in makers.items()
+    )
+
+
+def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
+    """Whether a value is a parameter as it lies on its device, neither cut nor cast."""
+    return (
+        maker.kind == "variable" and value.code is None and prices.tensors[value.tensor].master_dtype is None
+    )
+
+
+def _kept_tensors(found: _Work | None) -> set[str]:
+    """The graph's names of what an operator's backward needs of what it reads and makes."""
+    if found is None:
+        return set()
+    facts = found.facts
+    return {found.work.names[n] for n in (*facts.reads_kept, *facts.writes_kept, *facts.parameters_kept)}

@@ -1,0 +1,327 @@
+"""The judge for placed plans: devices and links as timelines, every tensor from its birth to its last use.
+
+A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
+optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
+all its readers there are added up on their device and sent back once. Sending occupies lanes, not devices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from tensoropt.placement.problem import Placement, PlacementProblem
+from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
+
+KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
+
+
+def device_name(device: int) -> str:
+    return f"device {device}"
+
+
+@dataclass(frozen=True)
+class PlacedPlay:
+    """One step of a placement, played.
+
+    Attributes:
+        transfers: (tensor, source, target, backward) in the order in which they start.
+    """
+
+    problem: PlacementProblem
+    placement: Placement
+    timeline: Timeline
+    transfers: tuple[tuple[int, int, int, bool], ...]
+
+    @property
+    def time_s(self) -> float:
+        return self.timeline.total_s
+
+    @cached_property
+    def peaks(self) -> tuple[dict[str, float], ...]:
+        """Per device the bytes by kind when most is alive."""
+        return tuple(
+            {kind: float(now.get(kind, 0.0)) for kind in KINDS}
+            for now in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
+        )
+
+    @cached_property
+    def peak_bytes(self) -> tuple[float, ...]:
+        """Per device."""
+        return tuple(sum(peak.values()) for peak in self.peaks)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of the fullest device."""
+        return max(self.peak_bytes)
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Per device the seconds in which it computes."""
+        return tuple(
+            length_s(self.timeline.busy([device_name(d)])) for d in range(self.problem.devices.count)
+        )
+
+    @cached_property
+    def busiest_lane(self) -> tuple[str, float]:
+        """What messages occupy longest, and its seconds; of equals the first by name."""
+        seconds: dict[str, float] = defaultdict(float)
+        for event in self.timeline.events:
+            if event.task.phase.startswith("send"):
+                for lane in event.task.resources:
+                    seconds[lane] += event.task.duration_s
+        return min(seconds.items(), key=lambda item: (-item[1], item[0]), default=("no link", 0.0))
+
+    @cached_property
+    def communication_s(self) -> float:
+        """Seconds of all messages."""
+        return sum(e.task.duration_s for e in self.timeline.events if e.task.phase.startswith("send"))
+
+    def fits(self, limit_bytes: float | None = None) -> bool:
+        """Whether every device holds its share, within its capacity and a limit."""
+        capacity = self.problem.devices.capacity_bytes
+        return all(
+            peak <= min(float(most), limit_bytes if limit_bytes is not None else float("inf"))
+            for peak, most in zip(self.peak_bytes, capacity, strict=True)
+        )
+
+
+def play_placement(problem: PlacementProblem, placement: Placement, *, enforced: bool = True) -> PlacedPlay:
+    """Play one step.
+
+    Args:
+        enforced: False lets every device take what is ready first, as frameworks do that know no order
+            (FastT, section 6.3, compares the two); the placement's orders are then only ties.
+
+    Raises:
+        PlanError: the placement is not one of this problem, or its orders wait for each other.
+    """
+    placement.check(problem)
+    return _Play(problem, placement, enforced).run()
+
+
+@dataclass
+class _Play:
+    problem: PlacementProblem
+    placement: Placement
+    enforced: bool
+    tasks: list[Task] = field(default_factory=list)
+    forward: dict[int, int] = field(default_factory=dict)
+    backward: dict[int, int] = field(default_factory=dict)
+    copies: list[tuple[int, ...]] = field(default_factory=list)
+    """Per tensor the devices it is sent to."""
+    arrival: dict[tuple[int, int], int] = field(default_factory=dict)
+    updates: dict[int, Holding] = field(default_factory=dict)
+    """Optimizer task -> what it takes while it runs."""
+    returned: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(tensor, device) -> the task that brings it there; that brings its gradient from there."""
+
+    def run(self) -> PlacedPlay:
+        problem, place = self.problem, self.placement
+        self._number()
+        self._forward()
+        if problem.training:
+            self._backward()
+            self._update()
+        timeline = schedule(self.tasks)
+        timeline = Timeline(
+            tuple(
+                replace(event, task=task)
+                for event, task in zip(timeline.events, self._with_memory(timeline), strict=True)
+            ),
+            timeline.order,
+            tuple(self._stored()),
+        )
+        moved = {i: (*key, False) for key, i in self.arrival.items()}
+        moved |= {i: (*key, True) for key, i in self.returned.items()}
+        transfers = []
+        for i in timeline.order:
+            if i in moved:
+                tensor, device, back = moved[i]
+                home = place.device[problem.tensors[tensor].producer]
+                transfers.append((tensor, device, home, True) if back else (tensor, home, device, False))
+        return PlacedPlay(problem, place, timeline, tuple(transfers))
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def _number(self) -> None:
+        """Positions of all tasks, so that they can name each other: operators, messages, backward, update."""
+        problem, place = self.problem, self.placement
+        position = 0
+        for order in place.forward:
+            for operator in order:
+                self.forward[operator] = position
+                position += 1
+        for number, tensor in enumerate(problem.tensors):
+            home = place.device[tensor.producer]
+            self.copies.append(tuple(sorted({place.device[r] for r in tensor.readers} - {home})))
+            for device in self.copies[number]:
+                self.arrival[number, device] = position
+                position += 1
+        if not problem.training:
+            return
+        for order in place.backward_orders:
+            for operator in order:
+                self.backward[operator] = position
+                position += 1
+        for number, device in self.arrival:
+            if problem.tensors[number].gradient:
+                self.returned[number, device] = position
+                position += 1
+
+    def _forward(self) -> None:
+        problem, place = self.problem, self.placement
+        for device, order in enumerate(place.forward):
+            previous: list[int] = []
+            for operator in order:
+                after = list(previous)
+                for number in problem.read[operator]:
+                    producer = problem.tensors[number].producer
+                    here = place.device[producer] == device
+                    after.append(self.forward[producer] if here else self.arrival[number, device])
+                self._add(operator, device, float(problem.forward_s[operator, device]), after, "forward")
+                previous = [self.forward[operator]] if self.enforced else []
+        for number, device in self.arrival:
+            self._send(number, device, [self.forward[problem.tensors[number].producer]], "send")
+
+    def _backward(self) -> None:
+        problem, place = self.problem, self.placement
+        for device, order in enumerate(place.backward_orders):
+            forwards = [self.forward[o] for o in place.forward[device]]
+            previous = forwards[-1:] if self.enforced else []
+            for operator in order:
+                after = [*previous, self.forward[operator]]
+                for number in problem.made[operator]:
+                    tensor = problem.tensors[number]
+                    if tensor.gradient:
+                        after += [self.backward[r] for r in tensor.readers if place.device[r] == device]
+                        after += [self.returned[number, d] for d in self.copies[number]]
+                self._add(operator, device, float(problem.backward_s[operator, device]), after, "backward")
+                previous = [self.backward[operator]] if self.enforced else []
+        for number, device in self.returned:
+            readers = [r for r in problem.tensors[number].readers if place.device[r] == device]
+            self._send(number, device, [self.backward[r] for r in readers], "send gradient")
+
+    def _update(self) -> None:
+        problem, place = self.problem, self.placement
+        for device, order in enumerate(place.backward_orders):
+            seconds = sum(float(problem.update_s[o, device]) for o in order)
+            peaks = problem.update_peak_bytes
+            peak = 0.0 if peaks is None else sum(float(peaks[o]) for o in order)
+            if seconds or peak:
+                after = tuple(self.backward[o] for o in order)
+                self.updates[len(self.tasks)] = (device_name(device), "transient", peak)
+                self.tasks.append(
+                    Task(
+                        name="optimizer",
+                        duration_s=seconds,
+                        resources=(device_name(device),),
+                        after=after,
+                        phase="optimizer",
+                    )
+                )
+
+    def _add(self, operator: int, device: int, seconds: float, after: list[int], phase: str) -> None:
+        name = self.problem.names[operator]
+        self.tasks.append(
+            Task(
+                name=name,
+                duration_s=seconds,
+                resources=(device_name(device),),
+                after=tuple(dict.fromkeys(after)),
+                phase=phase,
+                group=name,
+            )
+        )
+
+    def _send(self, number: int, device: int, after: list[int], phase: str) -> None:
+        """A tensor to a device, or its gradient from there."""
+        tensor, devices = self.problem.tensors[number], self.problem.devices
+        ends = (self.placement.device[tensor.producer], device)
+        source, target = ends if phase == "send" else ends[::-1]
+        self.tasks.append(
+            Task(
+                name=tensor.name,
+                duration_s=devices.transfer_s(tensor.bytes, source, target),
+                resources=devices.lanes_of(source, target),
+                after=tuple(dict.fromkeys(after)),
+                phase=phase,
+                group=self.problem.names[tensor.producer],
+            )
+        )
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def _stored(self) -> list[Holding]:
+        problem, found = self.problem, []
+        for operator, device in enumerate(self.placement.device):
+            for kind, sizes in zip(
+                KINDS,
+                (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes),
+                strict=False,
+            ):
+                if sizes[operator]:
+                    found.append((device_name(device), kind, float(sizes[operator])))
+        return found
+
+    def _with_memory(self, timeline: Timeline) -> list[Task]:
+        """The tasks with what they take and give back, now that it is known which user is the last."""
+        problem, place, training = self.problem, self.placement, self.problem.training
+        takes: dict[int, list[Holding]] = defaultdict(list)
+        gives: dict[int, list[Holding]] = defaultdict(list)
+        rank = {i: position for position, i in enumerate(timeline.order)}
+
+        def hold(device: int, kind: str, size: float, first: int, users: list[int]) -> None:
+            if size:
+                holding = (device_name(device), kind, float(size))
+                takes[first].append(holding)
+                last = max([first, *users], key=lambda i: (timeline.events[i].end_s, rank[i]))
+                gives[last].append(holding)
+
+        for operator, device in enumerate(place.device):
+            forward, backward = self.forward[operator], self.backward.get(operator)
+            hold(device, "transient", problem.forward_peak_bytes[operator], forward, [])
+            if backward is not None:
+                hold(device, "transient", problem.backward_peak_bytes[operator], backward, [])
+                hold(device, "kept", problem.kept_bytes[operator], forward, [backward])
+        for number, tensor in enumerate(problem.tensors):
+            for device in (place.device[tensor.producer], *self.copies[number]):
+                users = self._users(number, device)
+                kept = [
+                    self.backward[o] for o in tensor.kept_by if place.device[o] == device and self.backward
+                ]
+                first = self.arrival.get((number, device), self.forward[tensor.producer])
+                size = 0 if tensor.stored and device == place.device[tensor.producer] else tensor.bytes
+                hold(device, "kept" if kept else "transient", size, first, [*users, *kept])
+                if training and tensor.gradient:
+                    for contribution, end in self._gradients(number, device, rank):
+                        hold(device, "transient", tensor.bytes, contribution, end)
+        for task, holding in self.updates.items():
+            takes[task].append(holding)
+            gives[task].append(holding)
+        return [
+            replace(task, allocates=tuple(takes[i]), frees=tuple(gives[i]))
+            for i, task in enumerate(self.tasks)
+        ]
+
+    def _users(self, number: int, device: int) -> list[int]:
+        """What reads a tensor on a device in forward, sending it on included."""
+        tensor, place = self.problem.tensors[number], self.placement
+        readers = [self.forward[r] for r in tensor.readers if place.device[r] == device]
+        home = place.device[tensor.producer] == device
+        return readers + ([self.arrival[number, d] for d in self.copies[number]] if home else [])
+
+    def _gradients(self, number: int, device: int, rank: dict[int, int]) -> list[tuple[int, list[int]]]:
+        """(task that makes a gradient on a device, tasks until which it is there).
+
+        The first contribution becomes the sum; each later one is there while it is made.
+        """
+        tensor, place = self.problem.tensors[number], self.placement
+        home = place.device[tensor.producer] == device
+        made = [self.backward[r] for r in tensor.readers if place.device[r] == device]
+        if home:
+            made += [self.returned[number, d] for d in self.copies[number]]
+        made.sort(key=rank.__getitem__)
+        end = self.backward[tensor.producer] if home else self.returned[number, device]
+        return [(task, [end] if position == 0 else []) for position, task in enumerate(made)]

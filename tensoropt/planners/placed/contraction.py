@@ -1,0 +1,240 @@
+"""Operators of a placement problem joined into blocks, without ever closing a cycle.
+
+An exact program over hundreds of operators finds little in a minute; over some dozens of blocks it does. A
+block lies on one device and runs in one go, so blocks must not wait for each other: joining u and v along
+u -> v closes a cycle exactly when a second path leads from u to v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
+
+
+class Blocks:
+    """Blocks of operators that grow along edges; their graph stays acyclic.
+
+    Keeps a topological order of the blocks. A second path from u to v only visits blocks between the two, so
+    looking for it, and mending the order, costs no more than that stretch.
+    """
+
+    def __init__(self, problem: PlacementProblem):
+        count = problem.size
+        self.members: dict[int, list[int]] = {o: [o] for o in range(count)}
+        self.block: list[int] = list(range(count))
+        self.after: dict[int, set[int]] = {o: set() for o in range(count)}
+        self.before: dict[int, set[int]] = {o: set() for o in range(count)}
+        self.rank: dict[int, int] = {o: o for o in range(count)}
+        self.line: list[int | None] = list(range(count))
+        for tensor in problem.tensors:
+            for reader in tensor.readers:
+                self.after[tensor.producer].add(reader)
+                self.before[reader].add(tensor.producer)
+
+    @property
+    def count(self) -> int:
+        return len(self.members)
+
+    def join(self, first: int, second: int) -> bool:
+        """Make one block of two; False, and nothing changed, where that closes a cycle."""
+        u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
+        reached = self._reached(u, v)
+        if v in reached:
+            return False
+        self._reorder(u, v, reached)
+        for old, new in ((self.after, self.before), (self.before, self.after)):
+            for other in old.pop(v):
+                new[other].discard(v)
+                if other != u:
+                    new[other].add(u)
+                    old[u].add(other)
+        for operator in self.members[v]:
+            self.block[operator] = u
+        self.members[u] += self.members.pop(v)
+        return True
+
+    def _reached(self, u: int, v: int) -> set[int]:
+        """Blocks up to v that a path from u leads to, the edge u -> v aside."""
+        last, reached = self.rank[v], set()
+        waiting = [w for w in self.after[u] if w != v and self.rank[w] <= last]
+        while waiting:
+            w = waiting.pop()
+            if w not in reached:
+                reached.add(w)
+                waiting += [x for x in self.after[w] if self.rank[x] <= last]
+        return reached
+
+    def _reorder(self, u: int, v: int, reached: set[int]) -> None:
+        """Place u where v was: what leads to v before it, what u leads to after it."""
+        start, end = self.rank[u], self.rank.pop(v)
+        between = [w for w in self.line[start + 1 : end] if w is not None]
+        stretch = [
+            *(w for w in between if w not in reached),
+            u,
+            *(w for w in between if w in reached),
+        ]
+        self.line[start : end + 1] = [*stretch, *[None] * (end + 1 - start - len(stretch))]
+        for position, w in enumerate(stretch, start):
+            self.rank[w] = position
+
+    def lone(self) -> list[int]:
+        """Blocks without any edge."""
+        return [w for w in self.members if not self.after[w] and not self.before[w]]
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks in a topological order, each with its operators ascending."""
+        return tuple(tuple(sorted(self.members[w])) for w in self.line if w is not None)
+
+
+def allowed_devices(problem: PlacementProblem) -> list[set[int]]:
+    """Per operator the devices it may lie on."""
+    allowed = [set(range(problem.devices.count)) for _ in problem.names]
+    for operator, devices in problem.pinned:
+        allowed[operator] &= set(devices)
+    return allowed
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A problem whose operators are blocks of another's.
+
+    Attributes:
+        groups: per block its operators, ascending; the blocks in a topological order.
+    """
+
+    whole: PlacementProblem
+    groups: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def block(self) -> tuple[int, ...]:
+        """Per operator its block."""
+        found = [0] * self.whole.size
+        for number, group in enumerate(self.groups):
+            for operator in group:
+                found[operator] = number
+        return tuple(found)
+
+    @cached_property
+    def problem(self) -> PlacementProblem:
+        """Times and bytes added up; a tensor inside a block is among what the block keeps, or its peak."""
+        whole, groups = self.whole, [list(g) for g in self.groups]
+        if len(groups) == whole.size and all(g == [i] for i, g in enumerate(groups)):
+            return whole
+
+        def summed(values: np.ndarray) -> np.ndarray:
+            return np.array([values[g].sum(axis=0) for g in groups])
+
+        inside = [self._inside(number) for number in range(len(groups))]
+        return replace(
+            whole,
+            names=tuple(self._name(g) for g in groups),
+            forward_s=summed(whole.forward_s),
+            backward_s=summed(whole.backward_s),
+            update_s=summed(whole.update_s),
+            parameter_bytes=summed(whole.parameter_bytes),
+            gradient_bytes=summed(whole.gradient_bytes),
+            optimizer_bytes=summed(whole.optimizer_bytes),
+            kept_bytes=summed(whole.kept_bytes) + np.array([kept for kept, _, _ in inside]),
+            forward_peak_bytes=np.array([forward for _, forward, _ in inside]),
+            backward_peak_bytes=np.array([backward for _, _, backward in inside]),
+            update_peak_bytes=None if whole.update_peak_bytes is None else summed(whole.update_peak_bytes),
+            tensors=tuple(self._between()),
+            together=tuple(self._together()),
+            pinned=tuple(self._pinned()),
+        )
+
+    def expand(self, placement: Placement) -> Placement:
+        """A placement of the blocks as one of the operators: each block in one go, backward in reverse."""
+        device = tuple(placement.device[b] for b in self.block)
+        return Placement(
+            device,
+            tuple(tuple(o for b in order for o in self.groups[b]) for order in placement.forward),
+            tuple(
+                tuple(o for b in order for o in reversed(self.groups[b]))
+                for order in placement.backward_orders
+            ),
+        )
+
+    def majority(self, device: Sequence[int]) -> tuple[int, ...]:
+        """Per block the device on which most of its work lies when operators lie on ``device``."""
+        whole, found = self.whole, []
+        allowed = dict(self.problem.pinned)
+        for number, group in enumerate(self.groups):
+            seconds = np.zeros(whole.devices.count)
+            for o in group:
+                seconds[device[o]] += whole.forward_s[o, device[o]] + whole.backward_s[o, device[o]]
+            choices = allowed.get(number, range(whole.devices.count))
+            found.append(max(choices, key=lambda d: (seconds[d], -d)))
+        return tuple(found)
+
+    def _name(self, group: list[int]) -> str:
+        first = self.whole.names[group[0]]
+        return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
+
+    def _inside(self, number: int) -> tuple[float, float, float]:
+        """(bytes kept, forward peak, backward peak) that the tensors inside a block add, and its operators.
+
+        Backward's peak is that of its operators with the largest gradient inside: an estimate. What is
+        played at last is the whole problem, not this one.
+        """
+        whole, group, kept = self.whole, self.groups[number], 0.0
+        changes: dict[int, float] = dict.fromkeys(group, 0.0)
+        gone: dict[int, float] = dict.fromkeys(group, 0.0)
+        gradient = 0.0
+        for operator in group:
+            for t in whole.made[operator]:
+                tensor = whole.tensors[t]
+                if any(self.block[r] != number for r in tensor.readers):
+                    continue
+                gradient = max(gradient, float(tensor.bytes) if tensor.gradient else 0.0)
+                if tensor.stored:
+                    continue
+                if tensor.kept_by:
+                    kept += tensor.bytes
+                else:
+                    changes[operator] += tensor.bytes
+                    gone[max((operator, *tensor.readers))] += tensor.bytes
+        alive = peak = 0.0
+        for operator in group:
+            alive += changes[operator]
+            peak = max(peak, alive + float(whole.forward_peak_bytes[operator]))
+            alive -= gone[operator]
+        backward = max(float(whole.backward_peak_bytes[o]) for o in group)
+        return kept, peak, backward + gradient * whole.training
+
+    def _between(self) -> Iterator[PlacedTensor]:
+        for tensor in self.whole.tensors:
+            producer = self.block[tensor.producer]
+            readers = {self.block[r] for r in tensor.readers}
+            if readers <= {producer}:
+                continue
+            yield replace(
+                tensor,
+                producer=producer,
+                readers=tuple(sorted(readers - {producer})),
+                kept_by=tuple(sorted({self.block[o] for o in tensor.kept_by})),
+            )
+
+    def _together(self) -> Iterable[tuple[int, ...]]:
+        for group in self.whole.together:
+            blocks = tuple(sorted({self.block[o] for o in group}))
+            if len(blocks) > 1:
+                yield blocks
+
+    def _pinned(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+        everywhere = set(range(self.whole.devices.count))
+        allowed = allowed_devices(self.whole)
+        for number, group in enumerate(self.groups):
+            devices = everywhere.intersection(*(allowed[o] for o in group))
+            if devices != everywhere:
+                yield number, tuple(sorted(devices))
+
+
+def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
+    """Every group a block. The groups partition the operators, in a topological order, and close no cycle."""
+    return Contraction(problem, tuple(tuple(sorted(g)) for g in groups))

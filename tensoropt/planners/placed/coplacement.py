@@ -1,0 +1,111 @@
+"""Node co-placement: the heaviest edges first, union-find, limits on the size and the number of groups.
+
+NetSplit, Algorithm 3: cutting a heavy edge is what a good split avoids, so its two ends share a device from
+the start, and the program decides for groups instead of operators. Here groups are also scheduled in one go
+(:mod:`.contraction`), so two groups are joined only where that closes no cycle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed.contraction import Blocks, Contraction, allowed_devices, contract
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLimits:
+    """Where co-placement stops.
+
+    Attributes:
+        most_operators: in one group.
+        most_groups: joining stops as soon as there are no more than this.
+        most_bytes: what one group stores and keeps for a step.
+        most_seconds: one group's forward and backward, on its fastest device.
+    """
+
+    most_operators: int
+    most_groups: int
+    most_bytes: float = float("inf")
+    most_seconds: float = float("inf")
+
+
+def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
+    """(producer, reader) -> bytes that cross, of all tensors between the two, their gradients included."""
+    found: dict[tuple[int, int], int] = {}
+    for tensor in problem.tensors:
+        size = tensor.bytes * (1 + (problem.training and tensor.gradient))
+        for reader in tensor.readers:
+            edge = (tensor.producer, reader)
+            found[edge] = found.get(edge, 0) + size
+    return found
+
+
+def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
+    """Groups of operators by NetSplit's Algorithm 3.
+
+    The edges are walked from the heaviest to the lightest until ``most_groups`` is reached, and again as long
+    as a walk joins anything, because an edge that would have closed a cycle may be free once its detour has
+    been joined too. More groups than asked for remain where the other limits, cycles or missing edges forbid
+    more: compare ``len(result.groups)``.
+    """
+    blocks = Blocks(problem)
+    may_join = _Room(problem, limits, blocks)
+    weights = edge_weights(problem)
+    edges = sorted(weights, key=lambda edge: (-weights[edge], edge))
+    joined = True
+    while joined and blocks.count > limits.most_groups:
+        joined, left = False, []
+        for edge in edges:
+            if blocks.count <= limits.most_groups:
+                break
+            u, v = (blocks.block[o] for o in edge)
+            if u == v:
+                continue
+            if may_join(u, v) and blocks.join(u, v):
+                may_join.merged(u, v)
+                joined = True
+            else:
+                left.append(edge)
+        edges = left
+    _gather(blocks, may_join, limits.most_groups)
+    return contract(problem, blocks.groups())
+
+
+def _gather(blocks: Blocks, may_join: _Room, most_groups: int) -> None:
+    """Join what no edge leads to, which the algorithm never meets: counters of a normalization, for one."""
+    first: int | None = None
+    for block in blocks.lone():
+        if blocks.count <= most_groups:
+            return
+        if first is not None and may_join(first, block) and blocks.join(first, block):
+            may_join.merged(first, block)
+            first = blocks.block[first]
+        else:
+            first = block
+
+
+class _Room:
+    """What the groups hold, and whether two of them stay within the limits together."""
+
+    def __init__(self, problem: PlacementProblem, limits: GroupLimits, blocks: Blocks):
+        self.limits, self.blocks = limits, blocks
+        self.bytes = [problem.step_bytes(o) for o in range(problem.size)]
+        self.seconds = problem.forward_s + problem.backward_s + problem.update_s
+        self.allowed = allowed_devices(problem)
+
+    def __call__(self, u: int, v: int) -> bool:
+        limits, members = self.limits, self.blocks.members
+        return (
+            len(members[u]) + len(members[v]) <= limits.most_operators
+            and self.bytes[u] + self.bytes[v] <= limits.most_bytes
+            and float((self.seconds[u] + self.seconds[v]).min()) <= limits.most_seconds
+            and bool(self.allowed[u] & self.allowed[v])
+        )
+
+    def merged(self, u: int, v: int) -> None:
+        """Both names stand for the group now, whichever of them it kept."""
+        total, seconds = self.bytes[u] + self.bytes[v], self.seconds[u] + self.seconds[v]
+        devices = self.allowed[u] & self.allowed[v]
+        for name in (u, v):
+            self.bytes[name], self.seconds[name], self.allowed[name] = total, seconds, devices

@@ -1,0 +1,123 @@
+"""Memory over time in a program, as the judge follows it: every tensor from its birth to its last use.
+
+NetSplit's (5-18) adds up what is there at once between forward and backward. What the judge sees beside it:
+tensors that only forward needs, gradients on their way, and what an operator needs while it runs. Each is an
+interval on its device with its bytes as demand; the intervals of a device are one cumulative constraint.
+Bytes are rounded down and capacity up, so that nothing that fits is excluded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensoropt.planners.placed.exact.program import Program
+
+UNIT_BYTES = 1024
+
+
+class Lifetimes:
+    """What lies on each device, interval by interval. Adds its constraints to a program when it is made."""
+
+    def __init__(self, program: Program):
+        self.program, self.model, self.problem = program, program.model, program.problem
+        self.held: list[tuple[list[Any], list[int]]] = [([], []) for _ in program.devices]
+        for operator in range(self.problem.size):
+            for device in program.devices:
+                self._operator(operator, device)
+        for number in range(len(self.problem.tensors)):
+            for device in program.devices:
+                self._tensor(number, device)
+        for device, (intervals, demands) in enumerate(self.held):
+            capacity = math.ceil(min(program.capacity_bytes[device], sum(demands) * UNIT_BYTES) / UNIT_BYTES)
+            self.model.add_cumulative(intervals, demands, capacity)
+
+    def _hold(self, device: int, size: float, start: Any, end: Any, present: Any) -> None:
+        demand = int(size // UNIT_BYTES)
+        if demand:
+            took = self.model.new_int_var(0, self.program.most, "")
+            self.program.derive(
+                took, lambda value: max(value(end) - value(start), 0) if value(present) else 0
+            )
+            interval = self.model.new_optional_interval_var(start, took, end, present, "")
+            self.held[device][0].append(interval)
+            self.held[device][1].append(demand)
+
+    def _until(self, first: Any, present: Any, users: Iterable[tuple[Any, Any]]) -> Any:
+        """A time at or after ``first``, and after each (end, literal) whose literal holds."""
+        users = list(users)
+        last = self.program.time()
+        self.model.add(last >= first).only_enforce_if(present)
+        for end, literal in users:
+            self.model.add(last >= end).only_enforce_if(literal)
+        self.program.derive(
+            last, lambda value: max([value(first), *(value(e) for e, used in users if value(used))])
+        )
+        return last
+
+    def _since(self, last: Any, present: Any, makers: Iterable[tuple[Any, Any]]) -> Any:
+        """A time at or before ``last``, and before each (time, literal) whose literal holds."""
+        makers = list(makers)
+        first = self.program.time()
+        self.model.add(first <= last).only_enforce_if(present)
+        for moment, literal in makers:
+            self.model.add(first <= moment).only_enforce_if(literal)
+        self.program.derive(
+            first, lambda value: min([value(last), *(value(m) for m, used in makers if value(used))])
+        )
+        return first
+
+    def _operator(self, o: int, d: int) -> None:
+        program, problem = self.program, self.problem
+        on = program.on[o][d]
+        self._hold(d, problem.stored_bytes[o], program.zero, program.horizon, on)
+        self._hold(d, problem.forward_peak_bytes[o], program.start[False][o], program.end[False][o], on)
+        if problem.training:
+            self._hold(d, problem.backward_peak_bytes[o], program.start[True][o], program.end[True][o], on)
+            self._hold(d, problem.kept_bytes[o], program.start[False][o], program.end[True][o], on)
+
+    def _tensor(self, number: int, device: int) -> None:
+        """The tensor itself on one device, made there or received, and its gradient."""
+        program, tensor = self.program, self.problem.tensors[number]
+        home, begins = program.on[tensor.producer][device], program.start[False][tensor.producer]
+        made = program.end[False][tensor.producer]
+        users = [(program.end[False][r], program.on[r][device]) for r in tensor.readers]
+        if self.problem.training:
+            users += [(program.end[True][o], program.on[o][device]) for o in tensor.kept_by]
+        sends = [
+            (program.message[number, other, False][1], program.sent[number, device, other])
+            for other in program.devices
+            if (number, device, other) in program.sent
+        ]
+        if not tensor.stored:
+            self._hold(device, tensor.bytes, begins, self._until(made, home, [*users, *sends]), home)
+        copied = program.copied(number, device)
+        if copied is not None:
+            arrives, arrived = program.message[number, device, False]
+            self._hold(device, tensor.bytes, arrives, self._until(arrived, copied, users), copied)
+        if self.problem.training and tensor.gradient and tensor.readers:
+            self._gradient(number, device, copied)
+
+    def _gradient(self, number: int, device: int, copied: Any) -> None:
+        """Every contribution while it is made; their sum from the first's end until it is used or sent."""
+        program, tensor = self.program, self.problem.tensors[number]
+        back = [(program.start[True][r], program.end[True][r], program.on[r][device]) for r in tensor.readers]
+        for begin, end, literal in back:
+            self._hold(device, tensor.bytes, begin, end, literal)
+        home = program.on[tensor.producer][device]
+        returned = [
+            (*program.message[number, other, True], program.sent[number, device, other])
+            for other in program.devices
+            if (number, device, other) in program.sent
+        ]
+        for begin, end, literal in returned:
+            self._hold(device, tensor.bytes, begin, end, literal)
+        ends = [(end, literal) for _, end, literal in (*back, *returned)]
+        used = program.end[True][tensor.producer]
+        self._hold(device, tensor.bytes, self._since(used, home, ends), used, home)
+        if copied is not None:
+            _, left = program.message[number, device, True]
+            ends = [(end, literal) for _, end, literal in back]
+            self._hold(device, tensor.bytes, self._since(left, copied, ends), left, copied)

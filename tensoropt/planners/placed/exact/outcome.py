@@ -1,0 +1,201 @@
+"""What is said of an exact planner's answer: who found it, what is proven of it, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensoropt.placement import PlacedPlay
+from tensoropt.planners.placed.contraction import Contraction
+from tensoropt.planners.placed.exact.program import ROUNDING, lower_bound_s
+from tensoropt.planners.placed.exact.rules import (
+    Rules,
+    all_once_bytes,
+    fullest_share,
+    lasting_bytes,
+    rule_words,
+)
+from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, Outcome
+from tensoropt.planners.placed.exact.warm_start import Candidate, Candidates
+from tensoropt.planners.placed.placing import units_of
+from tensoropt.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How an exact planner works.
+
+    Attributes:
+        name: of the planner.
+        rules: of its program.
+        most_blocks: beyond so many operators they are contracted to as many blocks.
+        seconds: given to the solver, whose effort is limited in proportion.
+        most_after_all: refuse where more blocks remain, because nothing more can be joined; None for never.
+    """
+
+    name: str
+    rules: Rules
+    most_blocks: int
+    seconds: float
+    most_after_all: int | None = None
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known after the last round.
+
+    Attributes:
+        bound_s: no placement of the program's blocks is faster, by its rules; inf when none fits.
+        last: the last run of the solver; None when the warm start met the bound before any.
+        own: the program's own best as the judge plays it, fitting or not.
+    """
+
+    bound_s: float
+    last: Outcome | None = None
+    own: PlacedPlay | None = None
+
+
+class Notes:
+    """What is said of an answer."""
+
+    def __init__(
+        self,
+        search: Search,
+        contraction: Contraction,
+        candidates: Candidates,
+        best: Candidate,
+        warm: Candidate | None,
+        proof: Proof,
+    ):
+        self.search, self.contraction, self.proof = search, contraction, proof
+        self.broken = candidates.broken
+        self.best, self.warm = best, warm
+
+    def lines(self) -> list[str]:
+        return [
+            line
+            for line in (
+                self._origin(),
+                self._broken(),
+                self._blocks(),
+                self._gap(),
+                self._effort(),
+                self._own(),
+            )
+            if line
+        ]
+
+    def _origin(self) -> str:
+        took = format_seconds(self.best.play.time_s)
+        if self.warm is None:
+            ruled = " and keeps to the rules" if rule_words(self.search.rules) else ""
+            return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
+        before = format_seconds(self.warm.play.time_s)
+        if self.best is self.warm:
+            return f"the warm start stands: nothing the judge plays faster than {self.best.source}, {took}"
+        return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
+
+    def _broken(self) -> str:
+        """What was faster and may not be the answer."""
+        if self.broken is None or self.broken.play.time_s >= self.best.play.time_s:
+            return ""
+        took = format_seconds(self.broken.play.time_s)
+        return f"{self.broken.source}, {took}, is no answer: {breach(self.search.rules, self.broken)}"
+
+    def _blocks(self) -> str:
+        whole, blocks = self.contraction.whole.size, len(self.contraction.groups)
+        return f"{whole} operators contracted to {blocks} blocks by co-placement" if blocks < whole else ""
+
+    def _gap(self) -> str:
+        """What is proven: of all placements where the program knew them all, else of what any must take."""
+        took, whole, outcome = self.best.play.time_s, self.contraction.whole, self.proof.last
+        floor_s, rules = lower_bound_s(whole), rule_words(self.search.rules)
+        if len(self.contraction.groups) == whole.size:
+            text = _proven(took, max(self.proof.bound_s, floor_s), " with " + rules if rules else "")
+            return text if rules or outcome is not None else f"{text}; no program was needed for that"
+        text = _proven(took, floor_s, "")
+        if outcome is None:
+            return f"{text}; no schedule of the blocks in one go each is faster, so no program was solved"
+        within = "over its blocks and rules"
+        if self.proof.bound_s >= took * (1 - ROUNDING):
+            return f"{text}; the program proves that nothing is faster {within}"
+        if not math.isfinite(outcome.time_s):
+            return text
+        own = max(0.0, 1 - self.proof.bound_s / outcome.time_s)
+        return f"{text}; the program's own gap, {within}, is {0.0 if own <= ROUNDING else own:.2%}"
+
+    def _effort(self) -> str:
+        outcome = self.proof.last
+        if outcome is None:
+            return ""
+        if outcome.proven:
+            return f"times rounded down by less than {ROUNDING:.1%}"
+        ended = (
+            f"ended by the clock after {self.search.seconds:g} s: another machine may answer differently"
+            if outcome.clock
+            else f"ended by its limit of effort, {self.search.seconds * EFFORT_PER_SECOND:g} units"
+        )
+        return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
+
+    def _own(self) -> str:
+        """Where the judge sees the program's own answer otherwise than the program does."""
+        outcome, own = self.proof.last, self.proof.own
+        if outcome is None or own is None or outcome.placement is None:
+            return ""
+        says, plays = outcome.time_s, own.time_s
+        fits = "" if own.fits() else ", and it does not fit there"
+        if not fits and abs(plays - says) <= ROUNDING * plays:
+            return ""
+        why = "" if self.search.rules.exclusive else ", as it lets operators share a device"
+        return (
+            f"the program says {format_seconds(says)} of its own answer, the judge {format_seconds(plays)}"
+            f"{why}{fits}"
+        )
+
+
+def _proven(took_s: float, bound_s: float, within: str) -> str:
+    gap = max(0.0, 1 - bound_s / took_s)
+    if gap <= ROUNDING:  # the program's times are rounded down by as much
+        return f"gap 0.00% proven, up to rounding: nothing{within} is faster than {format_seconds(bound_s)}"
+    return f"gap {gap:.2%} proven: nothing{within} is faster than {format_seconds(bound_s)}"
+
+
+def breach(rules: Rules, broken: Candidate) -> str:
+    """In which way a placement breaks the rules."""
+    if rules.balance is None or rules.balance >= 1:
+        return f"it does not fit with {rule_words(rules)}"
+    share = fullest_share(broken.play.problem, broken.play.placement.device, rules)
+    return f"{share:.1%} of what is stored and kept is on one device, and the rule allows {rules.balance:.0%}"
+
+
+def refusal(search: Search, candidates: Candidates, contraction: Contraction, proof: Proof) -> str:
+    problem = contraction.whole
+    none = ", and none exists" if math.isinf(proof.bound_s) and contraction.problem is problem else ""
+    if candidates.broken is not None:
+        text = f"{search.name} finds no plan with {rule_words(search.rules)}{none}"
+        text += _indivisible(search.rules, contraction)
+        broken = candidates.broken
+        text += f"; of the fastest that fits, {broken.source}, {breach(search.rules, broken)}"
+        return f"{text}; use netsplit or dpos, which have no such rule"
+    capacity = format_bytes(float(problem.devices.capacity_bytes.max()))
+    text = f"{search.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
+    if candidates.nearest is not None:
+        text += f"; the nearest needs {format_bytes(candidates.nearest.excess_bytes)} more on one of them"
+    return f"{text}; raise the limit, use more devices or a smaller batch"
+
+
+def _indivisible(rules: Rules, contraction: Contraction) -> str:
+    """Names what lies on one device anyway and breaks the balance alone; empty where nothing does."""
+    if rules.balance is None:
+        return ""
+    problem = contraction.problem
+    own, units = lasting_bytes(problem, rules.alpha), units_of(problem)
+    held = [float(own[list(unit)].sum()) for unit in units.members]
+    whole, largest = all_once_bytes(problem, rules), int(np.argmax(held))
+    if held[largest] <= rules.balance * whole:
+        return ""
+    first, *others = units.members[largest]
+    name = problem.names[first] + (f" and {len(others)} more that belong together" if others else "")
+    return f": {name} cannot be divided and holds {held[largest] / whole:.1%}"

@@ -1,0 +1,104 @@
+"""What a program demands of a placement, and the memory rule that a placement must keep to.
+
+The program states the rule over literals (:meth:`.program.Program._keep`), this module over a placement: what
+is stored and kept counts once on every device it is on, in whole units, rounded down, the limit rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.placement import PlacedTensor, PlacementProblem
+from tensoropt.planners.placed.exact.lifetimes import UNIT_BYTES
+
+FINENESS = 2**20
+"""A unit is at most this part of all that is stored and kept, so that small models are counted as well."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a program demands beside dependencies, transfer times and capacity.
+
+    Attributes:
+        exclusive: a device and a lane do one thing at a time. False is NetSplit's program as published.
+        balance: the largest share of all stored and kept bytes that one device may hold; None for no rule.
+        alpha: the optimizer's state in sizes of the parameters, for the memory rule; None for the problem's.
+        lifetimes: memory over time, beside what is stored and kept; see :mod:`.lifetimes`.
+    """
+
+    exclusive: bool = True
+    balance: float | None = None
+    alpha: float | None = None
+    lifetimes: bool = False
+
+
+def lasting_bytes(problem: PlacementProblem, alpha: float | None = None) -> NDArray[np.float64]:
+    """(n,) what an operator itself stores and keeps, tensors aside; see ``Rules.alpha``."""
+    if not problem.training:
+        return problem.stored_bytes
+    state = problem.optimizer_bytes if alpha is None else alpha * problem.parameter_bytes
+    return problem.parameter_bytes + problem.gradient_bytes + state + problem.kept_bytes
+
+
+def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
+    """Those that are there between forward and backward, on every device that keeps them."""
+    return [tensor for tensor in problem.tensors if problem.training and tensor.kept_by]
+
+
+def all_once_bytes(problem: PlacementProblem, rules: Rules) -> float:
+    """What is stored and kept in all, everything once: the whole of which ``Rules.balance`` is a share."""
+    apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
+    return float(lasting_bytes(problem, rules.alpha).sum()) + float(apart)
+
+
+def unit_bytes(problem: PlacementProblem, rules: Rules) -> int:
+    """In what the memory rule counts: as much as takes no more than a millionth of all off an operator."""
+    return min(UNIT_BYTES, max(1, int(all_once_bytes(problem, rules) // FINENESS)))
+
+
+def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
+    """(d,) the memory rule's right-hand side in :func:`unit_bytes`, rounded up; at most what all takes."""
+    own = float(lasting_bytes(problem, rules.alpha).sum())
+    most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
+    if rules.balance is not None:
+        most = min(most, rules.balance * all_once_bytes(problem, rules))
+    unit = unit_bytes(problem, rules)
+    return [math.ceil(min(float(capacity), most) / unit) for capacity in capacity_bytes]
+
+
+def held_units(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> NDArray[np.int64]:
+    """(d,) the memory rule's left-hand side: what is stored and kept, each rounded down, once per device."""
+    held, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
+    unit = unit_bytes(problem, rules)
+    np.add.at(held, list(device), (own // unit).astype(np.int64))
+    for tensor in kept_tensors(problem):
+        counted = {device[tensor.producer]} if tensor.stored else set()
+        held[list({device[o] for o in tensor.kept_by} - counted)] += int(tensor.bytes // unit)
+    return held
+
+
+def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
+    """Whether devices keep to the memory rule, as :meth:`Program._keep` states it."""
+    limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
+    return bool((held_units(problem, device, rules) <= limits).all())
+
+
+def fullest_share(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> float:
+    """The share of all that is stored and kept which the fullest device holds."""
+    whole = all_once_bytes(problem, rules)
+    held = float(held_units(problem, device, rules).max()) * unit_bytes(problem, rules)
+    return held / whole if whole else 0.0
+
+
+def rule_words(rules: Rules) -> str:
+    """What a planner demands beside that everything fits; empty where it demands nothing."""
+    if rules.balance is not None and rules.balance < 1:
+        return f"at most {rules.balance:.0%} of what is stored and kept on one device"
+    if rules.alpha is not None:
+        return f"{rules.alpha:g} times the parameters as the optimizer's state in memory"
+    return ""

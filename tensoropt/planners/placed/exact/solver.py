@@ -1,0 +1,176 @@
+"""Solving a :class:`~tensoropt.planners.placed.exact.program.Program`: hints in, placements out.
+
+The solver's strategies take turns in a fixed rhythm and are limited in effort instead of seconds, so an
+answer depends on the seed alone, whatever the machine; the limit in seconds is a guard, and an answer that it
+cut short says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tensoropt.placement import PlacedPlay, Placement
+from tensoropt.planners.placed.exact.program import Program
+
+EFFORT_PER_SECOND = 0.3
+"""Effort granted per second of the time limit. One quiet core spends a little more than that, so that the
+limit on effort is usually met first."""
+
+STRATEGIES = 8
+"""Of the solver, side by side where there are cores for them. One alone often stays without a proof: where
+memory is tight it took more effort on five operators than eight need together."""
+
+WATCH_S = 0.2
+
+CLOCK = 0.95
+"""A run that took this share of its seconds counts as ended by the clock: the solver stops a little early."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a solver run ended with.
+
+    Attributes:
+        bound_s: proven: no solution of the program is shorter; inf when it has none at all.
+        placement: the best found; None when none was.
+        time_s: the program's own figure for it; inf without one.
+        proven: nothing better exists.
+        effort: spent, in the solver's reproducible unit.
+        clock: the limit in seconds ended it, not the limit on effort.
+    """
+
+    bound_s: float
+    placement: Placement | None
+    time_s: float
+    proven: bool
+    effort: float
+    clock: bool
+
+
+def solve(
+    program: Program,
+    *,
+    seed: int,
+    effort: float,
+    seconds: float,
+    hint: PlacedPlay | None = None,
+    found: Callable[[Placement], None] = lambda placement: None,
+) -> Outcome:
+    """Solve a program within its limits.
+
+    Args:
+        hint: a schedule to start from.
+        found: called with every placement that is better than those before, from the solver's thread.
+    """
+    cp = program.cp
+    program.model.clear_hints()
+    if hint is not None:
+        for variable, value in _schedule_of(program, hint):
+            program.model.add_hint(variable, value)
+    solver = cp.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = STRATEGIES
+    parameters.interleave_search = True
+    parameters.random_seed = seed % 2**31
+    parameters.max_deterministic_time = effort
+    parameters.max_time_in_seconds = seconds
+    parameters.catch_sigint_signal = False
+
+    class Watcher(cp.CpSolverSolutionCallback):  # type: ignore[name-defined, misc, unused-ignore]
+        def on_solution_callback(self) -> None:
+            found(program.decode(self.value))
+
+    status = _stoppable(solver, program.model, Watcher())
+    solved = status in (cp.OPTIMAL, cp.FEASIBLE)
+    response = solver.response_proto
+    bound = float("inf") if status == cp.INFEASIBLE else solver.best_objective_bound * program.grid.tick_s
+    return Outcome(
+        bound_s=bound,
+        placement=program.decode(solver.value) if solved else None,
+        time_s=solver.objective_value * program.grid.tick_s if solved else float("inf"),
+        proven=status in (cp.OPTIMAL, cp.INFEASIBLE),
+        effort=float(response.deterministic_time),
+        clock=status in (cp.FEASIBLE, cp.UNKNOWN) and solver.wall_time >= CLOCK * seconds,
+    )
+
+
+def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
+    """``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(solver.solve(model, watcher))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="solver", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(WATCH_S)
+    except BaseException:
+        while thread.is_alive():
+            solver.stop_search()
+            thread.join(WATCH_S)
+        raise
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _schedule_of(program: Program, play: PlacedPlay) -> list[tuple[Any, int]]:
+    """A played schedule as values of all the program's variables, rounded down as its durations are."""
+    known: dict[int, tuple[Any, int]] = {}
+
+    def put(variable: Any, value: int) -> None:
+        known[variable.index] = (variable, int(value))
+
+    def lookup(variable: Any) -> int:
+        """Of a literal's negation, whose index is negative, too."""
+        index = variable.index
+        return known[index][1] if index >= 0 else 1 - known[-index - 1][1]
+
+    for literals, device in zip(program.on, play.placement.device, strict=True):
+        for d, literal in enumerate(literals):
+            put(literal, d == device)
+    for start, end, begins, ticks in (*_operators(program, play), *_messages(program, play)):
+        put(start, begins)
+        put(end, begins + ticks)
+    put(program.zero, 0)
+    put(program.horizon, program.most)
+    for variable, recipe in program.recipes:
+        if variable.index not in known:
+            put(variable, recipe(lookup))
+    return list(known.values())
+
+
+Placed = tuple[Any, Any, int, int]
+"""(start variable, end variable, start, duration)."""
+
+
+def _operators(program: Program, play: PlacedPlay) -> Iterator[Placed]:
+    problem, place = program.problem, play.placement
+    phases = [(False, "forward", place.forward, problem.forward_s)]
+    if problem.training:
+        phases.append((True, "backward", place.backward_orders, problem.backward_s))
+    for back, phase, orders, seconds in phases:
+        events = [e for e in play.timeline.events if e.task.phase == phase]
+        operators = [o for order in orders for o in order]
+        for o, event in zip(operators, events, strict=True):
+            took = program.grid.ticks(seconds[o, place.device[o]])
+            yield program.start[back][o], program.end[back][o], program.grid.ticks(event.start_s), took
+
+
+def _messages(program: Program, play: PlacedPlay) -> Iterator[Placed]:
+    timeline, problem = play.timeline, program.problem
+    events = (timeline.events[i] for i in timeline.order)
+    sends = [event for event in events if event.task.phase.startswith("send")]
+    for (number, source, target, back), event in zip(play.transfers, sends, strict=True):
+        start, end = program.message[number, source if back else target, back]
+        took = problem.devices.transfer_s(problem.tensors[number].bytes, source, target)
+        yield start, end, program.grid.ticks(event.start_s), program.grid.ticks(took)

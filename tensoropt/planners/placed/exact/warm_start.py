@@ -1,0 +1,127 @@
+"""Where exact planners start: the heuristics under the judge, and the best of all that was played."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.planners.placed.exact.rules import Rules, held_units, obeys
+from tensoropt.planners.placed.placing import units_of
+from tensoropt.planners.registry import UnsuitableError
+
+WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
+SCHEDULERS = ("m_etf", "dpos")
+"""Heuristics that order operators well once their devices are fixed."""
+
+MOST_CUTS = 3
+"""So many ways to cut a problem in two are tried, the most even ones."""
+
+
+def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    """What the heuristics make of a problem, and every device alone; those that refuse are left out."""
+    count = problem.devices.count
+    for device in range(count):
+        placement = Placement.in_order([device] * problem.size, count)
+        if _possible(problem, placement):
+            yield f"device {device} alone", placement
+    for name in WARM_STARTS:
+        yield from _method(name, problem, seed)
+
+
+def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
+    """Where an exact planner starts: the heuristics, and what is made to keep to a balance."""
+    yield from heuristics(problem, seed)
+    if rules.balance is not None and problem.devices.count == 2:
+        yield from halves(problem, rules, seed)
+
+
+def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
+    """Orders of execution for operators whose devices are fixed."""
+    fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
+    for name in SCHEDULERS:
+        yield from _method(name, fixed, seed)
+
+
+def halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple[str, Placement]]:
+    """The first operators on device 0, the others on device 1, in the most even ways that keep to the rules.
+
+    The heuristics know nothing of a balance, so that none of theirs may keep to it.
+    """
+    units = units_of(problem)
+    cuts = []
+    for first in range(1, len(units.members)):
+        device = tuple(int(unit >= first) for unit in units.of)
+        if _possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
+            cuts.append((int(held_units(problem, device, rules).max()), device))
+    for _, device in sorted(cuts)[:MOST_CUTS]:
+        for source, placement in ordered(problem, device, seed):
+            yield f"two halves, ordered by {source}", placement
+
+
+def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
+    try:
+        answer = importlib.import_module(f"tensoropt.planners.placed.{name}").place(problem, None, seed)
+    except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
+        return
+    yield name, answer.placement
+
+
+def _possible(problem: PlacementProblem, placement: Placement) -> bool:
+    seconds = problem.forward_s + problem.backward_s + problem.update_s
+    everywhere = np.isfinite([seconds[o, d] for o, d in enumerate(placement.device)]).all()
+    return bool(everywhere) and all(placement.device[o] in allowed for o, allowed in problem.pinned)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A placement, played; ``source`` says who found it."""
+
+    source: str
+    play: PlacedPlay
+
+    @property
+    def excess_bytes(self) -> float:
+        """By how much the device that overflows most does."""
+        over = np.array(self.play.peak_bytes) - self.play.problem.devices.capacity_bytes
+        return float(over.max())
+
+
+@dataclass
+class Candidates:
+    """All that was played of one problem.
+
+    Attributes:
+        rules: what an answer must keep to, beside fitting.
+        best: the fastest that fits and keeps to the rules.
+        broken: the fastest that fits and does not.
+        nearest: of those that do not fit the one that exceeds a device least.
+    """
+
+    problem: PlacementProblem
+    rules: Rules = field(default_factory=Rules)
+    best: Candidate | None = None
+    broken: Candidate | None = None
+    nearest: Candidate | None = None
+
+    def consider(self, placement: Placement, source: str) -> PlacedPlay:
+        """Let the judge play a placement, and remember it where it is the best."""
+        candidate = Candidate(source, play_placement(self.problem, placement))
+        play = candidate.play
+        if not play.fits():
+            if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
+                self.nearest = candidate
+        elif obeys(self.problem, placement.device, self.rules):
+            if play.time_s < self.best_s:
+                self.best = candidate
+        elif self.broken is None or play.time_s < self.broken.play.time_s:
+            self.broken = candidate
+        return play
+
+    @property
+    def best_s(self) -> float:
+        return self.best.play.time_s if self.best is not None else float("inf")

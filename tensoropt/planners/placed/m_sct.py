@@ -1,0 +1,178 @@
+"""m-SCT: small communication times, favourite children by linear programming, a cap of memory per device.
+
+C. Hanen, A. Munier, *An approximation algorithm for scheduling dependent tasks on m processors with small
+communication delays*, Discrete Applied Mathematics 108(3), 2001 (SCT); B. Jeon et al., *Baechi: Fast Device
+Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-SCT). With unlimited devices each operator
+would be followed on its device by at most one child, its favourite, for which nothing is sent. A linear
+program chooses favourites; then operators start as in ETF, while devices stay awake for favourites
+(:mod:`.earliest`).
+
+Its guarantee needs every message to be shorter than every operator. Where it is not, the notes say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed.earliest import earliest_first
+from tensoropt.planners.placed.m_etf import placement_of
+from tensoropt.planners.placed.placing import Memory, PlacedAnswer, Units, settle, units_of
+from tensoropt.planners.registry import UnsuitableError
+
+Floats = NDArray[np.float64]
+
+THRESHOLD = 0.1
+"""At most so much of an edge's message may be left for its child to be a favourite (Baechi, section 4)."""
+
+SECONDS = 60.0
+"""For the linear program."""
+
+
+@dataclass(frozen=True)
+class Precedence:
+    """The graph of the linear program.
+
+    Attributes:
+        seconds: (operators,) mean over the devices it may lie on.
+        edges: (edges, 2) producer and reader, ascending.
+        message_s: (edges,) all that goes along an edge, mean over pairs of devices.
+    """
+
+    seconds: Floats
+    edges: NDArray[np.intp]
+    message_s: Floats
+
+
+def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
+    """Favourites, then their schedule; backward where forward is, as it becomes ready.
+
+    Raises:
+        UnsuitableError: the linear program is too large to be solved in time.
+        InfeasibleError: an operator has no room on any device when its turn comes.
+    """
+    units = units_of(problem)
+    graph = precedence(problem, units)
+    favourite = favourites(problem.size, graph)
+    notes = not_small(graph)
+
+    def attempt(memory: Memory) -> PlacedAnswer:
+        return PlacedAnswer(placement_of(problem, earliest_first(problem, units, memory, favourite)), notes)
+
+    return settle("m_sct", problem, units, memory_limit_bytes, attempt)
+
+
+def precedence(problem: PlacementProblem, units: Units) -> Precedence:
+    """Mean times; nothing is sent between operators that share a device anyway."""
+    allowed = units.allowed[list(units.of)]
+    seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
+    devices = problem.devices
+    pairs = max(1, devices.count * (devices.count - 1))
+    latency = float(devices.latency_s.sum()) / pairs
+    per_byte = float(devices.seconds_per_byte.sum()) / pairs
+    messages: dict[tuple[int, int], float] = {}
+    for tensor in problem.tensors:
+        for reader in tensor.readers:
+            sent = latency + tensor.bytes * per_byte if devices.count > 1 else 0.0
+            if units.of[tensor.producer] == units.of[reader]:
+                sent = 0.0
+            edge = (tensor.producer, reader)
+            messages[edge] = messages.get(edge, 0.0) + sent
+    edges = np.array(sorted(messages), dtype=np.intp).reshape(-1, 2)
+    return Precedence(seconds, edges, np.array([messages[int(i), int(j)] for i, j in edges]))
+
+
+def not_small(graph: Precedence) -> tuple[str, ...]:
+    """A note where SCT's assumption fails: max c_ij <= min p_i (Hanen and Munier; Baechi, section 3.1)."""
+    if not len(graph.edges):
+        return ()
+    longest, shortest = float(graph.message_s.max()), float(graph.seconds.min())
+    if longest <= shortest:
+        return ()
+    return (
+        f"messages are not small: the longest takes {longest:.3g} s, the shortest operator {shortest:.3g} s; "
+        "SCT's guarantee does not hold here",
+    )
+
+
+def favourites(operators: int, graph: Precedence) -> list[int]:
+    """Per operator its favourite child or -1.
+
+    min w over 0 <= x_ij <= 1, s_i >= 0, w (Baechi, section 3.1, constraints of the relaxed program):
+
+        s_i + p_i + c_ij x_ij <= s_j     j starts after i, and after its message unless it is the favourite
+        sum over children j of i of x_ij >= children - 1      at most one favourite child
+        sum over parents i of j of x_ij >= parents - 1        at most one parent's favourite
+        s_i + p_i <= w
+
+    x_ij <= 0.1 makes j the favourite of i. Two of those would break a sum, so there is at most one each
+    way. The program leaves open who is a favourite where nothing waits for it; there the longest messages
+    are saved, by a term in c_ij x_ij that may cost w a ten-thousandth at most.
+
+    Raises:
+        UnsuitableError: the time ran out.
+    """
+    favourite = [-1] * operators
+    count = len(graph.edges)
+    if not count or not graph.message_s.any():
+        return favourite
+    bounds = np.zeros((count + operators + 1, 2))
+    bounds[:count, 1] = 1.0
+    bounds[count:, 1] = np.inf
+    objective = np.zeros(count + operators + 1)
+    # times are counted in mean operator times, so that the solver's tolerances suit them
+    scale = float(graph.seconds.mean()) or 1.0
+    seconds, messages = graph.seconds / scale, graph.message_s / scale
+    objective[-1] = count
+    objective[:count] = count * 1e-4 * float(seconds.max()) * messages / float(messages.sum())
+    matrix, right = _rows(graph.edges, seconds, messages)
+    found = linprog(
+        objective,
+        A_ub=matrix,
+        b_ub=right,
+        bounds=bounds,
+        method="highs",
+        options={"time_limit": SECONDS},
+    )
+    if found.x is None or found.status != 0:
+        raise UnsuitableError(
+            f"m_sct's linear program over {operators} operators and {count} edges was not solved within "
+            f"{SECONDS:.0f} s; use m_etf, which needs none, or group operators first"
+        )
+    for (parent, child), left in zip(graph.edges.tolist(), found.x[:count], strict=True):
+        if left <= THRESHOLD:
+            favourite[parent] = child
+    return favourite
+
+
+def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[coo_array, Floats]:
+    """The constraints as A v <= b over v = (x, s, w)."""
+    count, operators = len(edges), len(seconds)
+    edge, operator = np.arange(count), np.arange(operators)
+    parent, child = edges[:, 0], edges[:, 1]
+    out_row = count + operator
+    in_row = count + operators + operator
+    end_row = count + 2 * operators + operator
+    ones, units = np.ones(count), np.ones(operators)
+    entries = [
+        (edge, count + parent, ones),
+        (edge, count + child, -ones),
+        (edge, edge, messages),
+        (out_row[parent], edge, -ones),
+        (in_row[child], edge, -ones),
+        (end_row, count + operator, units),
+        (end_row, np.full(operators, count + operators), -units),
+    ]
+    rows, columns, values = (np.concatenate(part) for part in zip(*entries, strict=True))
+    children = np.bincount(parent, minlength=operators)
+    parents = np.bincount(child, minlength=operators)
+    right = np.concatenate(
+        [-seconds[parent], 1.0 - np.maximum(children, 1), 1.0 - np.maximum(parents, 1), -seconds]
+    )
+    shape = (count + 3 * operators, count + operators + 1)
+    return coo_array((values, (rows, columns)), shape=shape), right

@@ -1,0 +1,45 @@
+"""m-TOPO: a topological order cut into as many pieces of equal memory as there are devices.
+
+B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-TOPO).
+Operators are taken in a topological order, here the model's own order of execution, and fill one device after
+the other. What belongs together is booked whole with its first operator. What finds its share of no later
+device free, because of pins or a limit below the share, goes to the first device with room.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensoropt.placement import Placement, PlacementProblem
+from tensoropt.planners.placed.placing import Memory, NoRoomError, PlacedAnswer, settle, units_of
+
+
+def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
+    """One cut after the other; every device runs in the model's order.
+
+    Raises:
+        InfeasibleError: the last device is full before the last operator.
+    """
+    units = units_of(problem)
+    share = float(units.bytes.sum()) / problem.devices.count + float(units.bytes.max(initial=0.0))
+    """A device's cap, section 3.1: an equal share of the memory, and the largest operator's on top."""
+
+    def attempt(memory: Memory) -> PlacedAnswer:
+        device = np.full(len(units.members), -1)
+        current = 0
+        for unit in units.of:
+            if device[unit] >= 0:
+                continue
+            size, allowed = units.bytes[unit], units.choices[unit]
+            room = memory.room(units, unit)
+            open_ones = [int(d) for d in allowed if room[d]]
+            next_ones = [d for d in open_ones if d >= current and memory.used[d] + size <= share]
+            if not open_ones:
+                raise NoRoomError(unit)
+            device[unit] = chosen = (next_ones or open_ones)[0]
+            memory.book(units, unit, chosen)
+            if len(allowed) == problem.devices.count:
+                current = max(current, chosen)
+        return PlacedAnswer(Placement.in_order([int(device[u]) for u in units.of], problem.devices.count))
+
+    return settle("m_topo", problem, units, memory_limit_bytes, attempt)

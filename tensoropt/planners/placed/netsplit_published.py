@@ -1,0 +1,15 @@
+"""NetSplit's program as published, where operators may share a device in time; see :mod:`.netsplit`."""
+
+from __future__ import annotations
+
+from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed import netsplit
+from tensoropt.planners.placed.netsplit import NetSplit
+from tensoropt.planners.placed.placing import PlacedAnswer
+
+PUBLISHED = NetSplit(as_published=True)
+
+
+def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
+    """As :func:`tensoropt.planners.placed.netsplit.place`."""
+    return netsplit.place(problem, memory_limit_bytes, seed, PUBLISHED)

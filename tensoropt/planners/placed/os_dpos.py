@@ -1,0 +1,181 @@
+"""OS-DPOS: DPOS, and operators of the critical path cut into pieces as long as that makes the step shorter.
+
+X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
+5.2, algorithm 2. Cutting puts a split node before the pieces and a concatenation behind them
+(SplitOperation); what is cut alike on both sides of an edge needs neither.
+
+The start is the model itself, or where it fits on one device the data-parallel graph: the batch of every
+operator cut into as many pieces as there are devices, or the next number that divides it. An operator that is
+a piece already is cut anew as a whole: the same dims and counts are tried for it instead of what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, Self, TypeVar
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed.dpos import Sequenced, sequence
+from tensoropt.planners.placed.placing import (
+    Memory,
+    NoRoomError,
+    PlacedAnswer,
+    Units,
+    ceilings,
+    settle,
+    units_of,
+)
+from tensoropt.planners.placed.task_ranks import placed_ranks
+
+Splits = Mapping[str, tuple[str, int]]
+"""What is cut -> (dim, number of pieces)."""
+
+
+class Splittable(Protocol):
+    """A problem whose operators can be cut."""
+
+    @property
+    def problem(self) -> PlacementProblem: ...
+
+    def whole_of(self, operator: int) -> str | None:
+        """What an operator is, or is a piece of; None for what only moves data or holds parameters."""
+        ...
+
+    def choices(self, operator: int) -> tuple[tuple[str, int], ...]:
+        """The (dim, number of pieces) by which it can be cut; none where ``whole_of`` is None."""
+        ...
+
+    def data_parallel(self) -> Splits:
+        """Everything whose batch can be cut, into as many pieces as there are devices or come nearest."""
+        ...
+
+    def split(self, splits: Splits) -> Self:
+        """With these cuts beside those made, instead of those of the same operators."""
+        ...
+
+
+S = TypeVar("S", bound=Splittable)
+
+
+@dataclass(frozen=True)
+class _Try(Generic[S]):
+    """A graph and what DPOS makes of it."""
+
+    graph: S
+    units: Units
+    found: Sequenced
+
+
+def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[S, PlacedAnswer]:
+    """(the graph as it was cut, its placement).
+
+    Raises:
+        InfeasibleError: an operator has no room on any device, from whichever start.
+    """
+    refusal: InfeasibleError | None = None
+    for start, note in _starts(graph, memory_limit_bytes):
+        try:
+            return _place_from(start, note, memory_limit_bytes)
+        except InfeasibleError as refused:
+            refusal = refusal or refused
+    assert refusal is not None
+    raise refusal
+
+
+def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
+    """The graphs to begin with (section 5.2), in their order, and what is said of each.
+
+    The paper has one: data parallelism where the model fits on a device, else the model. The other is for
+    when that finds no room: parameters are not replicated here, so that pieces may fit where operators
+    do not.
+    """
+    held = float(units_of(graph.problem).bytes.sum())
+    fits = bool((ceilings(graph.problem, limit) >= held).any())
+    batch = graph.data_parallel()
+    plain = "the model itself: " + ("it fits on no single device" if batch else "its batch cannot be cut")
+    if not batch:
+        return [(graph, f"started from {plain}")]
+    count = next(iter(batch.values()))[1]
+    parallel = (
+        graph.split(batch),
+        f"started from data parallelism: the batch of {len(batch)} groups cut in {count}",
+    )
+    return (
+        [parallel, (graph, "started from the model itself: data parallelism has no room")]
+        if fits
+        else [
+            (graph, f"started from {plain}"),
+            parallel,
+        ]
+    )
+
+
+def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
+    flies, first = True, _try(start, limit, True)
+    if first is None:
+        flies, first = False, _try(start, limit, False)
+    cut: dict[str, tuple[str, int]] = {}
+    if first is None:
+        graph, units = start, units_of(start.problem)
+    else:
+        best, cut = _search(first, limit, flies)
+        graph, units = best.graph, best.units
+
+    def attempt(memory: Memory) -> PlacedAnswer:
+        return sequence(graph.problem, units, memory).answer
+
+    answer = settle("os_dpos", graph.problem, units, limit, attempt)
+    told = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
+    listed = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+    notes = (note, f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
+    return graph, replace(answer, notes=notes)
+
+
+def _try(graph: S, limit: float | None, flies: bool) -> _Try[S] | None:
+    """Algorithm 1 on a graph; None where it finds no room, counting what is in flight or not."""
+    units = units_of(graph.problem)
+    try:
+        found = sequence(graph.problem, units, Memory.empty(ceilings(graph.problem, limit), flies))
+    except NoRoomError:
+        return None
+    return _Try(graph, units, found)
+
+
+def _search(best: _Try[S], limit: float | None, flies: bool) -> tuple[_Try[S], dict[str, tuple[str, int]]]:
+    """Lines 4 to 14: the critical path once, its longest operators first, until one gains nothing."""
+    cut: dict[str, tuple[str, int]] = {}
+    for name, operator in _longest_first(best):
+        tries = [
+            (choice, tried)
+            for choice in operator
+            if (tried := _try(best.graph.split({name: choice}), limit, flies)) is not None
+        ]
+        if not tries:
+            continue
+        choice, found = min(tries, key=lambda item: item[1].found.finish_s)
+        if found.found.finish_s >= best.found.finish_s:
+            break
+        best, cut[name] = found, choice
+    return best, cut
+
+
+def _longest_first(start: _Try[S]) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
+    """What can be cut on the critical path under this placement, by descending computation time (lines 4,
+    5).
+    """
+    graph, problem = start.graph, start.graph.problem
+    device = start.found.placement.device
+    seconds: dict[str, float] = {}
+    choices: dict[str, tuple[tuple[str, int], ...]] = {}
+    for operator in placed_ranks(problem, device).path:
+        name = graph.whole_of(operator)
+        if name is None or name in seconds:
+            continue
+        found = graph.choices(operator)
+        if found:
+            at = operator, device[operator]
+            seconds[name] = float(problem.forward_s[at] + problem.backward_s[at])
+            choices[name] = found
+    return [(name, choices[name]) for name in sorted(seconds, key=lambda n: -seconds[n])]

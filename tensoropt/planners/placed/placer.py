@@ -1,0 +1,93 @@
+"""TensorFlow's Placer: no costs, only rules about what belongs where.
+
+M. Abadi et al., *TensorFlow: A System for Large-Scale Machine Learning*, OSDI 2016, section 3.3, and the
+source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
+
+1. operators joined by reference edges or colocation constraints form one group (``problem.together``), whose
+   devices are those that its constraints (``problem.pinned``) and kernels (finite times) leave;
+2. a group goes to the first of them in the order of priority, here the devices' own: by default device 0;
+3. heuristic B: an operator on metadata alone goes where its input is;
+4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes where its
+   consumers are if all are on one device.
+
+A default device that cannot run an operator is passed over, as under soft placement; the notes count them.
+"""
+
+from __future__ import annotations
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import Placement, PlacementProblem, play_placement
+from tensoropt.planners.placed.placing import PlacedAnswer, ceilings, units_of
+from tensoropt.units import format_bytes
+
+
+def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
+    """The rules, in the model's order.
+
+    Raises:
+        InfeasibleError: constraints contradict each other, or a device is too small.
+    """
+    units = units_of(problem)
+    home = [-1] * len(units.members)
+    later: list[int] = []
+    for operator, unit in enumerate(units.of):
+        if home[unit] >= 0:
+            continue
+        if _is_generator(problem, operator):
+            later.append(operator)
+            continue
+        choices = units.choices[unit]
+        home[unit] = int(choices[0])
+        if _is_metadata(problem, operator):
+            source = problem.tensors[problem.read[operator][0]].producer
+            beside = home[units.of[source]]
+            if beside in choices:
+                home[unit] = beside
+    for operator in later:
+        unit = units.of[operator]
+        if home[unit] >= 0:
+            continue
+        choices = units.choices[unit]
+        home[unit] = int(choices[0])
+        readers = problem.tensors[problem.made[operator][0]].readers
+        beside_all = {home[units.of[r]] for r in readers}
+        if len(beside_all) == 1 and beside_all <= set(choices.tolist()):
+            home[unit] = beside_all.pop()
+    placement = Placement.in_order([home[u] for u in units.of], problem.devices.count)
+    _check_memory(problem, placement, memory_limit_bytes)
+    pinned = {units.of[o] for o, _ in problem.pinned}
+    passed = sum(not units.allowed[u, 0] and u not in pinned for u in units.of)
+    notes = (f"{passed} operators cannot run on device 0 and went to the next that can",) if passed else ()
+    return PlacedAnswer(placement, notes)
+
+
+def _is_generator(problem: PlacementProblem, operator: int) -> bool:
+    """IsGeneratorNode of placer.cc: state is a reference type, which is none."""
+    return (
+        not problem.read[operator]
+        and len(problem.made[operator]) == 1
+        and bool(problem.tensors[problem.made[operator][0]].readers)
+        and not problem.stored_bytes[operator]
+    )
+
+
+def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
+    """What moves no data takes no time and holds nothing."""
+    return (
+        bool(problem.read[operator])
+        and not problem.forward_s[operator].any()
+        and not problem.backward_s[operator].any()
+        and not problem.stored_bytes[operator]
+    )
+
+
+def _check_memory(problem: PlacementProblem, placement: Placement, limit: float | None) -> None:
+    most = ceilings(problem, limit)
+    peaks = play_placement(problem, placement).peak_bytes
+    for device, (peak, room) in enumerate(zip(peaks, most, strict=True)):
+        if peak > room:
+            raise InfeasibleError(
+                f"placer finds no plan within {format_bytes(room)}: device {device} reaches "
+                f"{format_bytes(peak)}, as its rules know no memory; pin operators to other "
+                "devices, or use a planner that counts memory (m_topo, m_etf, dpos)"
+            )

@@ -1,0 +1,131 @@
+"""The step as one directed graph of forward and backward tasks, and the ranks of its tasks.
+
+X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
+5.1; the upward rank is that of HEFT (H. Topcuoglu et al., IEEE TPDS 13(3), 2002, equation 7), with the
+longest instead of the mean times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed.placing import Units
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Upward ranks: seconds from a task's start to the end of the step, at the slowest.
+
+    Attributes:
+        forward, backward: (operators,). Backward ends with the optimizer's step over what it computed for.
+        path: the operators on the critical path as it meets them, each once.
+    """
+
+    forward: Floats
+    backward: Floats
+    path: tuple[int, ...]
+
+
+def longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
+    """(tensors,) seconds of sending each between the two devices between which that takes longest, of those
+    its ends may lie on.
+    """
+    devices = problem.devices
+    everywhere = devices.latency_s[..., None], devices.seconds_per_byte[..., None]
+    found = np.zeros(len(problem.tensors))
+    sizes = np.array([t.bytes for t in problem.tensors], dtype=float)
+    for low in range(0, len(sizes), 256):
+        part = slice(low, low + 256)
+        found[part] = (everywhere[0] + sizes[part] * everywhere[1]).max(axis=(0, 1), initial=0.0)
+    if units.allowed.all():
+        return found
+    for number, tensor in enumerate(problem.tensors):
+        sources = units.choices[units.of[tensor.producer]]
+        targets = np.unique([d for r in tensor.readers for d in units.choices[units.of[r]]]).astype(np.intp)
+        if min(len(sources), len(targets)) < devices.count and len(targets):
+            pair = np.ix_(sources, targets)
+            found[number] = (devices.latency_s[pair] + tensor.bytes * devices.seconds_per_byte[pair]).max()
+    return found
+
+
+def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
+    """rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j)) (FastT, section 5.1).
+
+    w_i and c_ij are the longest over all devices and pairs of devices that i and j may lie on; c_ij is 0
+    between operators that share a device anyway.
+    """
+    allowed = units.allowed[list(units.of)]
+    sends = longest_transfers(problem, units).tolist()
+    of = units.of
+    weights = [
+        np.where(allowed, seconds, 0.0).max(axis=1).tolist()
+        for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
+    ]
+    return _ranks(problem, weights, lambda number, a, b: 0.0 if of[a] == of[b] else sends[number])
+
+
+def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
+    """Ranks where every operator has its device: w_i and c_ij are what they are there."""
+    weights = [
+        seconds[np.arange(problem.size), list(device)].tolist()
+        for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
+    ]
+    sizes = [tensor.bytes for tensor in problem.tensors]
+
+    def sent(number: int, a: int, b: int) -> float:
+        return problem.devices.transfer_s(sizes[number], device[a], device[b])
+
+    return _ranks(problem, weights, sent)
+
+
+def _ranks(
+    problem: PlacementProblem,
+    weights: Sequence[Sequence[float]],
+    sent: Callable[[int, int, int], float],
+) -> Ranks:
+    """Args: weights: per operator of forward, backward, update; sent: (tensor, from, to) seconds."""
+    tensors = problem.tensors
+    backward, forward = [0.0] * problem.size, [0.0] * problem.size
+    after: dict[int, int] = {}
+    """Per task the successor through which its longest path goes; backward tasks are -1, -2, ..."""
+    for operator in range(problem.size) if problem.training else ():
+        most = weights[2][operator]
+        for number in problem.read[operator]:
+            tensor = tensors[number]
+            if tensor.gradient:
+                through = sent(number, operator, tensor.producer) + backward[tensor.producer]
+                if through > most:
+                    most, after[-1 - operator] = through, -1 - tensor.producer
+        backward[operator] = weights[1][operator] + most
+    for operator in reversed(range(problem.size)):
+        most = backward[operator]
+        if problem.training:
+            after[operator] = -1 - operator
+        for number in problem.made[operator]:
+            for reader in tensors[number].readers:
+                through = sent(number, operator, reader) + forward[reader]
+                if through > most or operator not in after:
+                    most, after[operator] = through, reader
+        forward[operator] = weights[0][operator] + most
+    return Ranks(np.array(forward), np.array(backward), _path(forward, after))
+
+
+def _path(forward: Sequence[float], after: Mapping[int, int]) -> tuple[int, ...]:
+    """From the entry operation on "recursively the operation with the largest rank among the successors"
+    (section 5.1).
+    """
+    if not forward:
+        return ()
+    met: dict[int, None] = {}
+    task: int | None = max(range(len(forward)), key=forward.__getitem__)
+    while task is not None:
+        met[task if task >= 0 else -1 - task] = None
+        task = after.get(task)
+    return tuple(met)

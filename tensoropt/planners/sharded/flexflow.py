@@ -1,0 +1,164 @@
+"""FlexFlow: a random walk over the same space with the simulator as its oracle.
+
+Z. Jia, M. Zaharia, A. Aiken, *Beyond Data and Model Parallelism for Deep Neural Networks*, MLSys 2019,
+section 6: Metropolis-Hastings. A proposal replaces the configuration of one random operator by a random one;
+it is accepted with probability ``min(1, exp(beta * (cost - new cost)))`` (equation 2). The walk starts from
+data parallelism and from a random strategy (section 6.2), and stops when the budget is spent or half of it
+brought nothing better. FlexFlow has no memory term; here a strategy over the limit costs its excess, so
+that the walk can find its way back under it.
+
+What FlexFlow does not choose follows the operators: where a tensor with several readers is materialised and
+how parameters are stored are decided afresh, as cheaply as their neighbours allow.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensoropt.costs.tables import CostTables, EdgeTable
+from tensoropt.plan.evaluate import TableJudge, costs_of
+from tensoropt.planners.problem import Deadline, Problem, Selection, TableSpace, labels_of
+from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.sharded.data_parallel import batch_labels
+from tensoropt.simulate.overlap import overlap_of
+
+PROPOSALS = 600
+"""Per walk: two walks per space."""
+
+SECONDS = 30.0
+"""Per space. Reaching it before the proposals are used up is said in the notes: the result then depends
+on the machine."""
+
+SHARPNESS = 20.0
+"""``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with e^-1."""
+
+
+class _Walker:
+    """Moves on one space: complete strategies from configurations of groups."""
+
+    def __init__(self, problem: Problem, number: int, limit: float | None):
+        self.problem = problem
+        self.number = number
+        self.space: TableSpace = problem.spaces[number]
+        self.tables: CostTables = self.space.tables
+        self.limit = limit
+        self.groups = [g.name for g in self.tables.graph.groups]
+        self.followers = [v.name for v in self.tables.variables if v.kind != "group"]
+        self.edges: dict[str, list[EdgeTable]] = {v.name: [] for v in self.tables.variables}
+        for edge in self.tables.edges:
+            self.edges[edge.a].append(edge)
+            self.edges[edge.b].append(edge)
+        self.judge = TableJudge(self.tables, problem.optimizer, overlap_of(problem.cluster, self.space.mesh))
+        costs = {v.name: v.costs for v in self.tables.variables}
+        self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
+        self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
+        self.plain = {
+            name: [i for i, again in enumerate(self.tables.by_name[name].again) if not again]
+            for name in self.groups
+        }
+
+    def complete(self, choice: dict[str, int], names: Sequence[str]) -> bool:
+        """Decide the named followers by their neighbours; False when one has no possible choice."""
+        for name in names:
+            costs = self.least[name]
+            for edge in self.edges[name]:
+                if edge.a == name:
+                    costs = costs + edge.table[edge.rows, edge.cols[choice[edge.b]], 1]
+                else:
+                    costs = costs + edge.table[edge.rows[choice[edge.a]], edge.cols, 1]
+            choice[name] = int(costs.argmin())
+            if not math.isfinite(costs[choice[name]]):
+                return False
+        return True
+
+    def selection(self, choice: dict[str, int], notes: tuple[str, ...] = ()) -> Selection:
+        return Selection(self.number, dict(choice), self.options(choice), notes)
+
+    def options(self, choice: dict[str, int]) -> dict[object, int]:
+        """The fastest option of every variable."""
+        return {name: int(self.fastest[name][index]) for name, index in choice.items()}
+
+    def cost(self, choice: dict[str, int]) -> float:
+        """The simulated time, and more where memory is over the limit."""
+        options = self.options(choice)
+        if not math.isfinite(self.tables.breakdown(choice, options)[0]):
+            return math.inf
+        ((memory, seconds),) = costs_of(self.judge([(choice, options)]))
+        excess = 0.0 if self.limit is None else max(0.0, float(memory) / self.limit - 1.0)
+        return float(seconds) * (1.0 + 10.0 * excess)
+
+    def data_parallel(self) -> dict[str, int] | None:
+        """Data parallelism as a start, where the batch divides."""
+        try:
+            labels = batch_labels(self.problem)
+        except UnsuitableError:
+            return None
+        choice = {}
+        for name in self.groups:
+            fitting = [i for i in self.plain[name] if set(labels_of(self.space, name, i)) <= {labels[name]}]
+            if not fitting:
+                return None
+            choice[name] = fitting[0]
+        return choice if self.complete(choice, self.followers) else None
+
+    def anything(self, rng: random.Random) -> dict[str, int] | None:
+        choice = {name: rng.choice(self.plain[name]) for name in self.groups}
+        return choice if self.complete(choice, self.followers) else None
+
+    def propose(self, choice: dict[str, int], rng: random.Random) -> dict[str, int] | None:
+        name = rng.choice(self.groups)
+        proposed = dict(choice)
+        proposed[name] = rng.choice(self.plain[name])
+        ends = {end for edge in self.edges[name] for end in (edge.a, edge.b)}
+        followers = [f for f in self.followers if f in ends]
+        return proposed if self.complete(proposed, followers) else None
+
+
+def walk(
+    walker: _Walker, start: dict[str, int], proposals: int, deadline: Deadline, rng: random.Random
+) -> tuple[float, dict[str, int], bool]:
+    """(cost, choice, whether the time ran out) of the best strategy met."""
+    current, cost = start, walker.cost(start)
+    best, lowest, last = current, cost, 0
+    beta = SHARPNESS / cost if math.isfinite(cost) else 0.0
+    for step in range(proposals):
+        if deadline.passed:
+            return lowest, best, True
+        if step - last > proposals // 2:
+            break
+        proposed = walker.propose(current, rng)
+        if proposed is None:
+            continue
+        new = walker.cost(proposed)
+        if new <= cost or rng.random() < math.exp(min(0.0, beta * (cost - new))):
+            current, cost = proposed, new
+            if cost < lowest:
+                best, lowest, last = current, cost, step
+    return lowest, best, False
+
+
+def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+    """The best strategy met in every space.
+
+    Raises:
+        UnsuitableError: no walk could start.
+    """
+    found = []
+    for number in range(len(problem.spaces)):
+        walker, rng = _Walker(problem, number, memory_limit_bytes), random.Random(f"{seed}/{number}")
+        deadline = Deadline(SECONDS)
+        starts = [s for s in (walker.data_parallel(), walker.anything(rng)) if s is not None]
+        ends = [walk(walker, start, PROPOSALS, deadline, rng) for start in starts]
+        late = any(end[2] for end in ends)
+        ends = [end for end in ends if math.isfinite(end[0])]
+        if ends:
+            choice = min(ends, key=lambda end: end[0])[1]
+            notes = (f"stopped after {SECONDS:.0f} s, before all proposals",) if late else ()
+            found.append(walker.selection(choice, notes))
+    if not found:
+        raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")
+    return found

@@ -1,0 +1,106 @@
+"""Megatron-LM's tensor parallelism inside, data parallelism outside.
+
+M. Shoeybi et al., *Megatron-LM*, arXiv 1909.08053, section 3: a matrix that reads a whole activation is
+split by columns (an MLP's first matrix, the query, key and value projections with their heads), one that
+reads a split activation by rows (the MLP's second matrix, the output projection); row splits leave a partial
+sum that is reduced once. The embedding and the loss are split over the vocabulary (section 3, last
+paragraphs). The residual stream is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tensoropt.costs.tables import Variable
+from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
+from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.sharded.data_parallel import batch_labels, whole
+from tensoropt.planners.sharded.restricted import NOTHING, restricted_selections, some
+from tensoropt.sharding.groups import Group, GroupGraph
+
+COLUMNS, ROWS, HEADS, VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
+
+
+def _dims(group: Group) -> set[str]:
+    return {s.label.split("@")[0].split(".")[0] for s in group.strategies}
+
+
+def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
+    """What follows a split tensor: its heads, its classes, or whichever dim is not the batch."""
+    for named in (HEADS, *VOCABULARY):
+        if named in dims:
+            return {s.label for s in group.strategies if s.label.split(".")[0] == named}
+    labels = {s.label for s in group.strategies} - {"none", "partial", batch}
+    return {label for label in labels if "@" not in label}
+
+
+def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """Per group what it may split on the inner axis, found in one pass over the graph.
+
+    A tensor is *split* when it comes out of columns and of what follows them. Whoever reads a split tensor
+    goes along; whoever reads whole ones makes columns if it is a matrix, or stays whole.
+    """
+    split: set[str] = set()
+    found: dict[str, frozenset[str]] = {}
+    for group in graph.groups:
+        dims = _dims(group)
+        along = any(name in split for name in group.reads)
+        if along and ROWS in dims:
+            wanted = {s.label for s in group.strategies if s.label.split(".")[0].split("@")[0] == ROWS}
+            wanted = {label for label in wanted if "@S" not in label}
+        elif along:
+            wanted = _goes_along(group, dims, batch[group.name])
+        elif COLUMNS in dims:
+            wanted = {s.label for s in group.strategies if s.label.startswith(COLUMNS)}
+        elif "vocabulary" in dims and batch[group.name] != "partial_grad":
+            wanted = {"vocabulary"}
+        else:
+            wanted = {"none"}
+        found[group.name] = frozenset(wanted) or frozenset({"none"})
+        if found[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
+            split.update(group.writes)
+    return found
+
+
+def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+    """Every mesh of one axis (tensor parallelism) or two (data outside, tensors inside).
+
+    Raises:
+        UnsuitableError: the model has no attention, or its heads divide by no inner axis.
+    """
+    graph = problem.prepared.graph
+    if not any(HEADS in _dims(group) for group in graph.groups):
+        raise UnsuitableError(
+            "megatron splits attention heads and the matrices around them, and this model has no "
+            "scaled_dot_product_attention; use data_parallel, zero or optcnn"
+        )
+    batch = batch_labels(problem)
+    inner = inner_labels(graph, batch)
+
+    def allowed(space: TableSpace, variable: Variable, index: int) -> np.ndarray | None:
+        if variable.again and variable.again[index]:
+            return NOTHING
+        if variable.kind == "hub":
+            whole_inside = variable.layouts[index][-1] < 0 and variable.layouts[index][-1] != -3
+            reads_split = any(inner[g.name] != {"none"} for g in _makers(graph, variable.name))
+            return None if whole_inside or reads_split else NOTHING
+        if variable.kind == "parameter":
+            return None
+        labels = labels_of(space, variable.name, index)
+        *outer, last = labels
+        if last not in inner[variable.name] or any(label != batch[variable.name] for label in outer):
+            return NOTHING
+        return whole(space, variable, index)
+
+    return some(
+        restricted_selections(problem, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
+        "the attention heads or the batch divide by none of the meshes here; megatron needs an inner axis "
+        "that divides the number of heads",
+    )
+
+
+def _makers(graph: GroupGraph, variable: str) -> list[Group]:
+    tensor = variable.removeprefix("hub:")
+    return [graph.group_of[graph.atoms.graph.producer[tensor].name]]

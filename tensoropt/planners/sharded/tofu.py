@@ -1,0 +1,125 @@
+"""Tofu: recursive partitioning with the least communication, every tensor split at every step.
+
+M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning*,
+EuroSys 2019, section 5: the devices are divided step by step (by two where their number is a power of two);
+each step splits every operator and every tensor once, by the dynamic program that needs the least
+communication for it (section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do
+not grow). Before that the graph is coarsened (section 5.1): forward and backward are one here anyway, what is
+element-wise mostly belongs to a group, and timesteps of recurrent networks are coalesced (:mod:`.timesteps`).
+Here a step is a mesh axis, outermost first. An operator or parameter that cannot be split on an axis stays
+whole there; the plan's notes say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tensoropt.costs.tables import CostTables, Variable
+from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
+from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.sharded.elimination import ImpossibleError, IrreducibleError, cheapest
+from tensoropt.planners.sharded.timesteps import coalesced, repeated
+
+WHOLE = frozenset({"none", "partial", "partial_grad"})
+MOST_NAMED = 6
+"""Of the operators left whole."""
+
+
+class _Recursion:
+    """The steps of one space."""
+
+    def __init__(self, space: TableSpace):
+        self.space = space
+        self.tables: CostTables = space.tables
+        self.labels = {
+            g.name: [labels_of(space, g.name, i) for i in range(len(self.tables.by_name[g.name].memory))]
+            for g in self.tables.graph.groups
+        }
+        self.first = repeated(space)
+        self.final: tuple[str, ...] = ()
+
+    def run(self) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
+        chosen: dict[str, tuple[str, ...]] = dict.fromkeys(self.labels, ())
+        choice: dict[str, int] = {}
+        axes = len(self.space.names.mesh.shape)
+        for axis in range(max(axes, 1)):
+            allowed = {v.name: self._allowed(v, chosen.get(v.name), axis) for v in self.tables.variables}
+            choice = self._step(allowed)
+            chosen = {name: labels[choice[name]][: axis + 1] for name, labels in self.labels.items()}
+        options = {v.name: self._leanest(v, choice[v.name]) for v in self.tables.variables}
+        left = sorted(name for name, labels in chosen.items() if set(labels) & WHOLE)
+        more = f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else ""
+        shown = ", ".join(left[:MOST_NAMED]) + more
+        notes = (f"not split on every axis: {shown}",) if left else ()
+        return choice, options, (*self._coarsened(), *notes)
+
+    def _coarsened(self) -> tuple[str, ...]:
+        merged = sum(name != first for name, first in self.first.items())
+        found = (f"timesteps coalesced: {merged} variables follow those of another step",) if merged else ()
+        if not self.final:
+            return found
+        return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
+
+    def _allowed(self, variable: Variable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
+        """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
+        plain = ~np.array(variable.again, dtype=bool) if variable.again else True
+        if before is None:
+            return np.full(len(variable.memory), True) & plain
+        labels = self.labels[variable.name]
+        possible = (
+            np.array([row[:axis] == before and set(row[axis + 1 :]) <= {"none"} for row in labels]) & plain
+        )
+        split = possible & np.array([not row or row[axis] not in WHOLE for row in labels])
+        return split if split.any() else possible
+
+    def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """Least communication of everything chosen so far; among equals the least memory."""
+        kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
+        nodes = {}
+        for v in self.tables.variables:
+            memory = np.array([float(m.min()) for m in v.memory])
+            sent = np.array([float(n[m.argmin()]) for n, m in zip(v.communication, v.memory, strict=True)])
+            nodes[v.name] = (sent + memory * _TIE_S_PER_BYTE)[kept[v.name]]
+        edges = []
+        for e in self.tables.edges:
+            costs = e.table[:, :, 1] + e.table[:, :, 0] * _TIE_S_PER_BYTE
+            edges.append((e.a, e.b, costs[np.ix_(e.rows[kept[e.a]], e.cols[kept[e.b]])]))
+        found = cheapest(*coalesced(nodes, edges, self.first))
+        self.final = max(self.final, found.final, key=len)
+        return {name: int(kept[name][found.choice[self.first[name]]]) for name in nodes}
+
+    def _leanest(self, variable: Variable, index: int) -> int:
+        return int(variable.memory[index].argmin())
+
+
+_TIE_S_PER_BYTE = 1e-18
+"""Weight of memory beside communication: a GiB counts as much as a nanosecond, so that only ties see it."""
+
+
+def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+    """One strategy per space among those with the most axes: the finest recursion there is.
+
+    Raises:
+        UnsuitableError: the graph is not reducible, or nothing can be split.
+    """
+    most = max(len(space.names.mesh.shape) for space in problem.spaces)
+    found = []
+    for number, space in enumerate(problem.spaces):
+        if len(space.names.mesh.shape) != most:
+            continue
+        try:
+            choice, options, notes = _Recursion(space).run()
+        except IrreducibleError as error:
+            raise UnsuitableError(
+                f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay too "
+                f"entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the frontier "
+                "or ilp"
+            ) from None
+        except ImpossibleError:
+            continue
+        found.append(Selection(number, choice, options, notes))
+    if not found:
+        raise UnsuitableError("tofu splits every tensor, and no mesh here divides this model's sizes")
+    return found

@@ -1,0 +1,209 @@
+"""What an edge takes beside its collective, timed through the code that the executor runs.
+
+Between two edges of a step operators move more data than a core's own caches hold, so that an edge finds
+neither its code nor its tensors there, and takes two to four times as long as in a loop of nothing else. Each
+is therefore timed after a walk through other memory; on a GPU it is not, as the data of its operators never
+comes near the processor that issues them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.profiling.link_timing import collective_call
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, Route, redistribute
+from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
+
+PASSED, ARRIVED, ADDED = "passed", "arrived", "added"
+"""A direction in which nothing moves; a gradient that goes from autograd to its bucket, and one that is added
+there."""
+_NO_EDGE, _UNUSED = "no edge", "unused"
+_ROUNDS = 40
+_WALKED_BYTES = 4 * 2**20
+"""More than a core's second-level cache."""
+_R, _P, _GRAD = REPLICATE, PARTIAL, PARTIAL_GRAD
+_ALONE: tuple[tuple[Layout, Layout], ...] = (((_GRAD, _R), (1, _R)), ((_R, _R), (_P, _R)))
+_TOGETHER: tuple[tuple[Layout, Layout], ...] = (
+    ((_R, _P), (_R, _GRAD)),
+    ((_R, 1), (_R, _GRAD)),
+    ((_R, 1), (_R, 2)),
+)
+"""Layouts on (micro-batches, ranks): edges that are one step forward, and one or none backward."""
+
+
+@dataclass
+class _Here:
+    """This rank as an edge sees it, in the second of two micro-batches; all ranks are one axis."""
+
+    mesh: tuple[int, int]
+    place: tuple[int, int]
+    micro_batch: int = 1
+    routes: dict[object, Route] = field(default_factory=dict)
+    held: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def gathered(self, *_: object) -> None:
+        """Nobody keeps books of parameters here."""
+
+    def parts(self, axes: tuple[int, ...]) -> int:
+        return prod(self.mesh[axis] for axis in axes)
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        (axis,) = axes
+        return self.place[axis]
+
+    def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
+        return dist.group.WORLD if axes == (1,) else None
+
+
+@dataclass
+class _Stamps:
+    """Seconds of the directions of edges, each after a walk.
+
+    Args:
+        memory: what is walked through; nothing for None.
+    """
+
+    memory: torch.Tensor | None
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    begun: float = 0.0
+
+    def begin(self) -> None:
+        if self.memory is not None:
+            self.memory.add_(1)
+        self.begun = time.perf_counter()
+
+    def end(self, what: str) -> None:
+        self.seconds[what].append(time.perf_counter() - self.begun)
+
+
+class _Before(torch.autograd.Function):
+    """Begins the edge that follows in forward, and ends it in backward, where it is called ``back``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, back: str) -> torch.Tensor:
+        ctx.stamps, ctx.back = stamps, back
+        result = x.view_as(x)
+        stamps.begin()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.stamps.end(ctx.back)
+        return grad, None, None
+
+
+class _After(torch.autograd.Function):
+    """Ends the edge before it in forward, where it is called ``there``, and begins it in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, stamps: _Stamps, there: str) -> torch.Tensor:
+        stamps.end(there)
+        ctx.stamps = stamps
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.stamps.begin()
+        return grad, None, None
+
+
+def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, float]:
+    """Seconds of one direction of an edge on this rank, without its collective and next to no bytes, by the
+    kind of its only step; of one in which nothing moves; and of a gradient's way to its bucket. All ranks at
+    once (runs in the pool)."""
+    here = _Here((2, world_size), (1, rank))
+    atoms = (4, 8 * world_size, 16 * world_size)
+    edges = [_edge(here, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
+    same = (_R, _R)
+    edges.append(EdgeSpec("", tuple((n,) for n in atoms), here.mesh, same, same, (), ()))
+    stamps = _Stamps(torch.zeros(_WALKED_BYTES, dtype=torch.uint8) if device.type == "cpu" else None)
+    leaf = _leaf(stamps, device)
+    inputs = [_shard(spec, here, device) for spec in edges]
+    moved = 4 * prod(atoms) // world_size
+    calls = {
+        kind: collective_call(kind, dist.group.WORLD, world_size, 0, moved)
+        for kind in (COLLECTIVES if world_size > 1 else ())
+    }
+    for number in range(_ROUNDS + 1):
+        if number == 1:
+            stamps.seconds.clear()  # the first works routes out
+        for spec, x in zip(edges, inputs, strict=True):
+            there, back = ((steps[0].kind if steps else PASSED) for steps in (spec.forward, spec.backward))
+            _go(partial(redistribute, here, spec), x, stamps, there, back, world_size)
+        _go(lambda y: y, inputs[-1], stamps, _NO_EDGE, _NO_EDGE, world_size)
+        _arrive(leaf, stamps)
+        for kind, call in calls.items():
+            dist.barrier()
+            stamps.begin()
+            call()
+            stamps.end(f"only {kind}")
+    usual = {what: statistics.median(seconds) for what, seconds in stamps.seconds.items()}
+    bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
+    alone = {kind: usual.pop(f"only {kind}") for kind in calls}
+    return {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
+
+
+def _edge(here: _Here, atoms: tuple[int, ...], source: Layout, target: Layout) -> EdgeSpec:
+    forward, backward = edge_steps(atoms, here.mesh, source, target)
+    return EdgeSpec("", tuple((n,) for n in atoms), here.mesh, source, target, forward, backward)
+
+
+def _shard(spec: EdgeSpec, here: _Here, device: torch.device) -> torch.Tensor:
+    """What this rank has of the tensor at the edge's source."""
+    sizes = [
+        n // prod(here.mesh[axis] for axis, code in enumerate(spec.source) if code == atom)
+        for atom, (n,) in enumerate(spec.atoms)
+    ]
+    return torch.randn(sizes, device=device, requires_grad=True)
+
+
+def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
+    """A parameter whose gradients are copied to a bucket."""
+    leaf, bucket = torch.randn(64, device=device, requires_grad=True), torch.zeros(64, device=device)
+
+    @torch.no_grad()
+    def arrived(leaf: torch.Tensor) -> None:
+        added = leaf.grad is bucket
+        if leaf.grad is not None and not added:
+            bucket.copy_(leaf.grad)
+            leaf.grad = bucket
+        stamps.end(ADDED if added else ARRIVED)
+
+    leaf.register_post_accumulate_grad_hook(arrived)
+    return leaf
+
+
+def _arrive(leaf: torch.Tensor, stamps: _Stamps) -> None:
+    """Gradients of two micro-batches, one after the other."""
+    leaf.grad = None
+    for _ in range(2):
+        _After.apply(leaf, stamps, _UNUSED).sum().backward()
+
+
+def _go(
+    edge: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    stamps: _Stamps,
+    there: str,
+    back: str,
+    world_size: int,
+) -> None:
+    """Along an edge and back, ranks side by side before each."""
+    if world_size > 1:
+        dist.barrier()
+    result = _After.apply(edge(_Before.apply(x, stamps, back)), stamps, there).sum()
+    if world_size > 1:
+        dist.barrier()
+    result.backward()
+    x.grad = None

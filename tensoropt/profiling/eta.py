@@ -1,0 +1,79 @@
+"""What timing will take, said before it is done and while it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from tensoropt.profiling.workload import Workload
+
+BATCH_S = 5.0
+"""Estimated seconds of the workloads that are timed before a person hears of it and the store is written."""
+_SLOWER = 20.0
+"""How much longer than estimated a workload may take, on a busy machine or a worse kernel than others."""
+
+
+def allowed_for(timeout_s: float, expected_s: float) -> float:
+    """Seconds after which a workload hangs: half of what a run of the pool may take, and its own."""
+    return timeout_s / 2 + _SLOWER * expected_s
+
+
+def batches(
+    works: Sequence[Workload], expected_s: Mapping[str, float], most: int
+) -> Iterator[list[Workload]]:
+    """Neighbours of up to ``BATCH_S`` together, at least one and ``most`` at most."""
+    batch: list[Workload] = []
+    for work in works:
+        took_s = sum(expected_s[other.key] for other in [*batch, work])
+        if batch and (len(batch) == most or took_s > BATCH_S):
+            yield batch
+            batch = []
+        batch.append(work)
+    if batch:
+        yield batch
+
+
+class Outlook:
+    """Seconds that are left: the estimates of what is not done, times how those of what is done came out.
+
+    Args:
+        expected_s: by key of a workload or a link.
+        start_s: what is done once, before the first of them.
+    """
+
+    def __init__(
+        self,
+        expected_s: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        start_s: float = 0.0,
+    ):
+        self.expected_s = expected_s
+        self._left = dict(expected_s)
+        self._start_s = start_s
+        self._clock = clock
+        self._began = clock()
+
+    def done(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._left.pop(key, None)
+
+    @property
+    def left_s(self) -> float:
+        left_s = sum(self._left.values())
+        done_s = sum(self.expected_s.values()) - left_s
+        if done_s <= 0:
+            return self._start_s + left_s
+        return left_s * (self._clock() - self._began) / (self._start_s + done_s)
+
+    @property
+    def words(self) -> str:
+        """``about 14 s, estimated`` before anything is done; ``about 9 s left`` then."""
+        begun = len(self._left) < len(self.expected_s)
+        return f"about {_rounded(self.left_s)} {'left' if begun else 'in all (estimated)'}"
+
+
+def _rounded(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

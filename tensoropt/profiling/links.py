@@ -1,0 +1,421 @@
+"""What the links really do: collectives timed on a mesh's groups, fitted to lines
+(:mod:`tensoropt.profiling.link_fits`), kept in the store.
+
+What ``bytes`` counts, per kind:
+
+    all_reduce      the tensor            all_gather      the gathered output of one rank
+    reduce_scatter  the input of one rank all_to_all      the input of one rank
+    broadcast       the tensor            send            the message (point to point, one way)
+
+Seconds are those of ranks in step: from the last one's call to the last one's return. Ranks that come from
+work are slower to begin, and slower at work afterwards (:class:`~tensoropt.profiling.link_fits.Transition`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
+from tensoropt.errors import MeasurementError
+from tensoropt.profiling.eta import Outlook
+from tensoropt.profiling.link_fits import LinkFit, Transition, fit_segments
+from tensoropt.profiling.link_timing import (
+    COLLECTIVES,
+    LAYER_KINDS,
+    Turns,
+    time_collective,
+    time_pair,
+    time_transitions,
+)
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.units import format_bytes, format_seconds
+
+logger = logging.getLogger(__name__)
+
+# Five decades in KiB, closer together where caches, algorithms and the allocator (at 32 MiB) change.
+QUICK_SIZES = tuple(
+    1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
+)
+TRANSITION = "turns"
+TRANSITION_SIZES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
+PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
+_BUDGET_S = 0.12  # per size: the larger, the fewer repeats
+_MOST_REPEATS, _FEWEST_REPEATS = 50, 5
+_MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
+"""Seconds of a small message and bytes per second of a large one, about: how often a size is repeated and
+what is said in advance rest on it, no price does."""
+_START_S, _READY_S, _LAYER_S = 5.0, 0.1, 1.5e-4
+"""Starting ranks, their groups for one measurement, and a layer of work forward and backward, about."""
+_TITLE = 40  # columns
+_TURNS = (
+    # What small collectives leave in caches is soon over, waiting grows with the work; large ones take long
+    # themselves.
+    (TRANSITION_SIZES[:3], {0: 8, 1: 2 * LAYER_KINDS, 4: LAYER_KINDS, 16: 2}, 24),
+    (TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 8),
+)
+"""Sizes of collectives, how many blocks of how many layers (some 0.1 ms each) of work, laps."""
+_WARM_LAPS = 2
+_TRIES, _LEFT_ALONE, _WORTH_ASKING_S = 2, 0.05, 1.0
+"""How often links are measured at most; the share of the cores' time that the host may have taken; how much
+of it there has to be for the system's hundredths to say anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFits:
+    """All fits of one mesh.
+
+    Attributes:
+        collectives: by ``(kind, axes)``, one fit per group; the groups ran at the same time, as they do
+            in a job, so that sharing a link is in the figures.
+        pairs: point-to-point fits by ``(low rank, high rank)``, each measured alone.
+        transitions: by axes, what coming from work adds to any collective, and what it adds to work.
+        failed: what could not be measured, and why.
+    """
+
+    collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
+    pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
+
+    def table(self) -> str:
+        """A table for people: the slowest group of each kind and axes."""
+        lines = [f"{'what':<{_TITLE}}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
+        for (kind, axes), fits in self.collectives.items():
+            worst = max(fits, key=lambda fit: fit.time_s(1e6))
+            lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
+        for (low, high), fit in self.pairs.items():
+            lines += _rows(f"send {low}-{high}", fit)
+        for axes, transition in self.transitions.items():
+            work_s, where = transition.works_s[-1], f"axes {','.join(map(str, axes))}"
+            for size in (transition.sizes[0], transition.sizes[-1]):
+                extra = transition.arriving(work_s, size), transition.leaving(work_s, size)
+                for title, extra_s in zip(("after work", "work after it"), extra, strict=True):
+                    lines.append(
+                        f"{f'{format_bytes(size)} {where}, {title}':<{_TITLE}}"
+                        f"{'+' + format_seconds(float(extra_s)):>10}"
+                    )
+        lines += [f"{what:<{_TITLE}}not measured: {why}" for what, why in self.failed.items()]
+        return "\n".join(lines)
+
+
+def _rows(title: str, fit: LinkFit) -> list[str]:
+    rows = []
+    for segment in fit.segments:
+        end = "" if math.isinf(segment.up_to_bytes) else f" to {format_bytes(segment.up_to_bytes)}"
+        rate = segment.bandwidth_bytes_per_s
+        speed = "∞" if math.isinf(rate) else f"{rate / 1e9:.3g} GB/s"
+        rows.append(
+            f"{title + end:<{_TITLE}}{format_seconds(segment.alpha_s):>10}{speed:>14}{fit.residual:>10.1%}"
+        )
+        title = " " * len(title)
+    return rows
+
+
+def repeats_for(size: int) -> int:
+    """How often a size is measured: about the same total time for each."""
+    return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / _message_s("gloo", size))))
+
+
+def _message_s(backend: str, size: int) -> float:
+    latency_s, bandwidth = _MESSAGE[backend]
+    return latency_s + size / bandwidth
+
+
+def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
+    """About how long :func:`measure_links` takes for a kind in one set of groups."""
+
+    def sent_s(size: int) -> float:
+        return _message_s(backend, size) if size else 0.0
+
+    if kind == TRANSITION:
+        turns = [(turn, laps) for sizes, blocks, laps in _TURNS for turn in _plan(sizes, blocks)]
+        blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
+        return _READY_S + sum(blocks_s)
+    ways, barrier_s = (2 if kind == "send" else 1), _message_s(backend, 0)
+    return _READY_S + sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
+
+
+def in_step(seconds: np.ndarray) -> float:
+    """What a collective adds to a step that issues many: the mean, stalls of its own included.
+
+    The longest repeat does not count where it took longer than all others together: that was a standstill of
+    the machine, and would be most of the mean. Shorter stalls stay, also the longest: one in fifty repeats is
+    one in fifty collectives of a step.
+    """
+    *others, longest = np.sort(seconds)
+    return float(np.mean(others if len(others) > 1 and longest > sum(others) else seconds))
+
+
+def measure_links(
+    cluster: Cluster,
+    mesh: Mesh,
+    pool: RankPool,
+    store: ProfileStore | None = None,
+    *,
+    kinds: Sequence[str] = COLLECTIVES,
+    sizes: Sequence[int] = QUICK_SIZES,
+    pairs: bool = True,
+    functional: bool = True,
+    refresh: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> LinkFits:
+    """Time every collective on the groups of every set of mesh axes, and every pair of ranks.
+
+    All groups of one set of axes run at once. What the store already has is not measured again, and each
+    measurement is saved as soon as it is made, so an interrupted call goes on where it stopped.
+
+    Args:
+        pool: ranks of this cluster, as many as the mesh has.
+        store: where fits are kept, by cluster fingerprint, backend, kind and groups.
+        sizes: bytes, ascending. The default takes a few seconds on two gloo ranks.
+        pairs: also measure point to point.
+        functional: time the functional collectives, which resharding issues; else those in place.
+        refresh: measure again what the store has.
+        progress: called with ``(done, total, seconds that are left and what)`` before each measurement and at
+            the end.
+
+    Raises:
+        MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is noted in
+            ``failed`` instead, and tried again by the next call.
+    """
+    if pool.world_size != mesh.size or mesh.size != cluster.device_count:
+        raise MeasurementError(
+            f"mesh {mesh.label} of {cluster.name} needs {mesh.size} ranks of {cluster.device_count} devices,"
+            f" but the pool has {pool.world_size}; make a pool of {mesh.size}"
+        )
+    unknown = [kind for kind in kinds if kind not in COLLECTIVES]
+    if unknown:
+        raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
+    jobs = _jobs(mesh, kinds, pool.backend, pairs)
+    keys = {job: _key(cluster, pool.backend, functional, *job) for job in jobs}
+    known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
+    found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
+    failed: dict[str, str] = {}
+    plans = {job: PAIR_SIZES if job[0] == "send" else sizes for job in jobs}
+    missing = {keys[j]: measuring_s(j[0], plans[j], pool.backend) for j in jobs if j not in found}
+    outlook = Outlook(missing, start_s=0.0 if pool.process_ids else _START_S)
+    for done, job in enumerate(jobs):
+        kind, groups = job
+        what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
+        if progress is not None:
+            progress(done, len(jobs), f"{outlook.words}, {what}" if missing else what)
+        if job in found:
+            continue
+        try:
+            record = left_alone(partial(_measure, pool, kind, groups, plans[job], functional))
+            found[job] = record
+        except RankError as error:
+            failed[what] = str(error).split("\n", 1)[0]
+            record = {"failed": failed[what]}
+            logger.warning("%s could not be measured: %s", what, failed[what])
+        outlook.done([keys[job]])
+        if store is not None:
+            store.put(keys[job], record, "collective")
+    if progress is not None:
+        progress(len(jobs), len(jobs), "links")
+    return _fits(mesh, found, failed)
+
+
+def load_links(
+    cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None, functional: bool = True
+) -> LinkFits:
+    """The fits that the store has for a mesh; what is missing is left out, nothing is measured."""
+    backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
+    jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
+    keys = {job: _key(cluster, backend, functional, *job) for job in jobs}
+    known = store.get_many(keys.values(), "collective")
+    return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
+
+
+_Job = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
+    """What is measured of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
+    kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
+    jobs: list[_Job] = [(kind, groups) for groups in _partitions(mesh) for kind in kinds]
+    if pairs:
+        jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
+    return jobs
+
+
+def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
+    """The different ways in which sets of axes group the ranks, without groups of one."""
+    partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
+    return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
+
+
+def _key(
+    cluster: Cluster, backend: str, functional: bool, kind: str, groups: Iterable[tuple[int, ...]]
+) -> str:
+    text = ";".join(",".join(map(str, group)) for group in groups)
+    how = "functional" if functional and kind != "send" else "in place"
+    how += "/mean in step without a standstill, waits, laps, batch class"
+    return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
+
+
+def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is measured while the host of this machine leaves it alone, or most nearly so of a few times.
+
+    One minute in which a virtual machine's host runs others on its cores would stand in the store as what
+    links take for ever; ``stolen`` in the record says what share of the cores' time it took.
+    """
+    found: list[tuple[float, dict[str, Any]]] = []
+    for _ in range(_TRIES):
+        taken_s, begun_s = stolen_s(), time.perf_counter()
+        record = measure()
+        spent_s = (time.perf_counter() - begun_s) * len(available_cores())
+        share = (stolen_s() - taken_s) / spent_s if spent_s > _WORTH_ASKING_S else 0.0
+        found.append((share, record))
+        if share <= _LEFT_ALONE:
+            break
+    share, record = min(found, key=lambda one: one[0])
+    if share > _LEFT_ALONE:
+        logger.warning(
+            "the host took %.0f %% of the cores' time while links were measured; measure them again later",
+            100 * share,
+        )
+    return record | {"stolen": share}
+
+
+def _measure(
+    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
+) -> dict[str, Any]:
+    if kind == TRANSITION:
+        parts = [
+            (plan, pool.run(time_transitions, groups, plan, laps))
+            for plan, laps in ((_plan(sizes, blocks), laps) for sizes, blocks, laps in _TURNS)
+        ]
+        return {"fits": _transition(parts, groups)}
+    plan = [(size, repeats_for(size)) for size in sizes]
+    if kind == "send":
+        stamps = pool.run(time_pair, groups[0], plan)
+    else:
+        stamps = pool.run(time_collective, kind, groups, functional, plan)
+    fits = []
+    for group in groups:
+        points = []
+        for index, (size, _) in enumerate(plan):
+            # Stamps are of one machine's monotonic clock: from the last rank's start to the last one's end.
+            starts = np.max([stamps[rank][index][0] for rank in group], axis=0)
+            ends = np.max([stamps[rank][index][1] for rank in group], axis=0)
+            seconds = (ends - starts) / (2 if kind == "send" else 1)  # there and back
+            low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+            spread = (high - low) / 2 / middle
+            points.append((size, in_step(seconds), float(spread), float(np.max(seconds))))
+        segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
+        fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
+        fits.append(fit.to_dict())
+    return {"fits": fits}
+
+
+def _plan(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns]:
+    turns = itertools.product(blocks.items(), (0, *sizes))
+    return [Turns(layers, size, count) for (layers, count), size in turns if layers or size]
+
+
+def _transition(
+    parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]], groups: Iterable[tuple[int, ...]]
+) -> dict[str, Any]:
+    """A :class:`Transition` as a dict: of the group that loses most with the longest work."""
+    found = [_of_group([(plan, [stamps[r] for r in group]) for plan, stamps in parts]) for group in groups]
+    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s[-1])).to_dict()
+
+
+def _of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
+    """Of plans and the stamps of one group's ranks. Longer work adds and suffers no less than shorter work,
+    and a larger collective leaves no less than a smaller one."""
+    arriving: dict[tuple[int, int], float] = {}
+    leaving: dict[tuple[int, int], float] = {}
+    works: dict[int, float] = {0: 0.0}
+    for plan, stamps in parts:
+        laps = (zip(*ranks, strict=True) for ranks in zip(*(s[_WARM_LAPS:] for s in stamps), strict=True))
+        seconds = np.array(
+            [[_block(ranks, turns.size > 0) for turns, ranks in zip(plan, lap, strict=True)] for lap in laps]
+        )
+        worked, sent = (dict(zip(plan, seconds[:, :, i].T, strict=True)) for i in (0, 1))
+        alone = {turns.layers: turns for turns in plan if not turns.size}
+        at_once = {turns.size: turns for turns in plan if not turns.layers}
+        works.update({layers: float(np.median(worked[turns])) for layers, turns in alone.items()})
+        for turns in plan:
+            if turns.layers and turns.size and not np.isnan(sent[turns]).any():
+                # The machine's pace is that of the same lap.
+                key = turns.layers, turns.size
+                arriving[key] = float(np.median(sent[turns] - sent[at_once[turns.size]]))
+                leaving[key] = float(np.median(worked[turns] - worked[alone[turns.layers]]))
+    return Transition(
+        works_s=tuple(_ascending(list(works.values()))),
+        sizes=TRANSITION_SIZES,
+        arriving_s=_table(arriving, tuple(works), by_size=False),
+        leaving_s=_table(leaving, tuple(works), by_size=True),
+    )
+
+
+def _table(
+    found: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
+) -> tuple[tuple[float, ...], ...]:
+    """(works, sizes) from 0 on, ascending with work and, if so, with size; the longest work that was timed
+    stands for longer work, and the largest size for larger ones."""
+    columns = [[0.0] * len(works)]
+    for size in TRANSITION_SIZES:
+        known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
+        whole = [0.0, *known, *known[-1:] * (len(works) - 1 - len(known))]
+        columns.append(whole if known else columns[-1])
+    columns = columns[1:]
+    rows = zip(*columns, strict=True)
+    return tuple(tuple(_ascending(row)) if by_size else row for row in rows)
+
+
+def _ascending(values: Sequence[float]) -> list[float]:
+    """The ascending numbers nearest to these."""
+    return list(map(float, isotonic_regression(values).x))
+
+
+def _block(ranks: Sequence[Any], sent: bool) -> tuple[float, float]:
+    """Mean seconds of work and of the collective, of the blocks that a group's ranks did by turns; not a
+    number without blocks.
+
+    Args:
+        sent: whether there was a collective. Work then counts from the end of the last one to the moment when
+            the slower rank has done its own, as the other waits for it.
+    """
+    if not ranks[0]:
+        return math.nan, math.nan
+    starts, middles, ends = np.moveaxis(np.array(ranks), 2, 0)
+    if not sent:
+        return (middles - starts).mean(axis=1).max(), 0.0
+    came, went = middles.max(axis=0), ends.max(axis=0)
+    begun = np.append(starts[:, :1].max(axis=0), went[:-1])
+    return (came - begun).mean(), (went - came).mean()
+
+
+def _fits(
+    mesh: Mesh,
+    found: Mapping[tuple[str, tuple[tuple[int, ...], ...]], Mapping[str, Any]],
+    failed: Mapping[str, str],
+) -> LinkFits:
+    collectives, transitions = {}, {}
+    for axes in mesh.axis_subsets():
+        if (record := found.get((TRANSITION, mesh.groups(axes)))) is not None:
+            transitions[axes] = Transition.from_dict(record["fits"])
+        for kind in COLLECTIVES:
+            record = found.get((kind, mesh.groups(axes)))
+            if record is not None:
+                collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
+    pairs = {
+        groups[0]: LinkFit.from_dict(kind, record["fits"][0])
+        for (kind, groups), record in found.items()
+        if kind == "send"
+    }
+    return LinkFits(collectives=collectives, pairs=pairs, failed=failed, transitions=transitions)  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""What is alive while operators run, and how high it peaks: a dispatch mode that follows storages."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tensoropt.profiling.flops import flops_of
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic.
+
+    ``lent``: what is made now is somebody else's too: alive, but not in ``own``, nor in its peak. ``before``
+    is called before each operator.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = self.own = self.own_peak = 0
+        self.lent = False
+        self.before: Callable[[], None] = lambda: None
+        self.traffic = self.flops = 0
+        self._seen: dict[int, weakref.ref] = {}
+
+    @property
+    def alive(self) -> Iterable[int]:
+        """The storages it knows of."""
+        return self._seen
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.before()
+        result = func(*args, **kwargs)
+        if (count := flops_of(func)) is not None:
+            self.flops += count(*args, **kwargs, out_val=result)
+        fresh = 0
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                fresh += self._track(tensor)
+        if fresh:
+            reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self.traffic += fresh + sum(t.numel() * t.element_size() for t in reads)
+        return result
+
+    def _track(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._seen.get(key)
+        if known is not None and known() is not None:
+            return 0
+
+        own = 0 if self.lent else size
+
+        def gone(_: Any) -> None:
+            self._seen.pop(key, None)
+            self._count(-size, -own)
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self._count(size, own)
+        return size
+
+    def _count(self, size: int, own: int) -> None:
+        self.now, self.own = self.now + size, self.own + own
+        self.peak, self.own_peak = max(self.peak, self.now), max(self.own_peak, self.own)
+
+    def restart(self) -> None:
+        """Look for the peaks from now on."""
+        self.peak, self.own_peak = self.now, self.own
+
+
+class Peak(NamedTuple):
+    """The most that was alive, and of what was nobody else's."""
+
+    most: int
+    own: int
+
+
+class During(NamedTuple):
+    """What went on meanwhile: parameters that are read, and those whose gradients were made before."""
+
+    reads: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+
+
+class Highest(NamedTuple):
+    """Peaks, by what went on meanwhile."""
+
+    of: Mapping[During, Peak]
+
+    def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
+        """The highest, over what is ``kept``; ``reading``: of those while parameters were read."""
+        found = [peak.own if own else peak.most for at, peak in self.of.items() if at.reads or not reading]
+        return max(0, max(found, default=0) - kept)
+
+
+class Peaks:
+    """The peaks of what was alive."""
+
+    def __init__(self, alive: Alive):
+        self.alive = alive
+        self._of: dict[During, Peak] = {}
+        self._node: Any = None
+        self._during = During()
+        self._arrived: set[str] = set()
+
+    def read(self, name: str) -> None:
+        """The node of backward that runs now asks for a parameter."""
+        self.close()
+        self.book(self._during)
+        self._node = torch._C._current_autograd_node()
+        self._during = self._during._replace(reads=self._during.reads | {name})
+
+    def arrived(self, name: str) -> None:
+        """The gradient of a parameter was made, and is let go of before the next operator."""
+        self._arrived.add(name)
+
+    def close(self, *, ended: bool = False) -> None:
+        """Book what is over by now: a node that reads parameters, the making of gradients."""
+        other = self._node is not None and torch._C._current_autograd_node() is not self._node
+        if ended or other or self._arrived:
+            self.book(self._during)
+            reads = frozenset() if other or ended else self._during.reads
+            self._during = During(reads, self._during.made | self._arrived)
+            self._node, self._arrived = None if other else self._node, set()
+        if ended:
+            self.book(self._during)
+
+    def book(self, during: During) -> None:
+        """What has peaked since the last booking."""
+        before = self._of.get(during, Peak(0, 0))
+        self._of[during] = Peak(max(before.most, self.alive.peak), max(before.own, self.alive.own_peak))
+        self.alive.restart()
+
+    def take(self) -> Highest:
+        """Of all bookings, and begin anew."""
+        found, self._of = Highest(self._of), {}
+        return found

@@ -1,0 +1,222 @@
+"""Upkeep: what a step spends beside operators and collectives.
+
+Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
+stepping a parameter, and what it takes that autograd asks for each tensor of a recomputed region: small per
+item, but a plan with many edges and micro-batches has hundreds of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.cluster import DeviceKind
+from tensoropt.profiling.edge_timing import ADDED, ARRIVED, PASSED, time_edges
+from tensoropt.profiling.measure import make_optimizer
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.timers import Stopwatch, stopwatch_here
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.recomputing import recomputed
+
+_ELEMENTS = 1 << 22
+_CHAIN, _PARAMETERS = 40, 64
+_KEY = "upkeep-6"  # counts how often the way of measuring changed
+_ISSUE_S, _ISSUE_COLD_S = 2e-5, 1e-4
+"""Issuing one edge: Python, autograd and a launch; and on a CPU rank, whose operators' data has pushed all of
+it out of the caches (:mod:`tensoropt.profiling.edge_timing`). Data sheets do not say."""
+_LAUNCHES = 200
+LAUNCH_S = 5e-6
+"""Launch of one kernel; forward one per call, backward two. Short kernels launched one after the other take
+3.8 us each on a V100 (Gray, "Getting started with CUDA graphs", NVIDIA 2019), and PyTorch adds a little."""
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
+    call of a recomputed region beside its second forward (on a GPU hidden behind its queue), per parameter of
+    an optimizer's step beside its elements, per edge direction in which nothing moves; per gradient that
+    is copied into its bucket, and that is added there, beside its bytes; per edge direction by the kind of
+    its only step, if measured (else ``call_s``)."""
+
+    copy_s_per_byte: float = 0.0
+    add_s_per_byte: float = 0.0
+    call_s: float = 0.0
+    again_s: float = 0.0
+    step_s: float = 0.0
+    pass_s: float = 0.0
+    arrive_s: float = 0.0
+    accumulate_s: float = 0.0
+    step_kinds_s: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Upkeep:
+        """Of a record as of :func:`dataclasses.asdict`; in older ones a copy into a bucket took what an edge
+        takes."""
+        return cls(**{"arrive_s": record.get("call_s", 0.0), **record})
+
+    def issuing_s(self, kinds: Sequence[str]) -> float:
+        """Seconds of one direction of an edge with steps of these kinds, beside their bytes."""
+        if not kinds:
+            return 0.0
+        own = (self.step_kinds_s.get(kind, self.call_s) - self.pass_s for kind in kinds)
+        return self.pass_s + sum(max(s, 0.0) for s in own)  # a busy minute may turn two figures round
+
+    def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
+        """Seconds per micro-batch until a gradient is where it waits for the optimizer.
+
+        Args:
+            copied: the first micro-batch's is copied to a bucket, not left where autograd made it; those of
+                the others are added.
+        """
+        first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
+        other = self.accumulate_s + gradient_bytes * self.add_s_per_byte
+        return (first + (micro_batches - 1) * other) / micro_batches
+
+
+def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
+    """Upkeep on this rank, all ranks at once (runs in the pool)."""
+    watch = stopwatch_here()
+    x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
+    spans = []
+    for _ in range(7):
+        if world_size > 1:
+            dist.barrier()
+        start = watch.mark()
+        x.clone()
+        middle = watch.mark()
+        x.add_(y)
+        spans += [(start, middle), (middle, watch.mark())]
+    seconds = watch.seconds(spans)
+    copies, additions = seconds[::2], seconds[1::2]
+    size = x.numel() * x.element_size()
+    on_cpu = watch.device.type == "cpu"
+    edges = time_edges(rank, world_size, watch.device)
+    pass_s, arrive_s, added_s = (edges.pop(what) for what in (PASSED, ARRIVED, ADDED))
+    launch_s = 0.0 if on_cpu else _launch_s(watch)
+    return asdict(
+        Upkeep(
+            statistics.median(copies) / size,
+            statistics.median(additions) / size,
+            edges["slice"],
+            _again_s() if on_cpu else 0.0,
+            _step_s(optimizer, watch.device),
+            pass_s,
+            arrive_s if on_cpu else launch_s,
+            added_s if on_cpu else launch_s,
+            edges,
+        )
+    )
+
+
+def _launch_s(watch: Stopwatch) -> float:
+    """Seconds of a small copy among many, as a GPU's queue sees gradients come: a kernel each."""
+    parts = torch.zeros(_LAUNCHES, 16, device=watch.device).unbind()
+    spans = []
+    for _ in range(5):
+        start = watch.mark()
+        for part, other in zip(parts, reversed(parts), strict=True):
+            part.copy_(other)
+        spans.append((start, watch.mark()))
+    return statistics.median(watch.seconds(spans)) / _LAUNCHES
+
+
+def _step_s(optimizer: str, device: torch.device) -> float:
+    """Seconds of an optimizer's step per parameter, of parameters with next to no elements."""
+    parameters = [torch.randn(16, device=device).requires_grad_() for _ in range(_PARAMETERS)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    return _usual_s(make_optimizer(optimizer, parameters).step) / _PARAMETERS
+
+
+def _again_s() -> float:
+    """What a call more takes in a recomputed chain, second forward included, over what its forward and
+    backward and one more forward take."""
+    x = torch.randn(8, 16, requires_grad=True)
+    weights = [torch.randn(16, 16, requires_grad=True) for _ in range(_CHAIN // 2)]
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x
+
+    def plain() -> None:
+        chain(x).sum().backward()
+
+    def again() -> None:
+        recomputed(chain, x).sum().backward()
+
+    with torch.no_grad():
+        forward = _usual_s(lambda: chain(x))
+    return max(_usual_s(again) - _usual_s(plain) - forward, 0.0) / _CHAIN
+
+
+def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
+    run()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Upkeep:
+    """Upkeep of the slowest rank, from the store where it is known."""
+    known = known_upkeep(store, prefix, optimizer)
+    if known is not None:
+        return known
+    rounds = [
+        _slowest(pool.run(time_upkeep, optimizer)) for _ in range(2)
+    ]  # the first may find ranks that just started
+    record = _each(rounds, min)
+    store.put(f"{prefix}/{_KEY}-{optimizer}", record)
+    return Upkeep.from_record(record)
+
+
+def known_upkeep(store: ProfileStore, prefix: str, optimizer: str) -> Upkeep | None:
+    """What was measured before."""
+    record = store.get(f"{prefix}/{_KEY}-{optimizer}")
+    return Upkeep.from_record(record) if record is not None else None
+
+
+def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
+    """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes.
+
+    On a GPU a gradient's copy into its bucket, and the addition of another micro-batch's, are a kernel each,
+    launched as those of operators are.
+    """
+    on_gpu = device.type == "cuda"
+    issue_s = _ISSUE_S if on_gpu else _ISSUE_COLD_S
+    return Upkeep(
+        2 / device.memory_bandwidth,
+        3 / device.memory_bandwidth,
+        issue_s,
+        pass_s=issue_s / 2,
+        arrive_s=LAUNCH_S if on_gpu else issue_s,
+        accumulate_s=LAUNCH_S if on_gpu else 0.0,
+    )
+
+
+def slowest_upkeep(kinds: Iterable[Upkeep]) -> Upkeep:
+    """Of ranks that wait for each other."""
+    return Upkeep(**_slowest([asdict(kind) for kind in kinds]))
+
+
+def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return _each(records, max)
+
+
+def _each(records: Sequence[Mapping[str, Any]], choose: Callable[[list[float]], float]) -> dict[str, Any]:
+    """One record of several alike, figure by figure; some figures are records of their own."""
+    return {
+        name: _each([r[name] for r in records], choose)
+        if isinstance(value, Mapping)
+        else choose([r[name] for r in records])
+        for name, value in records[0].items()
+    }

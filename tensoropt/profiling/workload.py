@@ -1,0 +1,350 @@
+"""Workloads: what one rank computes for one group under one configuration, as plain data.
+
+A workload is hashable by content (layers that are alike give the same key), can be sent to another
+process, and is run by the very calls the executor issues. It is the unit of measurement: a group's
+chain is timed as a whole, so that strides, aliases and cache effects between its operators count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
+from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.kernels import ShardContext, SingleDevice
+from tensoropt.sharding.local import LocalCall, localise
+from tensoropt.sharding.placement import local_shape
+from tensoropt.sharding.reshard.buffers import resharding_elements
+from tensoropt.sharding.reshard.steps import edge_steps
+
+Order = tuple[int, ...]
+"""The dims of a tensor from the one with the largest stride to the one with the smallest."""
+VERSION = 5
+"""Part of every key, in stores and saved explorations; raised when what a workload says changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers, ``ends``
+    is for where groups of rows end: the number of rows, shared evenly; ``order`` is how it lies in memory
+    (:func:`memory_orders`), None for the order of its dims; ``looped`` a parameter that the next operators
+    alike read again, as those of an unrolled loop do, so that caches have it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    high: int = 2
+    ends: int = 0
+    order: Order | None = None
+    looped: bool = False
+
+    @property
+    def bytes(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * DTYPE_BYTES[self.dtype]
+
+
+class Resolved(NamedTuple):
+    """A partial result that the group reduces and reshapes before it goes on.
+
+    Attributes:
+        tensor: its name.
+        shape: local shape afterwards.
+        forward_elements, backward_elements: the most that its resharding, and that of its gradient, have
+            alive beside their input, result included.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    forward_elements: int
+    backward_elements: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One group's local computation.
+
+    Attributes:
+        inputs: (name, spec, role); the role is ``read``, ``parameter`` or ``free``.
+        calls: (call, output names) in order; tensors are named ``t0``, ``t1``, ... by first use.
+        resolved: what the group reduces and reshapes before it goes on.
+        writes: names of the tensors that leave the group.
+        names: new name -> the graph's name (not part of the key).
+    """
+
+    inputs: tuple[tuple[str, TensorSpec, str], ...]
+    calls: tuple[tuple[LocalCall, tuple[str, ...]], ...]
+    resolved: Resolved | None
+    writes: tuple[str, ...]
+    names: Mapping[str, str]
+
+    @cached_property
+    def key(self) -> str:
+        calls = [
+            (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
+            for c, outs in self.calls
+        ]
+        inputs = [
+            (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped)))
+            for n, s, role in self.inputs
+        ]
+        payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
+        return hashlib.sha256(payload.encode()).hexdigest()[:32]
+
+    @property
+    def dtype(self) -> str:
+        """The narrowest floating type it reads: that of its matrix products, where there are any."""
+        found = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
+        return min(found, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
+
+    @cached_property
+    def done(self) -> tuple[tuple[str, ...], ...]:
+        """Per call the tensors made inside that nobody needs after it."""
+        lasting = {n for n, _, _ in self.inputs} | set(self.writes)
+        last: dict[str, int] = {}
+        for position, (call, outputs) in enumerate(self.calls):
+            read = iter_refs((call.args, tuple(call.kwargs.values())))
+            last.update(dict.fromkeys((*read, *outputs), position))
+        return tuple(
+            tuple(n for n, p in last.items() if p == position and n not in lasting)
+            for position in range(len(self.calls))
+        )
+
+    def describe(self) -> str:
+        """The anchor's call and its input shapes, for progress lines and messages."""
+        call = self.calls[0][0]
+        shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
+        return f"{call.function.removesuffix('.default')}({shapes})"
+
+
+def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Valid ranges of integer operands of lookups and losses."""
+    refs = [a.name for a in call.args if isinstance(a, Ref)]
+    kind = call.function.split(".")[1]
+    if kind in ("embedding", "vocabulary_embedding"):
+        return {refs[1]: specs[refs[0]].shape[0]}
+    if kind == "embedding_bag":
+        return {refs[1]: specs[refs[0]].shape[0], refs[2]: 1}  # offsets must rise; those of one bag do
+    if kind in ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd"):
+        return {refs[1]: specs[refs[0]].shape[:2][-1]}  # classes are dim 1, or all there is
+    if kind in ("gather", "index_select"):
+        return {refs[-1]: specs[refs[0]].shape[call.args[1]]}
+    return {}
+
+
+def workload(
+    graph: GroupGraph, configuration: Configuration, mesh: Mesh, orders: Mapping[str, Order] | None = None
+) -> Workload:
+    """The workload of a configuration on the rank with the largest shards.
+
+    Args:
+        orders: of the activations it reads; found where they are not given.
+    """
+    atoms, group = graph.atoms, configuration.group
+    orders = memory_orders(graph) if orders is None else orders
+    tensors = atoms.graph.tensors
+    names = group.short_names
+
+    def short(name: str) -> Ref:
+        return Ref(names[name])
+
+    calls = []
+    for op in group.operators:
+        call = localise(configuration.placed(op.name, atoms, mesh, None))
+        args = tuple(map_refs(a, short) for a in call.args)
+        kwargs = {k: map_refs(v, short) for k, v in call.kwargs.items()}
+        outputs = tuple(names[n] for n in op.outputs)
+        calls.append((replace(call, args=args, kwargs=kwargs, name=""), outputs))
+    roles = dict.fromkeys(group.reads, "read") | dict.fromkeys(group.free, "free")
+    roles |= dict.fromkeys((*group.parameters, *group.shared), "parameter")
+    specs: dict[str, TensorSpec] = {}
+    for name in names:
+        if name in roles:
+            shape = local_shape(atoms.atoms[name], configuration.layout(name), mesh)
+            specs[names[name]] = TensorSpec(
+                shape,
+                tensors[name].dtype,
+                tensors[name].requires_grad,
+                order=orders.get(name),
+                looped=graph.users.get(name, 0) >= _LOOP,
+            )
+    for call, _ in calls:
+        for name, high in _integer_bounds(call, specs).items() if _has_specs(call, specs) else ():
+            if name in specs:
+                specs[name] = replace(specs[name], high=high)
+    for op in group.operators:
+        if "grouped_mm" in op.target and names[op.inputs()[2]] in specs:
+            ends = names[op.inputs()[2]]
+            specs[ends] = replace(specs[ends], ends=tensors[op.inputs()[0]].shape[0])
+    resolved = None
+    if configuration.resolved is not None:
+        name, before, after = configuration.resolved
+        forward, backward = edge_steps(atoms.atom_sizes(name), mesh, before, after)
+        resolved = Resolved(
+            names[name],
+            local_shape(atoms.atoms[name], after, mesh),
+            resharding_elements(forward, mesh),
+            resharding_elements(backward, mesh),
+        )
+    inputs = tuple((names[n], specs[names[n]], roles[n]) for n in names if n in roles)
+    writes = tuple(names[n] for n in group.writes)
+    return Workload(inputs, tuple(calls), resolved, writes, {v: k for k, v in names.items()})
+
+
+def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
+    return bool(call.args) and isinstance(call.args[0], Ref) and call.args[0].name in specs
+
+
+_LOOP = 3
+"""Groups that share a parameter, from which on it is taken for a loop's; an embedding tied to a projection
+has two, far apart."""
+_ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
+
+
+def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
+    """How the activations lie in memory that do not lie in the order of their dims, by name.
+
+    A kernel's result may follow its input: attention on heads that are a transposed view of a projection
+    gives a result whose transposition back is a view of it, on others one that has to be copied. Groups are
+    run unsplit on fake tensors, one after the other, those that are alike once. Resharding keeps the order
+    (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
+    """
+    number = id(graph)
+    known = _ORDERS.get(number)
+    if known is not None and known[0]() is graph:
+        return known[1]
+    orders: dict[str, Order] = {}
+    made: dict[str, list[Order | None]] = {}
+    for group in graph.groups:
+        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        work = workload(graph, whole, (1,), orders)
+        if work.key not in made:
+            made[work.key] = _written_orders(work)
+        orders.update((n, o) for n, o in zip(group.writes, made[work.key], strict=True) if o is not None)
+
+    def gone(_: object) -> None:
+        _ORDERS.pop(number, None)
+
+    _ORDERS[number] = weakref.ref(graph, gone), orders
+    return orders
+
+
+def _written_orders(work: Workload) -> list[Order | None]:
+    with FakeTensorMode(), torch.no_grad():
+        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+        run(work, tensors, SingleDevice())
+        return [order_of(tensors[name]) for name in work.writes]
+
+
+def order_of(value: torch.Tensor) -> Order | None:
+    """The order of a tensor's dims in memory; None where it is their own, or some are repeated."""
+    wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
+    if any(strides[d] == 0 for d in wide):
+        return None
+    inner = sorted(wide, key=lambda d: (-strides[d], d))
+    return None if inner == wide else (*(d for d in range(value.dim()) if d not in wide), *inner)
+
+
+def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor that fits the spec, on the default device for None."""
+    if spec.order is not None:
+        lying = replace(spec, shape=tuple(spec.shape[d] for d in spec.order), order=None, requires_grad=False)
+        places = [spec.order.index(d) for d in range(len(spec.order))]
+        return random_tensor(lying, device).permute(places).requires_grad_(spec.requires_grad)
+    dtype = getattr(torch, spec.dtype)
+    if spec.dtype in FLOATING:
+        value = torch.randn(spec.shape, dtype=dtype, device=device)
+    elif spec.ends:
+        count = spec.shape[0]
+        ends = torch.arange(1, count + 1, device=device).mul(spec.ends)
+        value = ends.div(count, rounding_mode="floor").to(dtype)
+    elif spec.dtype == "bool":
+        value = torch.rand(spec.shape, device=device) < 0.9
+    else:
+        value = torch.randint(0, max(spec.high, 1), spec.shape, dtype=dtype, device=device)
+    return value.requires_grad_(spec.requires_grad)
+
+
+def makes_tensors(work: Workload) -> bool:
+    """Whether a call makes a tensor from nothing, so that where it lies is decided by the default device."""
+    return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
+
+
+class _Reshard(torch.autograd.Function):
+    """Stands for a resharding: takes the memory it takes, and moves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
+        ctx.resolved, ctx.shape = resolved, x.shape
+        return _with_buffers(x, resolved.shape, resolved.forward_elements)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return _with_buffers(grad, ctx.shape, ctx.resolved.backward_elements), None
+
+
+def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
+    result = x.new_empty(shape)
+    x.new_empty(max(elements - result.numel(), 0))
+    return result
+
+
+def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
+    """A tensor of the resolved shape; what moving it costs is priced as an edge."""
+    return x.flatten()[: prod(resolved.shape)].clone().view(resolved.shape)
+
+
+def run(
+    work: Workload,
+    tensors: dict[str, torch.Tensor],
+    context: ShardContext,
+    *,
+    buffers: bool = False,
+    after: Callable[[int], None] | None = None,
+) -> None:
+    """Run the calls in order, adding what they write to ``tensors``.
+
+    As in the executor, what is made inside is let go of after its last use.
+
+    Args:
+        buffers: take the memory that resharding inside the group takes.
+        after: told each call's position when it is done, what it no longer needs let go of.
+    """
+    for position, (call, outputs) in enumerate(work.calls):
+        args, kwargs = call.arguments(tensors.__getitem__)
+        result = call.bind(context)(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            tensors[outputs[0]] = result
+        else:
+            kept = [r for r in result if isinstance(r, torch.Tensor)]
+            tensors.update(zip(outputs, kept, strict=False))
+        del args, kwargs, result
+        if work.resolved is not None and work.resolved.tensor in outputs:
+            name, move = work.resolved.tensor, _Reshard.apply if buffers else _reshard
+            tensors[name] = move(tensors[name], work.resolved)
+        for name in work.done[position]:
+            tensors.pop(name, None)
+        if after is not None:
+            after(position)
+
+
+def differentiable(
+    work: Workload, tensors: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(results, leaves) between which backward runs."""
+    leaves = [tensors[n] for n, spec, _ in work.inputs if spec.requires_grad]
+    results = [tensors[n] for n in work.writes if tensors[n].requires_grad]
+    return results, leaves

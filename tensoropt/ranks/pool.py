@@ -1,0 +1,466 @@
+"""A pool of ranks: N processes with a process group between them, started once and used many times.
+
+Start-up (importing PyTorch, connecting) costs seconds, a run costs about a millisecond. Workers are
+separate interpreters that import the functions they are sent by name, so a caller's ``__main__`` is
+never imported again and needs no guard. Used for measuring operators and links, for ``verify`` and
+for tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tensoropt.cluster import rank_cores
+from tensoropt.errors import MeasurementError
+from tensoropt.ranks.timeouts import Patience
+
+_WORKER = "from tensoropt.ranks.worker import main; main()"
+_GRACE_S = 3.0  # how long the other ranks may take to answer once one has failed
+_EXIT_S = 2.0  # how long an idle worker may take to leave
+_STACK_S = 5.0  # how long hanging workers may take to write where they stand
+_OUTERMOST = "in <module>"  # of a stack, whose last line this ends
+_LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that an error shows
+
+
+class RankError(MeasurementError):
+    """A run that failed on a rank. The first paragraph of the message says what happened, the rest where.
+
+    Attributes:
+        rank: the rank that failed first.
+        kind: ``raised``, ``died`` or ``hung``.
+        cause: the exception itself where it could be sent, else None.
+    """
+
+    def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.kind, self.cause = rank, kind, cause
+
+    @property
+    def summary(self) -> str:
+        """What happened, on one line."""
+        return str(self).splitlines()[0]
+
+    def __reduce__(self) -> tuple:
+        return _rebuild_error, (str(self), self.rank, self.kind)
+
+
+def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
+    return RankError(message, rank=rank, kind=kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    lifeline: int  # the worker leaves when this end of a pipe closes, so it never outlives its parent
+    log: Path
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
+        self.connection.close()
+        with contextlib.suppress(OSError):
+            os.close(self.lifeline)
+
+    def write_stack(self, deadline: float) -> None:
+        """Have faulthandler write to the log where the worker stands; waits for it."""
+        known = len(self.output())
+        with contextlib.suppress(OSError):
+            self.process.send_signal(signal.SIGUSR1)
+        while _OUTERMOST not in self.output()[known:] and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def output(self) -> str:
+        try:
+            return self.log.read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+class RankPool:
+    """``world_size`` processes with a process group, each pinned to its own core where there are enough.
+
+    Args:
+        world_size: number of ranks.
+        threads: PyTorch threads of each rank.
+        timeout_s: how long one run may take; also the group's time-out for a collective.
+        start_timeout_s: how long the start may take.
+        backend: ``gloo``; ``nccl`` gives rank r the GPU r.
+        pin: pin rank r to cores ``r*threads …`` where the process may use enough cores.
+        interface: network interface of gloo, the loopback by default.
+        prefixes: per rank, a command put before the worker's (such as ``ip netns exec NAME``).
+
+    Use it as a context manager, or call :meth:`close`. Workers start with the first run: a pool of which
+    nothing is asked costs nothing. They also end when the pool is collected or its process dies. One run at a
+    time; further threads wait.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        threads: int = 1,
+        timeout_s: float = 120.0,
+        *,
+        start_timeout_s: float = 180.0,
+        backend: str = "gloo",
+        pin: bool = True,
+        interface: str | None = None,
+        prefixes: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        if world_size < 1 or threads < 1 or timeout_s <= 0:
+            raise MeasurementError(
+                f"a pool of {world_size} ranks with {threads} threads and a time-out of {timeout_s} s is"
+                " impossible; give at least 1, 1 and more than 0"
+            )
+        self.world_size = world_size
+        self.threads = threads
+        self.timeout_s = timeout_s
+        self.backend = backend
+        self._start_timeout_s = start_timeout_s
+        self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
+        self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
+        can_pin = pin and hasattr(os, "sched_setaffinity")
+        self._cores = rank_cores(world_size, threads) if can_pin else None
+        self._workers: list[_Worker] = []
+        self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
+        self._epoch = 0
+        self._lock = threading.RLock()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _clean_up, self._workers, self._directory)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether each rank has cores of its own."""
+        return self._cores is not None
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Process ids by rank; empty while nothing runs."""
+        return tuple(worker.process.pid for worker in self._workers)
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the workers if none run; ``run`` does it by itself (also again after a failure).
+
+        Raises:
+            MeasurementError: they do not start; no :class:`RankError`, as it is no run that failed.
+        """
+        with self._lock:
+            if self._closed:
+                raise MeasurementError("this pool is closed; make a new one")
+            if self._workers:
+                return
+            with self._killing_on_error():
+                for rank in range(self.world_size):
+                    self._workers.append(self._spawn(rank))
+                self._send_all("setup", [self._setup(rank) for rank in range(self.world_size)])
+                try:
+                    self._collect("start", self._start_timeout_s)
+                except RankError as error:
+                    raise MeasurementError(f"the ranks do not start: {error}") from error
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float | None = None,
+        told: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """Call ``function(rank, world_size, *args)`` on all ranks at once.
+
+        Args:
+            function: a module-level function; found by module and name on the other side.
+            args: picklable arguments, the same for all ranks.
+            timeout_s: for this run, instead of the pool's; counted anew whenever a rank tells something.
+            told: called with rank and content of what a rank tells before its function ends
+                (:func:`tensoropt.ranks.worker.tell`).
+
+        Returns:
+            The results by rank.
+
+        Raises:
+            RankError: a rank raised (its traceback comes first), died, or did not answer in time.
+                The pool stays usable: it is reset or restarted before the next run.
+            MeasurementError: function or arguments cannot be sent.
+        """
+        return self.run_each(function, [args] * self.world_size, timeout_s=timeout_s, told=told)
+
+    def run_each(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[tuple],
+        *,
+        timeout_s: float | None = None,
+        told: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """As :meth:`run`, with a tuple of arguments for each rank."""
+        if len(arguments) != self.world_size:
+            raise MeasurementError(
+                f"{len(arguments)} argument tuples for {self.world_size} ranks; give one per rank"
+            )
+        reference = _reference(function)
+        payloads: list[bytes] = []
+        for rank, args in enumerate(arguments):
+            if rank and args is arguments[rank - 1]:
+                payloads.append(payloads[-1])
+                continue
+            try:
+                payloads.append(pickle.dumps(args))
+            except Exception as error:
+                raise MeasurementError(
+                    f"arguments of {reference[1]} cannot be sent to another process ({error});"
+                    " pass data or functions of a module"
+                ) from error
+        with self._lock:
+            self.start()
+            with self._killing_on_error():
+                self._send_all("run", [(list(sys.path), reference, payload) for payload in payloads])
+                return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s, told)
+
+    def reset(self) -> None:
+        """Replace the process group by a new one, without restarting the processes."""
+        with self._lock:
+            if not self._workers:
+                return
+            self._epoch += 1
+            with self._killing_on_error():
+                self._send_all("reset", [str(self._store())] * self.world_size)
+                self._collect("reset", self._start_timeout_s)
+
+    def restart(self) -> None:
+        """End the workers; the next run starts others, which hold on to nothing that these have used."""
+        with self._lock:
+            self._kill()
+
+    def output(self, rank: int) -> str:
+        """What a rank has printed since it started."""
+        return self._workers[rank].output() if self._workers else ""
+
+    def close(self) -> None:
+        """End all workers; nothing is left running. May be called again."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                with contextlib.suppress(OSError, ValueError):
+                    worker.connection.send_bytes(pickle.dumps(("exit", None)))
+            deadline = time.monotonic() + _EXIT_S
+            for worker in self._workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            self._finalizer()
+
+    def _store(self) -> Path:
+        return self._directory / f"store-{self._epoch}"
+
+    def _setup(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "world_size": self.world_size,
+            "threads": self.threads,
+            "cores": None if self._cores is None else self._cores[rank],
+            "backend": self.backend,
+            "store": str(self._store()),
+            "timeout_s": self.timeout_s,
+        }
+
+    def _spawn(self, rank: int) -> _Worker:
+        if rank == 0:
+            self._epoch += 1
+        ours, theirs = socket.socketpair()
+        lifeline_read, lifeline_write = os.pipe()
+        log = self._directory / f"rank-{rank}.log"
+        threads = str(self.threads)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
+            "PYTHONFAULTHANDLER": "1",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "GLOO_SOCKET_IFNAME": self._interface,
+        }
+        command = [sys.executable, "-P", "-c", _WORKER, str(theirs.fileno()), str(lifeline_read)]
+        try:
+            with log.open("wb") as stream:
+                process = subprocess.Popen(
+                    [*self._prefixes[rank], *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    pass_fds=(theirs.fileno(), lifeline_read),
+                )
+        except BaseException:
+            ours.close()
+            os.close(lifeline_write)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_read)
+        return _Worker(
+            process=process, connection=Connection(ours.detach()), lifeline=lifeline_write, log=log
+        )
+
+    def _send_all(self, verb: str, contents: Sequence[Any]) -> None:
+        for worker, content in zip(self._workers, contents, strict=True):
+            # A worker that died between runs is reported by the wait for its answer.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                worker.connection.send_bytes(pickle.dumps((verb, content)))
+
+    def _collect(
+        self, what: str, timeout_s: float, told: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
+        """The answers by rank; on failure the workers are reset or killed, then the error is raised."""
+        pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
+        results: list[Any] = [None] * self.world_size
+        failure: RankError | None = None
+        died = False
+        patience = Patience(timeout_s)
+        while pending:
+            ready = patience.wait(list(pending))
+            if not ready:
+                break
+            for item in ready:
+                rank = pending.pop(item)
+                try:
+                    verdict, content = pickle.loads(item.recv_bytes())
+                except (EOFError, OSError):
+                    died = True
+                    # What another rank says may be no more than that this one is gone, and may come first.
+                    failure = failure if failure and failure.kind == "died" else self._death(rank, what)
+                except Exception as error:
+                    failure = failure or RankError(
+                        f"rank {rank}: the result of {what} cannot be read here ({error})",
+                        rank=rank,
+                        kind="raised",
+                    )
+                else:
+                    if verdict == "told":
+                        pending[item] = rank
+                        patience.renew()
+                        if told is not None:
+                            told(rank, content)
+                    elif verdict == "ok":
+                        results[rank] = content
+                    else:
+                        failure = failure or _raised(rank, what, content)
+            if failure is not None:
+                patience.at_most(_GRACE_S)
+        if failure is None and pending:
+            failure = self._hang(sorted(pending.values()), what, timeout_s)
+        if failure is None:
+            return results
+        if pending or died or what in ("start", "reset"):
+            self._kill()
+        else:
+            self.reset()
+        raise failure from failure.cause
+
+    def _death(self, rank: int, what: str) -> RankError:
+        worker = self._workers[rank]
+        try:
+            code: int | None = worker.process.wait(timeout=_EXIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        how = f"with exit code {code}"
+        if code is not None and code < 0:
+            how = f"by signal {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                how += " (out of memory?)"
+        if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
+            how += f" ({words[:_LAST_WORDS]})"
+        return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
+
+    def _hang(self, ranks: list[int], what: str, timeout_s: float) -> RankError:
+        deadline = time.monotonic() + _STACK_S
+        for rank in ranks:
+            self._workers[rank].write_stack(deadline)
+        named = ", ".join(str(rank) for rank in ranks)
+        return RankError(
+            f"rank {named} did not finish {what} within {timeout_s:g} s; raise timeout_s or look where it"
+            f" stands{_tail(self._workers[ranks[0]])}",
+            rank=ranks[0],
+            kind="hung",
+        )
+
+    @contextlib.contextmanager
+    def _killing_on_error(self) -> Iterator[None]:
+        """An interrupted exchange leaves unread answers: start afresh next time."""
+        try:
+            yield
+        except RankError:
+            raise  # _collect has already put the pool in order
+        except BaseException:
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        _kill_all(self._workers)
+
+
+def _kill_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker.process.kill()
+    while workers:
+        workers.pop().kill()
+
+
+def _clean_up(workers: list[_Worker], directory: Path) -> None:
+    _kill_all(workers)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tail(worker: _Worker) -> str:
+    text = worker.output().strip()[-_LOG_TAIL:]
+    return f"\n\nIts last output:\n{text}" if text else ""
+
+
+def _raised(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
+    summary, trace, pickled = content
+    cause: BaseException | None = None
+    if pickled is not None:
+        with contextlib.suppress(Exception):
+            loaded = pickle.loads(pickled)
+            cause = loaded if isinstance(loaded, BaseException) else None
+    message = f"rank {rank} failed in {what}: {summary}\n\n{trace}"
+    return RankError(message, rank=rank, kind="raised", cause=cause)
+
+
+def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
+    """(module, qualified name, file) of a module-level function; MeasurementError for any other."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    loaded = sys.modules.get(module or "")
+    if module == "__main__" and getattr(loaded, "__spec__", None) is not None:
+        module = loaded.__spec__.name  # type: ignore[union-attr]  # python -m package.module
+    if module in (None, "__main__") or not name or "<" in name:
+        raise MeasurementError(
+            f"{name or function!r} of {module} cannot be run on other ranks: they import it by name;"
+            " define it at the top level of a module, not in a script, function or lambda"
+        )
+    return str(module), name, getattr(loaded, "__file__", None)

@@ -1,0 +1,141 @@
+"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`: imports what it is told by name and runs it.
+
+Started as ``python -c "… main()" CONNECTION LIFELINE`` with two inherited file descriptors.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tensoropt.cluster import settle_rank
+from tensoropt.ranks.allocator import keep_freed_memory
+
+_parent: Connection | None = None
+
+
+def tell(content: Any) -> None:
+    """Send the parent something before the function that it asked for ends; nothing outside a pool."""
+    if _parent is not None:
+        _parent.send_bytes(pickle.dumps(("told", content)))
+
+
+def main() -> None:
+    """A loop over ``(verb, content)`` messages until the connection closes."""
+    global _parent
+    connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
+    _parent = connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    faulthandler.register(signal.SIGUSR1)
+    threading.Thread(target=_leave_with_parent, args=(lifeline,), daemon=True).start()
+    setup: dict[str, Any] = {}
+    while True:
+        try:
+            verb, content = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            break
+        if verb == "exit":
+            break
+        try:
+            answer = pickle.dumps(("ok", _obey(verb, content, setup)))
+        except BaseException as error:
+            answer = pickle.dumps(("error", _failure(error)))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.send_bytes(answer)
+    os._exit(0)  # a process group's destructor may wait for peers that are gone
+
+
+def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
+    module_name, name, file = reference
+    module = sys.modules.get(module_name)
+    if module is None:
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            # Test modules may be loaded from a path that no sys.path entry leads to.
+            if file is None or (error.name or "").split(".")[0] != module_name.split(".")[0]:
+                raise
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module
+            spec.loader.exec_module(module)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _leave_with_parent(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
+    if verb == "run":
+        path, reference, payload = content
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        function = _resolve(reference)
+        return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
+    if verb == "setup":
+        setup.update(content)
+        if setup["backend"] == "gloo":
+            settle_rank(setup["cores"])  # before PyTorch starts threads
+        elif setup["cores"] is not None:
+            os.sched_setaffinity(0, setup["cores"])
+        import torch
+
+        torch.set_num_threads(setup["threads"])
+        torch.set_num_interop_threads(1)
+        if setup["backend"] == "gloo":
+            keep_freed_memory()
+        if setup["backend"] == "nccl":
+            torch.cuda.set_device(setup["rank"])
+        _connect(setup)
+        return os.getpid()
+    assert verb == "reset"
+    import torch.distributed
+
+    setup["store"] = content
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    _connect(setup)
+    return None
+
+
+def _connect(setup: dict[str, Any]) -> None:
+    import torch.distributed
+    from torch._C._distributed_c10d import FileStore
+
+    # A file instead of a TCP port: nothing to collide with.
+    store = FileStore(setup["store"], setup["world_size"])
+    torch.distributed.init_process_group(
+        setup["backend"],
+        store=store,
+        rank=setup["rank"],
+        world_size=setup["world_size"],
+        timeout=timedelta(seconds=setup["timeout_s"]),
+    )
+
+
+def _failure(error: BaseException) -> tuple[str, str, bytes | None]:
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    trace = "".join(traceback.format_exception(error))
+    try:
+        pickled = pickle.dumps(error)
+    except Exception:
+        pickled = None
+    return summary, trace, pickled

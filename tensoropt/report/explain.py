@@ -1,0 +1,101 @@
+"""A point's detail, and a frontier costed again, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tensoropt.console import columns
+from tensoropt.plan.exploration import Exploration
+from tensoropt.report.rows import Detail
+from tensoropt.simulate.recording import EdgeRow, OperatorRow
+from tensoropt.units import format_bytes, format_seconds
+
+
+def detail_lines(detail: Detail, top: int) -> list[str]:
+    """Headline, breakdown, and the operators and reshardings that cost most."""
+    step = detail.step
+    shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
+    lines = [
+        detail.headline(),
+        "",
+        f"step {format_seconds(step.total_s)} = compute {format_seconds(step.compute_s)} + waiting for "
+        f"communication {format_seconds(step.exposed_s)} + idle {format_seconds(step.idle_s)}; hidden "
+        f"communication {format_seconds(step.hidden_s)}",
+        f"assumed: {detail.overlap}; figures: {shares}",
+    ]
+    operators = sorted(detail.operators, key=_seconds, reverse=True)
+    lines += ["", _counted("operators that take longest", top, len(operators)), _operators(operators[:top])]
+    edges = sorted(detail.edges, key=lambda e: e.seconds, reverse=True)
+    if edges:
+        lines += ["", _counted("reshardings that take longest", top, len(edges)), _edges(edges[:top])]
+    return lines
+
+
+def _counted(what: str, top: int, count: int) -> str:
+    return f"{what} ({min(top, count)} of {count})"
+
+
+def _seconds(row: OperatorRow) -> float:
+    return row.forward_s + row.backward_s + row.communication_s
+
+
+def _operators(rows: Sequence[OperatorRow]) -> str:
+    table = [["group", "module", "split by", "forward", "backward", "comm.", "parameters", "kept", "figures"]]
+    for r in rows:
+        split = ", ".join(f"{axis}: {label}" for axis, label in r.configuration.items())
+        table.append(
+            [
+                r.group, r.module, split or "-", format_seconds(r.forward_s), format_seconds(r.backward_s),
+                format_seconds(r.communication_s), format_bytes(r.parameters_bytes),
+                format_bytes(r.kept_bytes), r.source,
+            ]
+        )  # fmt: skip
+    return columns(table, left=(0, 1, 2, 8))
+
+
+def _consumer(row: EdgeRow) -> str:
+    return row.consumer or ("home" if row.kind == "activation" else row.kind)
+
+
+def _edges(rows: Sequence[EdgeRow]) -> str:
+    table = [["tensor", "from", "to", "time", "bytes", "placement", "collectives"]]
+    for r in rows:
+        table.append(
+            [
+                r.tensor, r.producer or r.kind, _consumer(r), format_seconds(r.seconds),
+                format_bytes(r.bytes), f"{','.join(r.source)} -> {','.join(r.target)}",
+                "; ".join(r.collectives) or "none",
+            ]
+        )  # fmt: skip
+    return columns(table, left=(0, 1, 2, 5, 6))
+
+
+@dataclass(frozen=True)
+class Recosted:
+    """A point of a saved frontier at the costs of now; ``reason`` where it could not be costed."""
+
+    point: int
+    memory_bytes: float | None
+    time_s: float | None
+    reason: str = ""
+
+
+def recosted_lines(before: Exploration, found: Exploration, again: Sequence[Recosted]) -> list[str]:
+    """What became of the old points, and what searching again changed."""
+    costed = [r for r in again if r.time_s is not None]
+    lines = [f"{len(costed)} of {len(again)} old strategies at the new costs:"]
+    if costed:
+        changes = sorted((r.time_s or 0.0) / before.points[r.point].time_s - 1 for r in costed)
+        middle = changes[len(changes) // 2]
+        lines[0] += (
+            f" time changes by {100 * changes[0]:+.1f} % to {100 * changes[-1]:+.1f} %, median "
+            f"{100 * middle:+.1f} %"
+        )
+        fastest = min(r.time_s or 0.0 for r in costed)
+        lines.append(
+            f"fastest of them {format_seconds(fastest)}, fastest found by searching again "
+            f"{format_seconds(found.points[-1].time_s)}"
+        )
+    lines += [f"not costed: {reason}" for reason in dict.fromkeys(r.reason for r in again if r.reason)]
+    return lines

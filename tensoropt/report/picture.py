@@ -1,0 +1,83 @@
+"""A frontier as a small SVG, drawn without any plotting library: for READMEs and reports."""
+
+from __future__ import annotations
+
+import math
+import os
+from xml.sax.saxutils import escape
+
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.files import write_text
+from tensoropt.report.table import marks_of, units_of
+from tensoropt.units import format_bytes, format_seconds
+
+WIDTH, HEIGHT = 720, 400
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 44, 52
+INK, GRID, LINE, MARK = "#1f2933", "#e4e7eb", "#2f6fb2", "#c2410c"
+TICKS = 6
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ends, at most about :data:`TICKS`."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / TICKS
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(f * base for f in (1, 2, 5, 10) if f * base >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def frontier_svg(exploration: Exploration, path: str | os.PathLike[str], *, title: str) -> None:
+    """Draw memory against time as a staircase, with the ends and the knee named."""
+    (size_name, size), (time_name, second) = units_of(exploration)
+    xs = [p.memory_bytes / size for p in exploration.points]
+    ys = [p.time_s / second for p in exploration.points]
+    pad_x, pad_y = 0.04 * (xs[-1] - xs[0]) or 0.1 * xs[0], 0.06 * (ys[0] - ys[-1]) or 0.1 * ys[0]
+    x0, x1, y0, y1 = xs[0] - pad_x, xs[-1] + 3 * pad_x, ys[-1] - 2 * pad_y, ys[0] + pad_y
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'font-family="sans-serif" font-size="13" fill="{INK}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="26" font-size="16">{escape(title)}</text>',
+    ]
+    for x in ticks(x0, x1):
+        px, base = at(x, y0)
+        parts.append(f'<path d="M{px:.1f} {TOP}V{base:.1f}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{px:.1f}" y="{base + 18:.1f}" text-anchor="middle">{x:g}</text>')
+    for y in ticks(y0, y1):
+        left, py = at(x0, y)
+        parts.append(f'<path d="M{left:.1f} {py:.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{left - 8:.1f}" y="{py + 4:.1f}" text-anchor="end">{y:g}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">memory per device, {size_name}</text>'
+        f'<text transform="translate(18 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
+        f"time per step, {time_name}</text>"
+    )
+    stairs = "M{:.1f} {:.1f}".format(*at(xs[0], ys[0]))
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        stairs += "H{:.1f}V{:.1f}".format(*at(x, y))
+    parts.append(f'<path d="{stairs}" fill="none" stroke="{LINE}" stroke-width="1.5"/>')
+    for x, y in zip(xs, ys, strict=True):
+        px, py = at(x, y)
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{LINE}"/>')
+    for index, words in marks_of(exploration).items():
+        px, py = at(xs[index], ys[index])
+        last = index == len(xs) - 1 and index > 0
+        # The stairs come from above left: the last point's words stand below them, all others above.
+        anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
+        point = exploration.points[index]
+        figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"
+        label = f"{', '.join(words)}: {figures}"
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="{MARK}"/>')
+        parts.append(
+            f'<text x="{px + across:.1f}" y="{py + down:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+        )
+    write_text(path, "\n".join([*parts, "</svg>"]) + "\n")

@@ -1,0 +1,286 @@
+"""An exploration as text: the frontier as a table, what was found out on the way, one point in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensoropt.console import columns
+from tensoropt.plan.exploration import Exploration, Point
+from tensoropt.simulate.recording import MEMORY_KINDS
+from tensoropt.units import format_bytes, format_seconds
+
+UNSPLIT = ("none", "partial", "partial_grad")
+SHOWN = 20
+Row = list[str]
+
+HEADER: Row = [
+    "point", "memory/{size}", "time/{time}", "compute/{time}", "comm./{time}", "mesh", "micro",
+    "parameters/{size}", "operators split by", "figures", "gap", "",
+]  # fmt: skip
+LEFT = (8, 9, 11)
+"""Columns that hold words."""
+
+
+def shown_points(exploration: Exploration, most: int = SHOWN) -> list[int]:
+    """At most ``most`` points spread evenly over the logarithm of time, both ends and the knee among them."""
+    count = len(exploration.points)
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1, exploration.index(knee_point=True)}
+    times = np.log([p.time_s for p in exploration.points])
+    for wanted in np.linspace(times[0], times[-1], most):
+        if len(kept) >= most:
+            break
+        kept.add(int(np.argmin(np.abs(times - wanted))))
+    for index in np.linspace(0, count - 1, most).astype(int):  # where the frontier is flat in time
+        if len(kept) >= most:
+            break
+        kept.add(int(index))
+    return sorted(kept)
+
+
+def split_words(exploration: Exploration, index: int) -> str:
+    """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
+    point = exploration.all_points[index]
+    space = exploration.spaces[point.space]
+    if point.placed is not None:
+        used = len({o["device"] for o in point.placed["operators"].values()})
+        pieces = len(point.placed["placed"]["splits"])
+        return f"placed on {used} devices" + (f", {pieces} operators cut" if pieces else "")
+    if not space.mesh.shape:
+        return "one device"
+    known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
+    counts: Counter[str] = Counter()
+    for which, (name, group) in zip(point.choice, space.groups.items(), strict=False):
+        labels = space.labels(name, which)
+        kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
+        counts["+".join(sorted(kinds)) or "whole"] += 1
+    total = sum(counts.values())
+    parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
+    again = len(space.recomputed(point.choice))
+    if again:
+        parts.append(f"{again} of {len(set(space.regions.values()))} blocks recomputed")
+    return ", ".join(parts)
+
+
+def _kind(label: str, batch: str, known: bool) -> str:
+    """``data`` for a split along the batch, ``model`` for any other, ``split`` where that is not known."""
+    if label in UNSPLIT:
+        return "whole"
+    if not known:
+        return "split"
+    return "data" if label == batch else "model"
+
+
+def source_words(sources: dict[str, float]) -> str:
+    """Where the time comes from, largest share first."""
+    parts = [(share, name) for name, share in sources.items() if share >= 0.005]
+    return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
+
+
+def table_rows(exploration: Exploration, indices: Sequence[int]) -> list[Row]:
+    """Header and one row of words per point."""
+    marks = marks_of(exploration)
+    (size, size_bytes), (time, time_s) = units_of(exploration)
+    rows = [[cell.format(size=size, time=time) for cell in HEADER]]
+    for i in indices:
+        p = exploration.points[i]
+        space = exploration.spaces[p.space]
+        rows.append(
+            [
+                str(i),
+                f"{p.memory_bytes / size_bytes:.2f}",
+                f"{p.time_s / time_s:.2f}",
+                f"{p.compute_s / time_s:.2f}",
+                f"{p.communication_s / time_s:.2f}",
+                space.mesh.label,
+                str(space.micro_batches),
+                f"{p.memory[0] / size_bytes:.2f}",
+                split_words(exploration, i),
+                source_words(dict(p.sources)),
+                _proven(p),
+                "<- " + ", ".join(marks[i]) if i in marks else "",
+            ]
+        )
+    return rows
+
+
+def frontier_text(exploration: Exploration) -> str:
+    """The frontier as a table, thinned for the eye."""
+    indices = shown_points(exploration)
+    text = columns(table_rows(exploration, indices), left=LEFT)
+    if len(indices) < len(exploration.points):
+        text += f"\n{len(indices)} of {len(exploration.points)} points shown; frontier.csv has them all"
+    return text
+
+
+def units_of(exploration: Exploration) -> tuple[tuple[str, float], tuple[str, float]]:
+    """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
+    memory, time_s = exploration.points[-1].memory_bytes, exploration.points[0].time_s
+    size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
+    return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
+
+
+def marks_of(exploration: Exploration) -> dict[int, list[str]]:
+    """What is special about a point: ``leanest``, ``knee``, ``fastest``."""
+    marks: dict[int, list[str]] = {}
+    last = len(exploration.points) - 1
+    for index, word in ((0, "leanest"), (exploration.index(knee_point=True), "knee"), (last, "fastest")):
+        marks.setdefault(index, []).append(word)
+    return marks
+
+
+def timing_words(exploration: Exploration) -> str:
+    """What was timed; where nothing was, why not, and what the figures rest on instead."""
+    report = exploration.report
+    known, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
+    pieces = f"{known} distinct pieces of work"
+    if report.get("median_spread") is not None:
+        pieces += f", median spread {100 * report['median_spread']:.0f} %"
+    if failed:
+        pieces += f", {failed} failed, see the notes"
+    if known and report.get("timed_now", True):
+        return f"timed: {pieces}"
+    # Timing that nobody wanted says nothing of what is here.
+    refused = exploration.settings.get("measure") == "never"
+    absent = f"{report.get('device', 'the device')} is not here"
+    reason = "timing was refused (--measure never)" if refused else absent
+    bases = [f"the profile store, which knows {pieces}"] if known else []
+    bases += ["a fit to what it knows"] if report.get("fit") else []
+    bases += [] if known or report.get("fit") else ["data sheets"]
+    return f"nothing was timed: {reason}; figures are of {' and '.join(bases)}"
+
+
+def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How well what was timed predicts what was not, by class of operator."""
+    if not errors:
+        return []
+    lines = [
+        "fitted, what was not timed; error on timed work that the fit had not seen, median (9 of 10 below):"
+    ]
+    for error in errors:
+        lines.append(
+            f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
+            f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"
+        )
+    return lines
+
+
+def summary_lines(exploration: Exploration) -> list[str]:
+    """What was found out about the model and the search, a few readable lines."""
+    report: dict[str, Any] = dict(exploration.report)
+    lines = [
+        f"model: {exploration.model.parameters:,} parameters, {report['operators']} operators in "
+        f"{report['groups']} groups, {report['hubs']} tensors with several readers, "
+        f"{report['shared_parameters']} tied parameters"
+    ]
+    unknown = report.get("operators_without_rule") or []
+    if unknown:
+        lines.append(f"operators without a rule (kept whole): {', '.join(unknown)}")
+    discovered = report.get("operators_discovered") or {}
+    lines += [f"discovered rule for {target}: splits {found}" for target, found in discovered.items()]
+    if not unknown and not discovered:
+        lines.append("every operator has a rule")
+    if "split_share_of_flops" in report:
+        lines.append(
+            f"{100 * report['split_share_of_flops']:.1f} % of the FLOPs can be split in two or more ways"
+        )
+    if report.get("micro_batches_refused"):
+        lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
+    notes = [*report.get("notes", []), *(n for s in exploration.spaces for n in s.notes)]
+    lines += [f"note: {note}" for note in dict.fromkeys(notes)]
+    lines.append(timing_words(exploration))
+    lines += fit_lines(report.get("fit") or [])
+    seconds = report.get("seconds", {})
+    if "points_before_judging" in report:
+        lines.append(
+            f"judged: all {report['points_before_judging']:,} strategies that the search found were played "
+            f"in {seconds.get('judge', 0.0):.1f} s; {len(exploration.points):,} are beaten by none"
+        )
+    lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
+    return lines
+
+
+def point_lines(exploration: Exploration, index: int) -> list[str]:
+    """One point in words."""
+    p = exploration.all_points[index]
+    space = exploration.spaces[p.space]
+    kinds = zip(MEMORY_KINDS, p.memory, strict=True)
+    return [
+        f"point {index} of {len(exploration.points)}: {format_bytes(p.memory_bytes)} per device, "
+        f"{format_seconds(p.time_s)} per step",
+        f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
+        f"{split_words(exploration, index)}",
+        "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
+        f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
+        f"({source_words(dict(p.sources))})",
+    ]
+
+
+def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
+    """The command that runs a plan without a script; on CPU ranks, which has to be said of one for GPUs."""
+    line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
+    return f"{line} --cpu" if gpus else line
+
+
+def points_data(exploration: Exploration, indices: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Points as plain data, with the words of the CSV."""
+    rows = []
+    for i in range(len(exploration.points)) if indices is None else indices:
+        p = exploration.points[i]
+        space = exploration.spaces[p.space]
+        rows.append(
+            {
+                "point": i,
+                "memory_bytes": round(p.memory_bytes),
+                "time_s": p.time_s,
+                "devices": int(np.prod(space.mesh.shape)) if space.mesh.shape else 1,
+                "mesh": space.mesh.label,
+                "micro_batches": space.micro_batches,
+                "compute_s": p.compute_s,
+                "communication_s": p.communication_s,
+                "exact": p.exact,
+                "gap": p.gap,
+                "planner": p.planner,
+                "sources": dict(p.sources),
+            }
+        )
+    return rows
+
+
+def _proven(point: Point) -> str:
+    """What is proven of a point in the additive model, over all spaces searched."""
+    if point.gap is None:
+        return "-"
+    share = 100 * point.gap
+    return "exact" if point.exact else f"≤{share:.0f} %" if share >= 100 else f"≤{share:.2g} %"
+
+
+COMPARISON_HEADER: Row = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+
+
+GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
+
+
+def comparison_text(exploration: Exploration) -> str:
+    """A row per limit for the frontier and each planner, refusals in words, and what a gap is."""
+    rows = [COMPARISON_HEADER]
+    limits = dict.fromkeys(row["limit_bytes"] for row in exploration.comparison)
+    for limit in limits:
+        rows += [_comparison_row(row) for row in exploration.comparison if row["limit_bytes"] == limit]
+    return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
+
+
+def _comparison_row(row: Mapping[str, Any]) -> Row:
+    limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
+    notes = "; ".join(row["notes"])
+    spent = format_seconds(row["search_s"])
+    if row["time_s"] is None:
+        return [row["planner"], limit, "-", "-", "0", spent, "-", notes]
+    gap = "-" if row["gap"] is None else f"{100 * row['gap']:+.1f} %"
+    figures = [format_bytes(row["memory_bytes"]), format_seconds(row["time_s"]), str(row["points"])]
+    return [row["planner"], limit, *figures, spent, gap, notes]

@@ -1,0 +1,238 @@
+"""Our method where operators have to be fixed: bound, then search around one assignment after another.
+
+The relaxation (``fixing.py``, ``prices.py``) bounds, and rules out configurations, after which the search is
+often exact. For strategies the graph is cut finely, so that one assignment of the fixed operators takes
+milliseconds: first the assignments that look-alikes (``tied.py``) and the relaxation choose, then large
+neighbourhoods of what was found (Shaw, CP 1998): some of the fixed operators set free again, the others as in
+a point of the frontier. Every search is pruned by all that is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensoropt.frontier import merge
+from tensoropt.search.auto import LINES, Found, Settings, build_program, hopeful, lines_that_fit, track_auto
+from tensoropt.search.entangled.agreement_prices import tighten
+from tensoropt.search.entangled.fixing import candidates, condition
+from tensoropt.search.entangled.relaxation import (
+    Relaxation,
+    affordable_order,
+    every_assignment,
+    heuristic,
+    possible,
+    relax,
+)
+from tensoropt.search.entangled.tied import colourings, tie
+from tensoropt.search.hull import HullSearch
+from tensoropt.search.order import Order, greedy_order
+from tensoropt.search.problem import Problem, restrict
+from tensoropt.search.scalar import flatten
+from tensoropt.search.sources import Source
+
+log = logging.getLogger(__name__)
+
+FINE_TABLE = 2_000
+LARGEST_TIED = 1_000_000
+LARGEST_AROUND = 300_000
+FEW_ASSIGNMENTS = 12
+ASSIGNMENTS = 24
+WORTH_ANOTHER_ROUND = 0.9
+BASES = 6
+NEIGHBOURS = 6
+SEARCHES = 48
+
+Classes = dict[int, int]
+
+
+@dataclass(eq=False)
+class Conditioned:
+    """Strategies found with some operators fixed; ``tried``: how many assignments, whole or in part."""
+
+    problem: Problem
+    settings: Settings
+    fixed: tuple[int, ...]
+    sources: list[Source] = field(default_factory=list)
+    tried: int = 0
+
+    def search(self, classes: Classes, free: Sequence[int] = ()) -> bool:
+        """Search with the fixed operators but ``free`` at ``classes``; whether anything new was found."""
+        masks = {f: np.arange(self.problem.domains[f]) == c for f, c in classes.items() if f not in free}
+        inner = restrict(self.problem, masks)
+        order = greedy_order(inner, 0.1, LARGEST_AROUND)
+        if order.fixed or (free and order.total > LARGEST_AROUND):
+            return False
+        self.tried += 1
+        found = track_auto(inner, order, self.settings.after(self.sources))
+        return found is not None and self._add(found.sources)
+
+    def _add(self, sources: Sequence[Source]) -> bool:
+        """Keep those of all sources that have points on the frontier; whether one of the new ones has."""
+        everything = [*self.sources, *sources]
+        used = np.unique(merge(everything).origin[:, 0]).tolist()
+        new = any(i >= len(self.sources) for i in used)
+        self.sources = [everything[i] for i in used]
+        return new
+
+    def guess(self, bounded: Relaxation) -> None:
+        """Try the assignments that look-alikes and the relaxation choose; some assignment in any case."""
+        guesses = [
+            *_alike(self.problem, self.fixed),
+            *candidates(bounded.split, self.fixed, bounded.hull.picks),
+        ]
+        distinct = {tuple(classes.values()): classes for classes in guesses}
+        for classes in list(distinct.values())[:ASSIGNMENTS]:
+            self.search(classes)
+        if not self.sources and (some := possible(bounded.split)) is not None:
+            relaxed = bounded.split
+            inner = condition(relaxed.problem, relaxed.twins, some)
+            found = track_auto(inner, relaxed.order, self.settings)
+            assert found is not None, "the scalar problem found a strategy here"
+            self._add(found.sources)
+        log.debug("%d assignments tried, %d sources kept", self.tried, len(self.sources))
+
+    def improve(self) -> None:
+        """Set groups of fixed operators free around points of the frontier, while that helps and the budget
+        lasts.
+        """
+        if not self.sources:
+            return
+        groups = _groups(self.problem, self.fixed)
+        budget = self.tried + SEARCHES
+        done: set[tuple[object, ...]] = set()
+        again = True
+        while again:
+            again = False
+            for base in list(self._bases()):
+                for group in groups:
+                    key = (group, tuple(c for f, c in base.items() if f not in group))
+                    if key in done:
+                        continue
+                    if self.tried >= budget:
+                        return
+                    done.add(key)
+                    again |= self.search(base, group)
+
+    def _bases(self) -> Iterator[Classes]:
+        """What points spaced evenly along the frontier choose for the fixed operators."""
+        frontier = merge(self.sources)
+        picked = np.unique(np.linspace(0, len(frontier) - 1, BASES).round().astype(int))
+        names = self.problem.graph.names
+        class_of = {f: self._class_of(f) for f in self.fixed}
+        for which, point in frontier.origin[picked].tolist():
+            strategy, _ = self.sources[which].rebuild(point)
+            classes = {f: class_of[f].get(strategy[names[f]]) for f in self.fixed}
+            if all(c is not None for c in classes.values()):
+                yield {f: c for f, c in classes.items() if c is not None}
+
+    def _class_of(self, v: int) -> dict[int, int]:
+        """Class of every configuration of operator ``v``."""
+        leaf = self.problem.leaves[self.problem.node_leaf[v]]
+        entry = np.repeat(np.arange(len(leaf.offsets) - 1), np.diff(leaf.offsets))
+        return dict(zip(leaf.configuration.tolist(), entry.tolist(), strict=True))
+
+
+def track_entangled(problem: Problem, settings: Settings) -> Found | None:
+    """The frontier of any problem by our method; None when no strategy is possible.
+
+    Where operators have to be fixed, what the relaxation rules out is left out, until the search is exact or
+    nothing more can be ruled out.
+    """
+    sources: list[Source] = []
+    tried = 0
+
+    def pruned(p: Problem, order: Order) -> Found | None:
+        return track_auto(p, order, settings.after(sources))
+
+    while True:
+        order = affordable_order(problem)
+        if not order.fixed:
+            return _together(sources, pruned(problem, order))
+        bounded = relax(problem, order)
+        if bounded is None:
+            return _together(sources, None)
+        total = math.prod(problem.domains[f] for f in order.fixed)
+        if total <= FEW_ASSIGNMENTS:
+            every, exact = every_assignment(bounded.split, pruned)
+            sources += every
+            if exact or not sources:
+                return _together(sources, None)
+            return heuristic(problem, order, bounded, sources, total)
+        around = Conditioned(problem, settings, _cutset(problem, order), sources)
+        around.guess(bounded)
+        if around.sources:
+            bounded = tighten(bounded, merge(around.sources))
+        narrowed = _narrowed(problem, bounded, around)
+        if narrowed is problem:
+            around.improve()
+            narrowed = _narrowed(problem, bounded, around)
+        sources, tried = around.sources, tried + around.tried
+        if narrowed is None or (narrowed is problem and not sources):
+            return _together(sources, None)
+        if narrowed is problem:
+            return heuristic(problem, order, bounded, sources, tried)
+        problem = narrowed
+
+
+def _together(sources: list[Source], rest: Found | None) -> Found | None:
+    """All that is known once everything else has been searched, or ruled out."""
+    if rest is None:
+        return Found(tuple(sources), merge(sources), None, True) if sources else None
+    everything = (*sources, *rest.sources)
+    return Found(everything, merge(everything), rest.hull, rest.exact, rest.notes)
+
+
+def _narrowed(problem: Problem, bounded: Relaxation, around: Conditioned) -> Problem | None:
+    """The problem without the classes that cannot reach the frontier; itself when they are too few to matter.
+
+    None when nothing can.
+    """
+    known = around.settings.with_rivals(around.sources)
+    if not len(known):
+        return problem
+    kept = hopeful(bounded.program, bounded.search, bounded.hull, known)
+    masks = {v: kept[v].copy() for v in range(len(problem.domains))}
+    for f, same in bounded.split.twins.items():
+        for t in same:
+            masks[f] &= kept[t]
+    if not all(mask.any() for mask in masks.values()):
+        return None
+    left = sum(int(mask.sum()) for mask in masks.values())
+    log.debug("%d of %d classes can reach the frontier", left, sum(problem.domains))
+    return restrict(problem, masks) if left < WORTH_ANOTHER_ROUND * sum(problem.domains) else problem
+
+
+def _cutset(problem: Problem, order: Order) -> tuple[int, ...]:
+    """Operators without which the search takes milliseconds, those of ``order`` among them."""
+    return tuple(sorted({*greedy_order(problem, 0.1, FINE_TABLE).fixed, *order.fixed}))
+
+
+def _alike(problem: Problem, fixed: tuple[int, ...]) -> list[Classes]:
+    """What the vertices of the tied problems' hulls choose, of the finest affordable problem first."""
+    found: list[Classes] = []
+    for colour in colourings(problem):
+        tied = tie(problem, colour)
+        order = greedy_order(tied, 0.1, LARGEST_TIED)
+        if order.fixed or order.total > LARGEST_TIED:
+            break
+        program = build_program(tied, order)
+        hull = HullSearch(program, flatten(program)).run(lines_that_fit(program, LINES))
+        if hull is not None:
+            found = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + found
+    return found
+
+
+def _groups(problem: Problem, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Neighbourhoods: look-alikes, of every degree of likeness, coarse ones first; then runs of operators."""
+    found: dict[tuple[int, ...], None] = {}
+    for colour in colourings(problem):
+        for c in dict.fromkeys(colour[list(fixed)].tolist()):
+            found.setdefault(tuple(f for f in fixed if colour[f] == c))
+    for first in range(0, len(fixed), NEIGHBOURS // 2):
+        found.setdefault(fixed[first : first + NEIGHBOURS])
+    return list(found)

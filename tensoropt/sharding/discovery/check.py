@@ -1,0 +1,282 @@
+"""The rule checker: run one operator whole and in pieces, and see whether the pieces recombine.
+
+A rule claims how every operand lies on a mesh axis for each of its choices, forward and backward. The
+claim is tested as it will be used: operands are cut (or made into summands) by their placements, every
+rank runs the call that :func:`tensoropt.sharding.local.localise` gives it, outputs and input gradients
+are put together by *their* placements, and the result must be that of the whole operator. Kernels that
+communicate run on one thread per rank, and what they send must be what they declared, because that is
+what is priced.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tensoropt.graph import FLOATING, Operator, OperatorGraph
+from tensoropt.sharding.atom_graph import AtomGraph, canonical
+from tensoropt.sharding.discovery.pieces import Coordinate, difference, distribute
+from tensoropt.sharding.discovery.samples import sample_inputs
+from tensoropt.sharding.discovery.thread_ranks import ThreadedRanks
+from tensoropt.sharding.index_space import NONE, operand_placement
+from tensoropt.sharding.kernels import SingleDevice
+from tensoropt.sharding.local import MICRO_AXIS, InnerCollective, LocalCall, Placed, draws_numbers, localise
+from tensoropt.sharding.placement import Layout, layout_names
+from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
+
+Tensors = dict[str, torch.Tensor]
+_RANDOM = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("dropout.default", "scaled_dot_product_attention.default", "bernoulli.p", "bernoulli.default"),
+        *("rand.default", "randn.default", "rand_like.default", "randn_like.default"),
+        *(
+            "uniform.default",
+            "normal_functional.default",
+            "exponential.default",
+            "randint.low",
+            "randint.default",
+        ),
+    )
+)
+"""Operators whose own call draws random numbers; their localised form is the reference."""
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A claim of a rule that does not hold.
+
+    Attributes:
+        choices, mesh: how the operator was split.
+        tensor: the output, or the operand whose gradient is wrong; "" for the operator as a whole.
+        kind: ``value``, ``gradient``, ``shape``, ``collectives`` or ``error``.
+        detail: what was found.
+    """
+
+    operator: str
+    target: str
+    choices: tuple[str, ...]
+    mesh: tuple[int, ...]
+    tensor: str
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        split = " x ".join(f"{c}/{n}" for c, n in zip(self.choices, self.mesh, strict=True) if n > 1)
+        what = f"{self.kind} of {self.tensor or 'the call'}"
+        return f"{self.operator} ({self.target}) split {split or 'nowhere'}: {what}: {self.detail}"
+
+
+class _Wrong(Exception):  # noqa: N818 - carries a finding, never escapes this module
+    def __init__(self, kind: str, tensor: str, detail: str):
+        super().__init__(detail)
+        self.kind, self.tensor, self.detail = kind, tensor, detail
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one rank (or the whole operator) gave: outputs by name, gradients by operand name."""
+
+    outputs: Tensors
+    gradients: Tensors
+
+
+def check_operator(
+    op: Operator, atoms: AtomGraph, choice: int, parts: int = 2, seed: int = 0
+) -> Mismatch | None:
+    """Whether splitting ``op`` by ``choice`` over ``parts`` ranks gives what the whole operator gives.
+
+    Args:
+        choice: a loop dim of the operator's refined space, or NONE, PARTIAL, PARTIAL_GRAD.
+
+    Returns:
+        None when outputs and gradients recombine, else the first claim that does not hold.
+    """
+    return check_choices(op, atoms, (NONE, choice), (1, parts), seed)
+
+
+def check_choices(
+    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...], seed: int = 0
+) -> Mismatch | None:
+    """:func:`check_operator` on any mesh (micro-batches first), one choice per axis."""
+    try:
+        _check(op, atoms, choices, mesh, seed)
+    except _Wrong as wrong:
+        dims = atoms.spaces[op.name].dims
+        names = tuple(dims[c].name if c >= 0 else layout_names((c,))[0] for c in choices)
+        return Mismatch(op.name, op.target, names, mesh, wrong.tensor, wrong.kind, wrong.detail)
+    return None
+
+
+def is_offered(op: Operator, atoms: AtomGraph, choice: int) -> bool:
+    """Whether the choice exists: a tensor read twice must lie in one way only."""
+    space, seen = atoms.spaces[op.name], dict[str, int]()
+    for operand in space.reads:
+        code = canonical(
+            atoms.graph.tensors[operand.tensor], operand_placement(space, operand, choice, written=False)
+        )
+        if seen.setdefault(operand.tensor, code) != code:
+            return False
+    return True
+
+
+def _check(
+    op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple[int, ...], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values, whole, gradients = _whole(op, atoms, generator, len(mesh))
+    placed = Placed(op, atoms, choices, mesh)
+    reads = {o.tensor: placed.layout(o, written=False) for o in placed.space.reads}
+    writes = {o.tensor: placed.layout(o, written=True) for o in placed.space.writes}
+    ranks = list(itertools.product(*(range(size) for size in mesh)))
+
+    def spread(tensors: Tensors, layouts: dict[str, Layout]) -> dict[Coordinate, Tensors]:
+        spread: dict[Coordinate, Tensors] = {at: {} for at in ranks}
+        for name, value in tensors.items():
+            for at, piece in distribute(value, atoms.atoms[name], layouts[name], mesh, generator).items():
+                spread[at][name] = piece
+        return spread
+
+    inputs = spread(values, {n: forward_placements(layout) for n, layout in reads.items()})
+    incoming = spread(gradients, {n: gradient_placements(layout) for n, layout in writes.items()})
+    runs = _run_ranks(op, atoms, choices, mesh, inputs, incoming)
+    tolerance = max([_TOLERANCE.get(v.dtype, 0.0) for v in (*values.values(), *whole.outputs.values())])
+
+    def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
+        pieces = {at: (run.outputs if kind == "value" else run.gradients)[name] for at, run in runs.items()}
+        found = difference(value, pieces, atoms.atoms[name], layout, mesh, tolerance)
+        if found is not None:
+            raise _Wrong(kind if found[0] == "value" else found[0], name, found[1])
+
+    for name, value in whole.outputs.items():
+        if not _is_read(atoms.graph, name):
+            continue  # nothing depends on how it lies: bookkeeping of the operator's own backward
+        compare("value", name, value, forward_placements(writes[name]))
+    for name, value in whole.gradients.items():
+        compare("gradient", name, value, gradient_placements(reads[name]))
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def _whole(
+    op: Operator, atoms: AtomGraph, generator: torch.Generator, axes: int
+) -> tuple[Tensors, _Run, Tensors]:
+    """Inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
+    graph = atoms.graph
+    placed = Placed(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
+    local = localise(placed)
+    random = local.is_kernel and (op.target in _RANDOM or draws_numbers(op))
+    call = local if random else LocalCall(op.target, op.args, op.kwargs, op.name)
+    values: Tensors = {}
+    error: Exception | None = None
+    for exact in (True, False):  # some calls exist in the graph's own precision only
+        values = sample_inputs(op, graph, generator, exact=exact)
+        try:
+            outputs = _outputs(op, call.bind(SingleDevice()), call, values)
+            break
+        except RuntimeError as failed:
+            error = failed
+    else:
+        raise _Wrong("error", "", f"the whole operator fails: {error}")
+    gradients = {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+        for name, value in outputs.items()
+        if _carries_gradient(graph, name)
+    }
+    run = _execute(op, graph, call, values, gradients, SingleDevice())
+    return values, run, gradients
+
+
+def _carries_gradient(graph: OperatorGraph, name: str) -> bool:
+    return _is_read(graph, name) and graph.tensors[name].requires_grad
+
+
+def _is_read(graph: OperatorGraph, name: str) -> bool:
+    return name in graph.consumers or name in graph.outputs or name in graph.mutations.values()
+
+
+def _outputs(op: Operator, function: Callable[..., Any], call: LocalCall, tensors: Tensors) -> Tensors:
+    args, kwargs = call.arguments(tensors.__getitem__)
+    result = function(*args, **kwargs)
+    parts = (
+        [result] if isinstance(result, torch.Tensor) else [r for r in result if isinstance(r, torch.Tensor)]
+    )
+    return dict(zip(op.outputs, parts, strict=False))
+
+
+def _execute(
+    op: Operator, graph: OperatorGraph, call: LocalCall, values: Tensors, gradients: Tensors, context: Any
+) -> _Run:
+    leaves = {n: v.detach().requires_grad_(graph.tensors[n].requires_grad) for n, v in values.items()}
+    outputs = _outputs(op, call.bind(context), call, leaves)
+    missing = set(op.outputs) - set(outputs)
+    if missing:
+        raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
+    wanted = {n: v for n, v in leaves.items() if v.requires_grad}
+    given = [n for n in gradients if outputs[n].requires_grad]
+    found: Tensors = {}
+    if wanted and given:
+        if isinstance(context, ThreadedRanks.Context):
+            context.backward = True
+        for name in given:
+            if gradients[name].shape != outputs[name].shape:
+                shapes = f"{tuple(outputs[name].shape)} instead of {tuple(gradients[name].shape)}"
+                raise _Wrong("shape", name, shapes)
+        results = torch.autograd.grad(
+            [outputs[n] for n in given],
+            list(wanted.values()),
+            [gradients[n] for n in given],
+            allow_unused=True,
+        )
+        found = {
+            n: torch.zeros_like(leaf) if g is None else g
+            for (n, leaf), g in zip(wanted.items(), results, strict=True)
+        }
+    elif wanted and gradients:
+        found = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
+    return _Run({n: v.detach() for n, v in outputs.items()}, found)
+
+
+def _run_ranks(
+    op: Operator,
+    atoms: AtomGraph,
+    choices: tuple[int, ...],
+    mesh: tuple[int, ...],
+    inputs: dict[Coordinate, Tensors],
+    incoming: dict[Coordinate, Tensors],
+) -> dict[Coordinate, _Run]:
+    calls = {at: localise(Placed(op, atoms, choices, mesh, at)) for at in inputs}
+    ranks = ThreadedRanks(mesh)
+
+    def work(context: ThreadedRanks.Context) -> _Run:
+        at = context.at
+        return _execute(op, atoms.graph, calls[at], inputs[at], incoming[at], context)
+
+    try:
+        runs = ranks.run(work, parallel=any(call.is_kernel for call in calls.values()))
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise _Wrong("error", "", f"{type(error).__name__}: {error}") from error
+    element = max(
+        [atoms.graph.tensors[n].element_bytes for n in op.inputs() if _floating(atoms.graph, n)], default=8
+    )
+    for at, call in calls.items():
+        declared = Counter(_declared(c) for c in call.collectives)
+        sent = Counter(s.described(element) for s in ranks.sent[at] if s.axes != (MICRO_AXIS,))
+        if sent != declared:
+            raise _Wrong("collectives", "", f"sends {dict(sent)}, declares {dict(declared)}")
+    return runs
+
+
+def _declared(collective: InnerCollective) -> tuple[str, tuple[int, ...], int, bool]:
+    return collective.kind, collective.axes, collective.bytes, collective.backward
+
+
+def _floating(graph: OperatorGraph, name: str) -> bool:
+    return graph.tensors[name].dtype in FLOATING

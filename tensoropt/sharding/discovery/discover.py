@@ -1,0 +1,367 @@
+"""Discovery: how an operator splits that nobody wrote a rule for, found by running it.
+
+A twin of the operator on small random tensors is run whole and in pieces. A way to cut its operands is
+kept when the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and when
+the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on several
+shapes
+and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops at a
+time. Operators that draw random numbers, keep a state or write to their operands are refused.
+
+What was found is kept in a store, by the operator's signature; what comes from a store is checked again
+before it is used, because the operator's code may have changed since.
+
+An operator of a user's own may hang or crash: it is tried in a fork of this process, which may be lost. That
+is kept too, and not tried again until the store forgets it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from tensoropt.errors import MeasurementError
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, map_refs
+from tensoropt.ranks.timeouts import forked
+from tensoropt.sharding.atom_graph import AtomGraph
+from tensoropt.sharding.discovery.check import check_choices
+from tensoropt.sharding.discovery.probe_operators import Twin, twins_of, value_matters
+from tensoropt.sharding.index_space import NONE, IndexSpace, LoopDim, Operand
+from tensoropt.sharding.local import resolve_function
+from tensoropt.sharding.placement import PARTIAL
+from tensoropt.sharding.rules import Builder
+
+VERSION = 1
+"""Part of every key; raised when the way of searching changes."""
+MOST_TIES = 64
+TRIAL_S = 60.0
+"""Seconds that all runs of an operator of a user's own may take; most are done in a fraction of one."""
+SUM, WHOLE, MEAN = -1, -2, -3
+"""What becomes of an output that the loop does not walk: parts add up, are equal, or average."""
+_KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
+LOST = "lost"
+"""In a record: why the operator could not be tried."""
+
+
+class Kept(Protocol):
+    """Where findings are kept between processes (the profile store is one)."""
+
+    def get(self, key: str, kind: str) -> Any: ...
+
+    def put(self, key: str, record: Any, kind: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One loop: per distinct operand, in order of first use, the dim it cuts (None: none), and per output
+    the dim it is concatenated along, or SUM, WHOLE or MEAN."""
+
+    reads: tuple[int | None, ...]
+    writes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        cut = ", ".join(f"operand {i} dim {d}" for i, d in enumerate(self.reads) if d is not None)
+        return f"{cut} -> {', '.join(_KINDS.get(w, f'dim {w}') for w in self.writes)}"
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found about one operator.
+
+    Attributes:
+        splits: loops that may be split, each alone or with any other.
+        linear: whether a partial sum may pass through.
+        refused: why nothing was looked for, or "".
+        lost: whether that is because it hung or crashed when it was tried.
+    """
+
+    splits: tuple[Split, ...] = ()
+    linear: bool = False
+    refused: str = ""
+    lost: bool = False
+
+    def __str__(self) -> str:
+        return self.refused or "; ".join(map(str, self.splits)) or "no split recombines"
+
+    def to_record(self) -> dict[str, Any]:
+        if self.lost:
+            return {LOST: self.refused}
+        return {"splits": [[list(s.reads), list(s.writes)] for s in self.splits], "linear": self.linear}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Discovery:
+        if LOST in record:
+            return cls(refused=record[LOST], lost=True)
+        return cls(tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"]), bool(record["linear"]))
+
+
+def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Discovery:
+    """How the operator splits; see the module.
+
+    Args:
+        kept: looked in first, written to afterwards.
+    """
+    refused = _refusal(op)
+    if refused:
+        return Discovery(refused=refused)
+    key = signature(op, graph)
+    record = kept.get(key, kind="discovery") if kept is not None else None
+    before = Discovery.from_record(record) if record is not None else None
+    if before is not None and before.lost:
+        return before
+    found = (_tried if op.target.startswith("aten.") else _tried_apart)(op, graph, before)
+    if kept is not None and found != before and (found.lost or not found.refused):
+        kept.put(key, found.to_record(), kind="discovery")
+    return found
+
+
+def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
+    """What was found ``before``, if that still holds, or what is found now."""
+    twins = list(twins_of(op, graph))
+    if not twins:
+        return Discovery(refused="it does not run on small random tensors")
+    if before is not None and all(_holds(twin, before.splits, before.linear) for twin in twins):
+        return before
+    refused = "; ".join({r for r in map(_unsteady, twins) if r})
+    return Discovery(refused=refused) if refused else _search(twins)
+
+
+def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
+    """The same in a fork. A process that ran a backward beside a GPU cannot be forked for another one
+    (PyTorch's engine refuses): there the operator is tried in this process."""
+
+    def child() -> Discovery | None:
+        torch.set_num_threads(1)  # the threads of this process's OpenMP are not in its fork
+        try:
+            torch.zeros((), requires_grad=True).exp().backward()
+        except RuntimeError:
+            return None
+        return _tried(op, graph, before)
+
+    try:
+        found = forked(child, TRIAL_S)
+    except MeasurementError as error:
+        return Discovery(refused=f"tried on small tensors, {error}", lost=True)
+    return found if found is not None else _tried(op, graph, before)
+
+
+def discovered_space(op: Operator, graph: OperatorGraph, found: Discovery) -> IndexSpace:
+    """The index space of an operator with these findings."""
+    builder = Builder(op, graph)
+    names = tuple(dict.fromkeys(op.inputs()))
+    reads: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in names]
+    writes: list[list[Any]] = [[None] * len(graph.tensors[n].shape) for n in op.outputs]
+    whole: list[list[int]] = [[] for _ in op.outputs]
+    means: list[list[int]] = [[] for _ in op.outputs]
+    for split in found.splits:
+        operand, dim = next((i, d) for i, d in enumerate(split.reads) if d is not None)
+        loop = builder.loop(f"found{operand}_{dim}", graph.tensors[names[operand]].shape[dim])
+        for position, cut in enumerate(split.reads):
+            if cut is not None:
+                reads[position][cut] = loop
+        for position, written in enumerate(split.writes):
+            if written >= 0:
+                writes[position][written] = loop
+            elif written == WHOLE:
+                whole[position].append(loop)
+            elif written == MEAN:
+                means[position].append(loop)
+    for name, labels in zip(names, reads, strict=True):
+        builder.read(Ref(name), labels)
+    for index, labels in enumerate(writes):
+        builder.write(labels, index, synced=whole[index], means=means[index])
+    builder.linear = found.linear
+    return replace(builder.build(known=bool(found.splits)), discovered=bool(found.splits))
+
+
+def signature(op: Operator, graph: OperatorGraph) -> str:
+    """A key of the operator's call: its target, its arguments, what its operands look like."""
+    number: dict[str, int] = {}
+
+    def named(name: str) -> str:
+        tensor, known = graph.tensors[name], name in number
+        index = number.setdefault(name, len(number))
+        value = graph.constants.get(name)
+        digest = _digest(value) if value is not None and not known and value_matters(tensor, value) else ""
+        return f"<{index} {tensor.shape} {tensor.dtype} {tensor.requires_grad} {digest}>"
+
+    call = repr((map_refs(op.args, named), sorted(map_refs(tuple(op.kwargs.items()), named))))
+    digest = hashlib.sha256(call.encode()).hexdigest()[:32]
+    return f"{VERSION}/torch-{torch.__version__}/{op.target}/{digest}"
+
+
+def _digest(value: torch.Tensor) -> str:
+    return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def _refusal(op: Operator) -> str:
+    function = resolve_function(op.target)
+    if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
+        return "it draws random numbers"
+    schema = getattr(function, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return "it writes to its operands"
+    return ""
+
+
+def _unsteady(twin: Twin) -> str:
+    """Why a twin's results cannot be relied on: they differ, say nothing, or an operand changes."""
+    with torch.random.fork_rng(devices=[]):
+        values = twin.values(0)
+        before = {name: value.clone() for name, value in values.items()}
+        runs = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            runs.append(twin.run(values))
+    if any(not torch.equal(before[n], v) for n, v in values.items()):
+        return "it writes to its operands"
+    first = runs[0]
+    if any(v.is_floating_point() and v.numel() and bool(v.isnan().all()) for v in first):
+        return "it gives nothing but NaN for random operands"  # pieces of which would equal anything
+    same = all(_equal(a, b, 0.0) for run in runs[1:] for a, b in zip(first, run, strict=True))
+    return "" if same else "it gives different results for the same operands"
+
+
+# -- search ---------------------------------------------------------------------------------------
+
+
+def _search(twins: Sequence[Twin]) -> Discovery:
+    first = twins[0]
+    found: list[Split] = []
+    taken: set[tuple[int, int]] = set()
+    for operand, tensor in enumerate(first.operands):
+        for dim in range(len(tensor.shape)):
+            if (operand, dim) in taken or tensor.shape[dim] < 2:
+                continue
+            for split in _candidates(first, operand, dim, taken):
+                if all(_holds(twin, (*found, split), False, first=len(found)) for twin in twins):
+                    found.append(split)
+                    taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
+                    break
+    linear = all(t.dtype in FLOATING for t in first.operands) and all(
+        _holds(twin, (), True) for twin in twins
+    )
+    return Discovery(tuple(found), linear)
+
+
+def _candidates(twin: Twin, operand: int, dim: int, taken: set[tuple[int, int]]) -> Iterator[Split]:
+    """Ways to cut the dim, with dims of other operands that are as long, whose outputs recombine."""
+    size = twin.operands[operand].shape[dim]
+    choices: list[list[int | None]] = []
+    for index, other in enumerate(twin.operands):
+        like = [d for d, s in enumerate(other.shape) if s == size and (index, d) not in taken]
+        choices.append([dim] if index == operand else [None, *like])
+    ways = itertools.islice(itertools.product(*choices), MOST_TIES)
+    values = twin.values(0)
+    whole = twin.run(values)
+    for reads in ways:
+        pieces = _pieces(twin, values, reads, size)
+        if pieces is None:
+            continue
+        writes = [_recombined(w, parts) for w, parts in zip(whole, zip(*pieces, strict=True), strict=True)]
+        if all(w is not None for w in writes):
+            yield Split(tuple(reads), tuple(w for w in writes if w is not None))
+
+
+def _pieces(
+    twin: Twin, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
+) -> list[list[torch.Tensor]] | None:
+    parts = next(p for p in range(2, size + 1) if size % p == 0)
+    cut = {
+        t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
+        for t, d in zip(twin.operands, reads, strict=True)
+    }
+    results = []
+    for part in range(parts):
+        try:
+            results.append(twin.run({n: v[part].contiguous() for n, v in cut.items()}))
+        except Exception:  # an operator nobody knows may raise anything; then this is no way to cut it
+            return None
+    return results if all(len(r) == len(twin.outputs) for r in results) else None
+
+
+def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> int | None:
+    """The dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None."""
+    if len({p.shape for p in parts}) != 1:
+        return None
+    for dim in range(whole.dim()):
+        shape = [s * len(parts) if i == dim else s for i, s in enumerate(parts[0].shape)]
+        if list(whole.shape) == shape and whole.shape[dim] > 1 and _equal(torch.cat(list(parts), dim), whole):
+            return dim
+    if parts[0].shape != whole.shape:
+        return None
+    if all(_equal(p, whole) for p in parts):
+        return WHOLE
+    if whole.dtype == torch.bool:
+        return None
+    total = torch.stack(list(parts)).sum(0).to(whole.dtype)
+    if _equal(total, whole):
+        return SUM
+    return MEAN if whole.is_floating_point() and _equal(total / len(parts), whole) else None
+
+
+def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    if not wanted.is_floating_point() or tolerance == 0.0:
+        return bool(((found == wanted) | ((found != found) & (wanted != wanted))).all())
+    tolerance = max(tolerance, 8 * torch.finfo(wanted.dtype).eps)
+    return torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# -- verification ---------------------------------------------------------------------------------
+
+
+def _holds(
+    twin: Twin, splits: Sequence[Split], linear: bool, *, first: int = 0, seeds: Sequence[int] = (1, 2)
+) -> bool:
+    """Whether loops from ``first`` on are right on this twin, forward and backward: each alone, in few
+    parts and in single elements, and with every loop before it. Without gradients, values decide."""
+    space = _separate(discovered_space(twin.op, twin.graph, Discovery(tuple(splits), linear)), twin)
+    atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in twin.graph.tensors.values()}
+    graph = AtomGraph(twin.graph, {twin.op.name: space}, atoms)
+    tries: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((NONE, PARTIAL), (1, 2))] if linear else []
+    for loop in range(first, len(splits)):
+        size = space.dims[loop].size
+        tries += [((NONE, loop), (1, parts)) for parts in {_smallest_factor(size), size}]
+        tries += [
+            ((NONE, loop, other), (1, _smallest_factor(size), _smallest_factor(space.dims[other].size)))
+            for other in range(loop)
+        ]
+    try:
+        return all(
+            check_choices(twin.op, graph, choices, mesh, seed) is None
+            for choices, mesh in tries
+            for seed in seeds
+        )
+    except Exception:  # the operator's own, on pieces it cannot take
+        return False
+
+
+def _smallest_factor(size: int) -> int:
+    return next(p for p in range(2, size + 1) if size % p == 0)
+
+
+def _separate(space: IndexSpace, twin: Twin) -> IndexSpace:
+    """The space with a loop that nothing splits for every dim that has none, as refined spaces are."""
+    dims = list(space.dims)
+
+    def operand(old: Operand) -> Operand:
+        shape = twin.graph.tensors[old.tensor].shape
+        filled: list[tuple[int, ...]] = []
+        for size, loops in zip(shape, old.dims, strict=True):
+            if not loops and size > 1:
+                dims.append(LoopDim(f"whole{len(dims)}", size, splittable=False))
+                loops = (len(dims) - 1,)
+            filled.append(loops)
+        return replace(old, dims=tuple(filled))
+
+    reads, writes = tuple(map(operand, space.reads)), tuple(map(operand, space.writes))
+    return replace(space, dims=tuple(dims), reads=reads, writes=writes)

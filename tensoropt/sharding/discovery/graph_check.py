@@ -1,0 +1,146 @@
+"""All operators of a graph, each in every way its rule can split it, through the rule checker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.graph import FLOATING, Operator, OperatorGraph
+from tensoropt.sharding.atoms import AtomGraph, refine_graph
+from tensoropt.sharding.discovery.check import Mismatch, check_choices, is_offered
+from tensoropt.sharding.index_space import NONE, Operand
+from tensoropt.sharding.local import MICRO_AXIS, Placed, localise
+from tensoropt.sharding.placement import PARTIAL, chunk
+
+
+@dataclass
+class Report:
+    """What :func:`check_graph` found.
+
+    Attributes:
+        operators: how many operators the graph has.
+        signatures: how many different ones there are; each was checked once.
+        splits: how many (operator, choices, mesh) were run.
+        unknown: target -> number of operators without a rule, and of which discovery found nothing.
+        discovered: target -> number of operators without a rule that discovery can split.
+        unsplit: target -> number of operators whose rule offers no split at these shapes.
+        mismatches: claims that do not hold.
+    """
+
+    operators: int = 0
+    signatures: int = 0
+    splits: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+    discovered: Counter[str] = field(default_factory=Counter)
+    unsplit: Counter[str] = field(default_factory=Counter)
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the operators that have a rule, or for which discovery stands in."""
+        return 1.0 - sum(self.unknown.values()) / max(self.operators, 1)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.operators} operators, {100 * self.coverage:.1f} % with a rule; "
+            f"{self.signatures} different ones checked in {self.splits} splits, {len(self.mismatches)} wrong"
+        ]
+        lines += [f"  no rule: {target} ({count})" for target, count in self.unknown.most_common()]
+        lines += [f"  discovered: {target} ({count})" for target, count in self.discovered.most_common()]
+        lines += [f"  never split: {target} ({count})" for target, count in self.unsplit.most_common()]
+        lines += [f"  wrong: {mismatch}" for mismatch in self.mismatches]
+        return "\n".join(lines)
+
+
+def check_graph(
+    graph: OperatorGraph | AtomGraph, parts: Sequence[int] = (2, 4), seed: int = 0, thorough: bool = False
+) -> Report:
+    """Check every operator of a graph once per signature, in every way its rule can split it.
+
+    Args:
+        parts: numbers of ranks tried where they divide; loops that may be uneven are cut in 3 as well.
+        thorough: also two axes at once, nested on one loop and on two different ones. Kernels are
+            always checked on two axes and on the micro-batch axis, because they see coordinates.
+    """
+    atoms = graph if isinstance(graph, AtomGraph) else refine_graph(graph)
+    report, seen = Report(), set[Any]()
+    for op in atoms.graph.operators:
+        report.operators += 1
+        space = atoms.spaces[op.name]
+        if not space.known:
+            report.unknown[op.target] += 1
+        if space.discovered:
+            report.discovered[op.target] += 1
+        loops = [i for i, dim in enumerate(space.dims) if dim.splittable and is_offered(op, atoms, i)]
+        if space.known and not loops:
+            report.unsplit[op.target] += 1
+        signature = _signature(op, atoms)
+        if signature in seen:
+            continue
+        seen.add(signature)
+        report.signatures += 1
+        for choices, mesh in _splits(op, atoms, loops, parts, thorough):
+            report.splits += 1
+            mismatch = check_choices(op, atoms, choices, mesh, seed)
+            if mismatch is not None:
+                report.mismatches.append(mismatch)
+    return report
+
+
+def _splits(
+    op: Operator, atoms: AtomGraph, loops: list[int], parts: Sequence[int], thorough: bool
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    space, graph = atoms.spaces[op.name], atoms.graph
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((NONE, NONE), (1, 2))]
+
+    def divides(loop: int, count: int) -> bool:
+        return space.dims[loop].size % count == 0
+
+    for loop in loops:
+        found += [((NONE, loop), (1, count)) for count in parts if divides(loop, count)]
+        if space.dims[loop].uneven and chunk(space.dims[loop].size, 3, 2)[1] > 0:
+            found.append(((NONE, loop), (1, 3)))
+        kernel = localise(Placed(op, atoms, (NONE, loop), (1, 2))).is_kernel and divides(loop, 2)
+        if kernel and _follows_micro_batches(op, atoms, loop):
+            found.append(((loop, NONE), (2, 1)))
+        if kernel or thorough:
+            found += [
+                ((NONE, loop, other), (1, 2, 2))
+                for other in loops
+                if (divides(loop, 4) if other == loop else divides(loop, 2) and divides(other, 2))
+            ]
+    operands: tuple[Operand, ...] = space.reads
+    activations = all(
+        graph.tensors[o.tensor].kind == "activation" and graph.tensors[o.tensor].dtype in FLOATING
+        for o in operands
+    )
+    if space.linear and activations and operands:
+        found.append(((NONE, PARTIAL), (1, 2)))
+    return found
+
+
+def _follows_micro_batches(op: Operator, atoms: AtomGraph, loop: int) -> bool:
+    """Pieces in time cannot talk to each other, and batch statistics refuse them."""
+    call = localise(Placed(op, atoms, (loop, NONE), (2, 1)))
+    return "batch_norm" not in op.target and not any(MICRO_AXIS in c.axes for c in call.collectives)
+
+
+def _signature(op: Operator, atoms: AtomGraph) -> Any:
+    """Everything that decides what is checked, without names."""
+    tensors, number = atoms.graph.tensors, dict[str, int]()
+
+    def described(name: str) -> Any:
+        t = tensors[name]
+        index = number.setdefault(name, len(number))
+        constant = name if t.kind == "constant" else ""
+        return index, t.shape, t.dtype, t.kind == "activation", t.requires_grad, atoms.atoms[name], constant
+
+    names = [described(n) for n in (*op.inputs(), *op.outputs)]
+    static = repr((op.args, sorted(op.kwargs.items())))
+    for name in sorted(number, key=len, reverse=True):
+        static = static.replace(f"'{name}'", str(number[name]))
+    space = atoms.spaces[op.name]
+    operands = [(o.dims, o.added, o.synced) for o in (*space.reads, *space.writes)]
+    return op.target, static, repr(names), space.dims, repr(operands)

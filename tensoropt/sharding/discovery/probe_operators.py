@@ -1,0 +1,97 @@
+"""Twins: an operator without a rule on small random tensors, to be run whole and in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Tensor
+from tensoropt.sharding.discovery.samples import sample_inputs
+from tensoropt.sharding.local import LocalCall
+
+TWIN_SIZES = (6, 8, 10, 12, 14, 18, 20)
+LARGEST_TWIN = 1 << 17
+"""Elements of an operand above which the operator is not run at its own sizes."""
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The operator on small tensors: a graph of its own, of one operator."""
+
+    op: Operator
+    graph: OperatorGraph
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(self.graph.tensors[n] for n in self.op.outputs)
+
+    def values(self, seed: int) -> dict[str, torch.Tensor]:
+        values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
+        return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
+
+    def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        return _call(self.op, values)
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    return dtype
+
+
+def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    call = LocalCall(op.target, op.args, op.kwargs, op.name)
+    args, kwargs = call.arguments(values.__getitem__)
+    with torch.no_grad():
+        result = call.bind(None)(*args, **kwargs)  # type: ignore[arg-type]  # no kernel, no context
+    parts = [result] if isinstance(result, torch.Tensor) else list(result)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def twins_of(op: Operator, graph: OperatorGraph) -> Iterator[Twin]:
+    """The operator at two sets of small sizes and, where its tensors are small, at its own."""
+    names = tuple(dict.fromkeys(op.inputs()))
+    tensors = [graph.tensors[n] for n in names]
+    if not tensors:
+        return
+    sizes = sorted({size for t in tensors for size in t.shape if size > 1})
+    bound = any(value_matters(t, graph.constants.get(t.name)) for t in tensors)
+    maps: list[dict[int, int]] = []
+    if not bound and len(sizes) < len(TWIN_SIZES):
+        maps = [dict(zip(sizes, TWIN_SIZES[start:], strict=False)) for start in (0, 1)]
+    if all(t.elements <= LARGEST_TWIN for t in tensors):
+        maps.append({})
+    for sized in maps:
+        with suppress(Exception):  # sizes that belong together do not fit any others
+            yield _twin(op, graph, tensors, sized)
+
+
+def _twin(op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]) -> Twin:
+    small = {
+        t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
+        for t in tensors
+    }
+    constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
+    draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
+    made = Twin(op, draft).run(Twin(op, draft).values(0))
+    assert len(made) == len(op.outputs), f"{op.target} gives {len(made)} tensors"
+    results = {
+        name: replace(graph.tensors[name], shape=tuple(value.shape))
+        for name, value in zip(op.outputs, made, strict=True)
+    }
+    if not sized:
+        assert all(results[n].shape == graph.tensors[n].shape for n in op.outputs)
+    alone = replace(draft, tensors={**small, **results}, operators=(op,), outputs=tuple(op.outputs))
+    return Twin(op, alone)
+
+
+def value_matters(tensor: Tensor, value: Any) -> bool:
+    """Whether a constant's values decide what the operator does: indices and masks do."""
+    return value is not None and not value.is_meta and tensor.dtype not in FLOATING

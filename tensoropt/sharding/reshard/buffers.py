@@ -1,0 +1,36 @@
+"""What lives only while something moves: the buffers of reshardings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tensoropt.sharding.reshard.steps import Step
+
+
+def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
+    """The most elements alive of a resharding beside its input, result included.
+
+    Shards along an atom that has others around it are no contiguous pieces of memory: collectives then need
+    a copy with the pieces one after the other, and gathered pieces another to be put together. So do shards
+    of which some are smaller: the pieces are padded, and cut when they are put together.
+    """
+    peak = 0
+    for i, s in enumerate(steps):
+        parts, before, after = prod(mesh[a] for a in s.axes), prod(s.before), prod(s.after)
+        if s.kind == "all_gather":
+            uneven = parts * s.before[s.atom] != s.after[s.atom]
+            made = parts * before + after * (uneven or _lies_inside(s.before, s.atom))
+        elif s.kind == "reduce_scatter":
+            uneven = parts * s.after[s.atom] != s.before[s.atom]
+            made = after + parts * after * (uneven or _lies_inside(s.before, s.atom))
+        elif s.kind == "all_to_all":
+            made = before * (1 + _lies_inside(s.before, s.target)) + after * _lies_inside(s.before, s.atom)
+        else:
+            made = after
+        peak = max(peak, made + (before if i else 0))
+    return peak
+
+
+def _lies_inside(shape: Sequence[int], atom: int) -> bool:
+    return any(size > 1 for size in shape[: max(atom, 0)])

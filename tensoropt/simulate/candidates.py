@@ -1,0 +1,163 @@
+"""What can be chosen, by index: the configurations of cost tables, or the single ones of a given strategy.
+
+The judge plays rows of indices from a menu, so that many strategies share what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensoropt.costs.tables import CostTables
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
+from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.regions import Region
+from tensoropt.sharding.strategy import Strategy
+
+Indices = NDArray[np.int64]
+Value = TypeVar("Value")
+
+
+class Menu(Protocol):
+    """Configurations, homes and stored layouts by index."""
+
+    @property
+    def graph(self) -> GroupGraph: ...
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The blocks that some strategy of the menu recomputes."""
+        ...
+
+    def again(self, group: Group) -> Sequence[bool]:
+        """Per configuration whether the group is recomputed in backward."""
+        ...
+
+    def configurations(self, group: Group) -> Sequence[Configuration]: ...
+
+    def facts(self, group: Group) -> Sequence[Facts]: ...
+
+    def works(self, group: Group) -> Sequence[Workload]: ...
+
+    def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+        """Stored layouts of the group's own parameters."""
+        ...
+
+    def hubs(self, name: str) -> Sequence[Layout]: ...
+
+    def shared(self, name: str) -> Sequence[Layout]: ...
+
+    def look(self, group: Group) -> Hashable:
+        """Equal for groups with the same configurations, facts and works."""
+        ...
+
+
+class TableMenu:
+    """The menu of cost tables."""
+
+    def __init__(self, tables: CostTables):
+        self.tables = tables
+        self.graph, self.mesh, self.regions = tables.graph, tables.mesh, tables.regions
+        self._configurations: dict[str, list[Configuration]] = {}
+
+    def again(self, group: Group) -> Sequence[bool]:
+        return self.tables.by_name[group.name].again
+
+    def configurations(self, group: Group) -> Sequence[Configuration]:
+        if group.name not in self._configurations:
+            count = len(self.again(group))
+            self._configurations[group.name] = [self.tables.configuration(group, i) for i in range(count)]
+        return self._configurations[group.name]
+
+    def facts(self, group: Group) -> Sequence[Facts]:
+        return self._per_configuration(group, self.tables.templates[group.name].facts)
+
+    def works(self, group: Group) -> Sequence[Workload]:
+        return self._per_configuration(group, self.tables.templates[group.name].works)
+
+    def _per_configuration(self, group: Group, values: Sequence[Value]) -> Sequence[Value]:
+        """What a template has once, for every configuration: once plain, once more recomputed."""
+        return [values[i % len(values)] for i in range(len(self.again(group)))]
+
+    def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+        return self.tables.by_name[group.name].options[configuration][option]
+
+    def hubs(self, name: str) -> Sequence[Layout]:
+        return self.tables.by_name[f"hub:{name}"].layouts
+
+    def shared(self, name: str) -> Sequence[Layout]:
+        return self.tables.by_name[f"parameter:{name}"].layouts
+
+    def look(self, group: Group) -> Hashable:
+        # Of two groups of one template, only one may lie in a region and come recomputed, too.
+        return id(self.tables.templates[group.name]), len(self.again(group))
+
+    def rows(
+        self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
+    ) -> tuple[dict[str, Indices], dict[str, Indices]]:
+        """Points of the search, (choice, options) each, as one array per variable: (choices, options)."""
+        names = [v.name for v in self.tables.variables]
+        groups = [g.name for g in self.graph.groups]
+        choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
+        options = np.array([[o.get(n, 0) for n in groups] for _, o in chosen], dtype=np.int64)
+        return (
+            {n: choices[:, i] for i, n in enumerate(names)},
+            {n: options[:, i] for i, n in enumerate(groups)},
+        )
+
+
+class StrategyMenu:
+    """A menu with one strategy on it, which need not be in any table.
+
+    Args:
+        works, facts: per group name those of its configuration; works may be missing when only bytes are
+            followed.
+    """
+
+    def __init__(
+        self, strategy: Strategy, facts: Mapping[str, Facts], works: Mapping[str, Workload] | None = None
+    ):
+        self.strategy = strategy
+        self.graph, self.mesh, self.regions = strategy.graph, strategy.mesh, strategy.recomputed
+        self._facts, self._works = facts, works
+
+    def again(self, group: Group) -> Sequence[bool]:
+        return (self.strategy.forwards(group.name) > 1,)
+
+    def configurations(self, group: Group) -> Sequence[Configuration]:
+        return (self.strategy.configurations[group.name],)
+
+    def facts(self, group: Group) -> Sequence[Facts]:
+        return (self._facts[group.name],)
+
+    def works(self, group: Group) -> Sequence[Any]:
+        return (self._works[group.name] if self._works is not None else None,)
+
+    def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+        return tuple(self.strategy.stored[name] for name in group.parameters)
+
+    def hubs(self, name: str) -> Sequence[Layout]:
+        return (self.strategy.hubs[name],)
+
+    def shared(self, name: str) -> Sequence[Layout]:
+        return (self.strategy.stored[name],)
+
+    def look(self, group: Group) -> Hashable:
+        return group.name
+
+    def row(self) -> tuple[dict[str, Indices], dict[str, Indices]]:
+        """The one strategy as rows."""
+        zero = np.zeros(1, dtype=np.int64)
+        names = [g.name for g in self.graph.groups]
+        hubs = [f"hub:{n}" for n in self.graph.hubs]
+        shared = [f"parameter:{n}" for n in self.graph.shared]
+        return dict.fromkeys((*names, *hubs, *shared), zero), dict.fromkeys(names, zero)

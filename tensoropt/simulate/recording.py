@@ -1,0 +1,93 @@
+"""Recordings of a simulated step: rows of operators and reshardings, a timeline, a memory curve.
+
+All plain data, in bytes of one rank and seconds of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """A group of operators; bytes of one rank, seconds of one step (all micro-batches).
+
+    ``transient_bytes`` is the larger of forward's and backward's own peak. ``communication_s`` is what the
+    group waits for: its inputs, its parameters, its kernels. ``source``: of its compute seconds.
+    ``recomputed``: its forward runs twice, and what it keeps lives only while its region's backward runs.
+    """
+
+    group: str
+    members: tuple[str, ...]
+    module: str
+    configuration: Mapping[str, str]
+    options: tuple[str, ...]
+    parameters_bytes: int
+    gradients_bytes: int
+    state_bytes: int
+    kept_bytes: int
+    transient_bytes: int
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    source: str
+    recomputed: bool = False
+
+
+@dataclass(frozen=True)
+class EdgeRow:
+    """A resharding; ``bytes`` of one rank and ``seconds`` per step, forward and backward, copies included."""
+
+    tensor: str
+    kind: str
+    producer: str
+    consumer: str
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    collectives: tuple[str, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TimelineEvent:
+    """Something that takes time. ``lane``: ``compute``, or ``link`` and the mesh axes of a collective; in a
+    placed plan ``device`` and its number, or ``link`` and what a message occupies."""
+
+    name: str
+    lane: str
+    start_s: float
+    duration_s: float
+    phase: str
+    group: str
+
+
+@dataclass(frozen=True)
+class MemoryAt:
+    """Bytes alive from ``time_s`` on, by kind."""
+
+    time_s: float
+    parameters: float
+    gradients: float
+    optimizer: float
+    kept: float
+    transient: float
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication beside something else."""
+
+    total_s: float
+    compute_s: float
+    exposed_s: float
+    hidden_s: float
+    idle_s: float

@@ -1,0 +1,217 @@
+"""What a plan's results are compared with: the same graph unsplit, and the model it was captured from."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture import find_loss
+from tensoropt.capture.validity import valid_values
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import LoadedModel, ModelSpec, load_model, open_model
+from tensoropt.placement.execute.engine import AnyEngine
+from tensoropt.sharding.local import draws_numbers
+from tensoropt.verify.differences import largest_of, named_difference, not_finite, outputs_difference
+
+OPTIMIZER_STEPS = 2
+"""Steps after which parameters are compared: the second one starts from moved weights and used state."""
+GRADIENT_FLOOR = 1e-3
+"""A parameter's gradients are compared relative to its own largest one, but to no less than this share of the
+model's largest: BERT's key biases have gradients that are zero but for rounding."""
+NARROW_FLOOR = 5e-2
+"""The same under mixed precision, where rounding is 4e-3 and sums of it more."""
+
+
+def smooth_optimizers(floor: float) -> dict[str, Any]:
+    """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
+    where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
+    eps = max(floor, 1e-8)
+    return {
+        "momentum": lambda leaves: torch.optim.SGD(leaves, lr=1e-2, momentum=0.9),
+        "adam": lambda leaves: torch.optim.Adam(leaves, lr=1e-3, eps=eps),
+    }
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run gives: in training loss, gradients, parameters and buffers after the steps; else outputs.
+
+    Attributes:
+        outputs: the loss alone in training.
+        after: per optimizer the parameters after its steps.
+        floor: the size below which gradients are not looked at.
+        rounding: what mixed precision alone changes, by kind of result; only what is finite.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    gradients: Mapping[str, torch.Tensor]
+    after: Mapping[str, Mapping[str, torch.Tensor]]
+    buffers: Mapping[str, torch.Tensor]
+    floor: float = 0.0
+    rounding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def not_finite(self) -> dict[str, int]:
+        """How many values are NaN or infinite, by what they are of; empty for a model that computes none."""
+        outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
+        gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
+        after = {
+            f"{name} after {optimizer}": value
+            for optimizer, values in self.after.items()
+            for name, value in values.items()
+        }
+        buffers = {f"buffer {name}": value for name, value in self.buffers.items()}
+        return not_finite({**outputs, **gradients, **after, **buffers})
+
+
+def first_step(
+    engine: AnyEngine, loaded: LoadedModel
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """(outputs, gradients) of the first step; the gradients are copies."""
+    engine.runtime.step = 0
+    if not engine.training:
+        with torch.no_grad():
+            return engine(*loaded.inputs), {}
+    outputs = engine(*loaded.inputs)
+    outputs[0].backward()
+    return (outputs[0].detach(),), {n: g.clone() for n, g in engine.shards.gradients.items()}
+
+
+def after_steps(
+    engine: AnyEngine, loaded: LoadedModel, floor: float
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
+    after: dict[str, dict[str, torch.Tensor]] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    if not engine.training:
+        return after, buffers
+    for name, make in smooth_optimizers(floor).items():
+        engine.load(loaded.values)
+        engine.runtime.step = 0
+        leaves = list(engine.shards.leaves.values())
+        optimizer = make(leaves) if leaves else None
+        for _ in range(OPTIMIZER_STEPS):
+            engine.shards.clear()
+            engine(*loaded.inputs)[0].backward()
+            if optimizer is not None:
+                optimizer.step()
+        engine.settle()
+        after[name] = {n: leaf.detach().clone() for n, leaf in engine.shards.leaves.items()}
+        buffers = {n: value.clone() for n, value in engine.buffers.items()}
+    engine.load(loaded.values)
+    engine.shards.clear()
+    return after, buffers
+
+
+def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Results:
+    """Run the unsplit graph once; kept with the loaded model."""
+    key = ("reference", seed)
+    if key not in loaded.memory:
+        narrow = loaded.spec.compute_dtype != "float32"
+        engine = Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
+        outputs, gradients = first_step(engine, loaded)
+        if floor is None:
+            floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
+        after, buffers = after_steps(engine, loaded, floor)
+        found = Results(outputs, gradients, after, buffers, floor)
+        if narrow:
+            found = replace(found, rounding=_rounding(loaded.spec, seed, found))
+        loaded.memory[key] = found
+    return loaded.memory[key]
+
+
+def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> dict[str, float]:
+    """How far the narrower type alone takes the unsplit model from what it gives in float32."""
+    wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
+    changes = {
+        "loss": outputs_difference(narrow.outputs, wide.outputs),
+        "gradient": named_difference(narrow.gradients, wide.gradients, narrow.floor),
+        "parameter": max(
+            (
+                named_difference(values, wide.after[optimizer], GRADIENT_FLOOR)
+                for optimizer, values in narrow.after.items()
+            ),
+            default=0.0,
+        ),
+        "buffer": named_difference(narrow.buffers, wide.buffers, GRADIENT_FLOOR),
+    }
+    # Where the narrow type overflows nothing is learned of its rounding, and nothing more is allowed.
+    return {kind: change if math.isfinite(change) else 0.0 for kind, change in changes.items()}
+
+
+def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> dict[str, Any] | None:
+    """The unsplit graph against the module it was captured from; None for models that draw random numbers."""
+    loaded = load_model(spec)
+    if draws_at_random(loaded):
+        return None
+    ref = reference(loaded, seed)
+    model, args, kwargs = spec.build()
+    if spec.device == "cuda":
+        model = model.cuda()
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, (args, kwargs))
+    if spec.mode == "inference":
+        with torch.no_grad():
+            outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))
+        tensors = [v for v in outputs if isinstance(v, torch.Tensor)]
+        return {
+            "loss_difference": outputs_difference(ref.outputs, tensors),
+            "gradient_difference": None,
+            "not_finite": ref.not_finite,
+        }
+    with valid_values():  # a layer that capture kept is not dropped here either
+        _, loss = find_loss(model.train()(*args, **kwargs))
+    loss.backward()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    wanted: dict[str, torch.Tensor] = {}
+    for tensor in loaded.captured.graph.parameters:
+        if tensor.requires_grad:
+            gradient = parameters[str(tensor.key)].grad
+            if gradient is None:  # the loss does not depend on it
+                gradient = torch.zeros_like(ref.gradients[tensor.name])
+            wanted[tensor.name] = gradient
+    of_graph = {name: ref.gradients[name] for name in wanted}
+    return {
+        "loss_difference": outputs_difference(ref.outputs, [loss]),
+        "gradient_difference": named_difference(of_graph, wanted, ref.floor),
+        "not_finite": ref.not_finite,
+    }
+
+
+def precision(loaded: LoadedModel) -> str:
+    """The lowest floating precision anything is computed in (some models cast to float32 inside)."""
+    used = {t.dtype for t in loaded.captured.graph.tensors.values()}
+    order = ("bfloat16", "float16", "float32", "float64")
+    return next((dtype for dtype in order if dtype in used), "float32")
+
+
+_KINKED = re.compile(
+    r"(leaky_|p|r)?relu6?|hard\w+|softshrink|threshold|clamp\w*|abs|(arg|a)?(max|min)|maximum|minimum|"
+    r"(adaptive_)?max_pool\w+|topk|sort|gt|ge|lt|le|round|floor|ceil|trunc|sign|l1_loss"
+)
+
+
+def has_kinks(loaded: LoadedModel) -> bool:
+    """Whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a maximum
+    between equals, a comparison."""
+    packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
+    return any(_KINKED.fullmatch(packet) for packet in packets)
+
+
+def draws_at_random(loaded: LoadedModel) -> bool:
+    """Whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
+    if loaded.spec.mode == "inference":
+        return False
+    for op in loaded.captured.graph.operators:
+        if "scaled_dot_product_attention" in op.target:
+            if op.args[4] if len(op.args) > 4 else op.kwargs.get("dropout_p", 0.0):
+                return True
+        elif draws_numbers(op):
+            return True
+    return False

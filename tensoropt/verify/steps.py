@@ -1,0 +1,102 @@
+"""One step of a plan, run to be watched: what it sends, what it keeps alive, how long it takes.
+
+The same functions watch ranks of this machine and fake ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.engine.engine import Engine
+from tensoropt.placement.execute.engine import AnyEngine
+from tensoropt.profiling.measure import make_optimizer
+from tensoropt.verify.recorder import Collective, CollectiveRecorder, MemoryTracker
+
+
+class Step:
+    """A training step (clear, forward, backward, optimizer), or an inference call where the graph is for one.
+
+    Attributes:
+        optimizer: None in inference.
+    """
+
+    def __init__(self, engine: AnyEngine, inputs: Sequence[torch.Tensor], optimizer: str):
+        self.engine = engine
+        self.inputs = tuple(inputs)
+        trained = [v for v in engine.shards.leaves.values() if v.requires_grad]
+        self.optimizer = make_optimizer(optimizer, trained) if engine.training and trained else None
+
+    def model(self) -> None:
+        """The step without its optimizer: all that ranks say to each other."""
+        if not self.engine.training:
+            with torch.no_grad():
+                self.engine(*self.inputs)
+            return
+        self.engine.shards.clear()
+        self.engine(*self.inputs)[0].backward()
+
+    def __call__(self) -> None:
+        self.model()
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def optimizer_state(self) -> list[torch.Tensor]:
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        values = [value for state in states for value in state.values()]
+        return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def issued(engine: AnyEngine, run: Callable[[], object]) -> list[Collective]:
+    """The collectives that ``run`` issues on this rank, in order."""
+    with CollectiveRecorder(engine.runtime.mesh) as recorder:
+        run()
+    return recorder.issued
+
+
+def tracked_memory(step: Step) -> dict[str, int]:
+    """Bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step makes.
+
+    Args:
+        step: one that was run already, so that the optimizer's state is there.
+    """
+    engine = step.engine
+    tracker = MemoryTracker()
+    tracker.exclude(step.inputs)
+    tracker.exclude(engine.module.buffers())
+    tracker.exclude(engine.buffers.values())
+    copies, waiting = [], []
+    if isinstance(engine, Engine):
+        copies, waiting = list(engine.runtime.held.values()), list(engine.held.waiting.values())
+    parts = {
+        "parameters": [v.detach() for v in (*engine.shards.leaves.values(), *copies)],
+        "gradients": [*engine.shards.book.tensors, *waiting],
+        "optimizer": step.optimizer_state(),
+    }
+    del copies  # the step replaces them, so nobody else may keep the old ones
+    sizes = {}
+    for name in tuple(parts):
+        before = tracker.now_bytes
+        tracker.add(parts.pop(name))
+        sizes[name] = tracker.now_bytes - before
+    with tracker:
+        step()
+    return {**sizes, "peak": tracker.peak_bytes, "inputs_and_constants": tracker.excluded_bytes}
+
+
+def step_times(step: Step, count: int) -> list[float]:
+    """Seconds of each of ``count`` steps after one that warms up; all ranks start together."""
+    runtime, seconds = step.engine.runtime, []
+    for index in range(count + 1 if count else 0):
+        if runtime.distributed:
+            dist.barrier()
+        runtime.synchronize()
+        start = time.perf_counter()
+        step()
+        runtime.synchronize()
+        if index:
+            seconds.append(time.perf_counter() - start)
+    return seconds

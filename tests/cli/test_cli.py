@@ -1,0 +1,608 @@
+"""The command line: every verb, and every kind of input that cannot be used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt import __version__
+from tensoropt.cli.parser import main
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 32)
+        self.b = nn.Linear(32, 8)
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.b(torch.relu(self.a(x))), y)
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 8)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.a(x).sum()
+        return self.a(x).mean()
+
+def net():
+    return Net(), (torch.randn(8, 16), torch.randint(0, 8, (8,)))
+
+def wider():
+    model = Net()
+    model.a, model.b = nn.Linear(16, 64), nn.Linear(64, 8)
+    return model, (torch.randn(8, 16), torch.randint(0, 8, (8,)))
+
+def branching():
+    return Branching(), (torch.randn(8, 16),)
+
+def nothing():
+    return None
+
+def broken():
+    raise ValueError("out of ideas")
+"""
+TALKING = """
+import atexit, ctypes, os, subprocess, sys
+import torch
+from torch import nn
+
+def talk(where):
+    print("printed", where)
+    sys.stdout.write(f"written {where}\\n")
+    sys.__stdout__.write(f"to the first stdout {where}\\n")
+    os.write(1, f"to the descriptor {where}\\n".encode())
+    ctypes.CDLL(None).printf(b"by C\\n")
+    subprocess.run(["echo", "by a process", where], check=True)
+
+talk("at import")
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(16, 8)
+
+    def forward(self, x):
+        talk("in forward")
+        return self.a(x).mean()
+
+def net():
+    talk("in the function")
+    return Net(), (torch.randn(8, 16),)
+
+def quitting():
+    atexit.register(talk, "at exit")
+    return net()
+"""
+CLUSTER = "devices: [{kind: H100-80GB, count: 2}]\nlinks: {intra_node: NVLink4}\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model and a cluster file, in which the command is run."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "net.py").write_text(MODEL)
+    (folder / "talking.py").write_text(TALKING)
+    (folder / "two.yaml").write_text(CLUSTER)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def explored(place: Path) -> Path:
+    arguments = ["explore", "net.py:net", "--cluster", "two.yaml", "--out", "out", "--micro-batches", "1,2"]
+    assert main(arguments) == 0
+    return place / "out"
+
+
+@pytest.fixture
+def run(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def refused(answer: tuple[int, str, str], words: str) -> None:
+    """The input cannot be used, and one sentence says why."""
+    code, _, err = answer
+    assert code == 2
+    assert words in err
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it: nothing around it, no NaN, no Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# -- verbs ----------------------------------------------------------------------------------------
+
+
+def test_help_and_version_are_quick_and_light() -> None:
+    for flag in ("--help", "--version"):
+        code = (
+            "import sys, time\n"
+            "from tensoropt.cli.parser import main\n"
+            f"try: main(['{flag}'])\n"
+            "except SystemExit: pass\n"
+            "assert time.process_time() < 0.5, time.process_time()\n"  # of the processor, whatever else runs
+            "assert not {'torch', 'numpy', 'numba'} & set(sys.modules)"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+
+
+def test_python_m_is_the_same_command() -> None:
+    command = [sys.executable, "-m", "tensoropt", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"tensoropt {__version__}\n"
+
+
+def test_explore_leaves_a_frontier_and_prints_it(run: Any, explored: Path) -> None:
+    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "again", "--epsilon", "0")
+    assert code == 0
+    assert "memory/" in out
+    assert "every operator has a rule" in out
+    assert "exploring with model net.py:net" in err
+    assert "optimizer adam" in err
+    assert "\r" not in err
+    with open("again/frontier.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]
+    assert memory == sorted(set(memory))
+    assert time_s == sorted(set(time_s), reverse=True)
+    assert {r["exact"] for r in rows} == {"true"}
+
+
+def test_explore_answers_machines(run: Any, explored: Path) -> None:
+    arguments = (*NET, "--cluster", "two.yaml", "--out", "json", "--micro-batches", "1,2")
+    code, out, _ = run(*arguments, "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert data["points"][0]["memory_bytes"] < data["points"][-1]["memory_bytes"]
+    assert data["model"]["source"] == "net.py:net"
+    # The same command twice gives the same plans.
+    assert (explored / "frontier.csv").read_bytes() == Path("json/frontier.csv").read_bytes()
+
+
+def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
+    points = json.loads((explored / "exploration.json").read_text())["points"]
+    code, out, _ = run("choose", "out", "--memory", "1GiB", "--out", "fast.json", "--json")
+    assert (code, json.loads(out)["point"]) == (0, len(points) - 1)
+    assert json.loads(Path("fast.json").read_text()) == json.loads(out)["plan"]
+    code, out, _ = run("choose", "out", "--time", "10s", "--json")
+    assert (code, json.loads(out)["point"], json.loads(out)["out"]) == (0, 0, None)
+    code, out, _ = run("choose", "out", "--knee")
+    assert code == 0
+    assert "per device" in out
+
+
+def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) -> None:
+    arguments = (*NET, "--cluster", "two.yaml", "--micro-batches", "1")
+    code, out, _ = run(*arguments, "--devices", "auto", "--out", "sizes", "--json")
+    assert code == 0
+    assert [row["devices"] for row in json.loads(out)["profile"]["rows"]] == [1, 2]
+    assert "<=" in run("choose", "sizes", "--profile")[1]
+    assert '"devices": 1' in run("choose", "sizes", "--memory", "1GiB", "--devices", "auto", "--json")[1]
+    assert '"devices": 2' in run("choose", "sizes", "--memory", "1GiB", "--devices", "2", "--json")[1]
+    refused(run("choose", "sizes", "--memory", "1GiB"), "holds 2 explorations; add --devices")
+    refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
+    refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
+
+
+def test_planners_run_beside_a_saved_frontier_without_its_model(run: Any, explored: Path) -> None:
+    code, out, _ = run("recost", "out", "--planners", "data_parallel", "--out", "beside")
+    assert code == 0
+    assert "data_parallel" in out
+    refused(run("recost", "out", "--planners", "dta_parallel", "--out", "x"), "did you mean data_parallel")
+
+
+def test_export_writes_both_files(run: Any, explored: Path) -> None:
+    code, out, _ = run("export", "out", "--csv", "f.csv", "--strategies", "s.csv")
+    assert code == 0
+    assert "f.csv" in out
+    assert Path("f.csv").read_bytes() == (explored / "frontier.csv").read_bytes()
+    assert Path("s.csv").read_text().startswith("point,operator,axis_0")
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [("models", "zoo:gpt2-demo"), ("clusters", "dgx-v100"), ("planners", "frontier")]
+)
+def test_lists(run: Any, what: str, name: str) -> None:
+    code, out, _ = run("list", what)
+    assert code == 0
+    assert name in out
+    code, out, _ = run("list", what, "--json")
+    assert name in [entry["name"] for entry in json.loads(out)[what]]
+
+
+@pytest.mark.distributed
+def test_verify_a_plan(run: Any, explored: Path) -> None:
+    assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
+    code, out, _ = run("verify", "knee.json", "--json", "--ranks")
+    data = json.loads(out)
+    assert (code, data["ok"]) == (0, True)
+    assert data["checked_on"] == "run on 2 CPU ranks of this machine"
+    fixed = {
+        "loss_difference", "gradient_difference", "collectives_predicted", "collectives_issued",
+        "memory_predicted_bytes", "memory_tracked_bytes", "time_predicted_s", "time_measured_s",
+    }  # fmt: skip
+    assert fixed <= set(data["plans"][0])
+    assert data["plans"][0]["collectives_predicted"] == data["plans"][0]["collectives_issued"]
+
+
+def test_verify_without_the_devices(run: Any, explored: Path) -> None:
+    assert run("choose", "out", "--knee", "--out", "knee.json")[0] == 0
+    code, out, _ = run("verify", "knee.json")
+    assert code == 0, out
+    assert "2 GPUs of two are not here, so this was checked on fake ranks" in out
+    assert "fake ranks looked at: 0, 1" in out
+
+
+@pytest.mark.distributed
+def test_verify_an_inference_plan(run: Any) -> None:
+    explore = ("explore", "net.py:net", "--cluster", "two.yaml", "--out", "inference", "--mode", "inference")
+    assert run(*explore)[0] == 0
+    assert run("choose", "inference", "--knee", "--out", "inference.json")[0] == 0
+    for how in ("--ranks", "--fake"):
+        code, out, _ = run("verify", "inference.json", how, "--json")
+        plan = json.loads(out)["plans"][0]
+        assert code == 0, out
+        assert plan["collectives_predicted"] == plan["collectives_issued"]
+        assert plan["loss_difference"] is None if how == "--fake" else plan["loss_difference"] < 1e-5
+
+
+@pytest.mark.distributed
+def test_verify_random_strategies(run: Any) -> None:
+    code, out, err = run("verify", "net.py:net", "--random", "2", "--seed", "5")
+    assert code == 0, out
+    assert "on cluster local:2 (the default" in err
+    assert "2 of 2 plans ok" in out
+
+
+# -- constraints ----------------------------------------------------------------------------------
+
+CONSTRAINTS = """
+pin:
+  - {operators: a, axes: {"*": out_features}}
+  - {parameters: b.weight, axes: {gpu: sharded}}
+  - {operators: b, axes: {gpu: heads}, soft: true}
+together: [[a, b]]
+devices: [{operators: "*", kinds: ["A100*", H100-80GB]}]
+"""
+
+
+def test_constraints_hold_from_the_file_to_every_point(run: Any, place: Path) -> None:
+    (place / "all.yaml").write_text(CONSTRAINTS)
+    arguments = ["net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints", "all.yaml"]
+    code, out, err = run("explore", *arguments, "--out", "held")
+    assert code == 0, err
+    assert "given up, as it is soft: pin 3 (b: gpu=heads)" in out
+    assert "constraints all.yaml" in err
+    assert run("export", "held", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
+    with open(place / "s.csv", newline="") as file:
+        split = {(row["point"], row["operator"]): row["axis_0"] for row in csv.DictReader(file)}
+    assert {label for (_, name), label in split.items() if name in ("linear", "linear_1")} == {"out_features"}
+    assert run("choose", "held", "--knee", "--out", "held.json")[0] == 0
+    plan = json.loads((place / "held.json").read_text())
+    assert plan["settings"]["constraints"]["together"] == [["a", "b"]]
+    code, _, err = run("recost", "held", "--out", "held-again")
+    assert code == 0, err
+    assert (place / "held" / "frontier.csv").read_bytes() == (
+        place / "held-again" / "frontier.csv"
+    ).read_bytes()
+
+
+def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) -> None:
+    (place / "rows.yaml").write_text('pin: [{operators: a, axes: {"*": none}}]')
+    code, _, err = run(
+        "compare", "net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints",
+        "rows.yaml", "--planners", "optcnn,data_parallel,flexflow", "--out", "kept", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert run("export", "kept", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
+    with open(place / "s.csv", newline="") as file:
+        assert {r["axis_0"] for r in csv.DictReader(file) if r["operator"] == "linear"} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "does not exist"),
+        ("pin: [", "not valid YAML"),
+        ("pin: [{operators: aa, axes: {gpu: none}}]", "did you mean a"),
+        ("pin: [{operators: a, axes: {gpus: none}}]", "did you mean gpu"),
+        ("pin: [{operators: a, axes: {gpu: out_feature}}]", "out_features"),
+        (
+            "pin: [{operators: a, axes: {gpu: none}}, {operators: linear, axes: {gpu: out_features}}]",
+            "contradicts pin 1",
+        ),
+        ("devices: [{operators: a, kinds: [A100-80GB]}]", "H100-80GB is not supported"),
+    ],
+)
+def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None, says: str) -> None:
+    file = place / "constraints.yaml"
+    file.unlink(missing_ok=True)
+    if text is not None:
+        file.write_text(text)
+    code, _, err = run("explore", "net.py:net", *EXPLORE, "--constraints", "constraints.yaml")
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
+# -- bad input ------------------------------------------------------------------------------------
+
+NET = ("explore", "net.py:net")
+EXPLORE = ("--cluster", "two.yaml", "--out", "bad")
+BAD = {
+    "no such file": (("explore", "none.py:net", *EXPLORE), "none.py"),
+    "no such function": (("explore", "net.py:missing", *EXPLORE), "has no function 'missing'"),
+    "no such module": (("explore", "no_such_module:net", *EXPLORE), "no_such_module"),
+    "not a model": (("explore", "net.py:nothing", *EXPLORE), "must return (model, args)"),
+    "raises": (("explore", "net.py:broken", *EXPLORE), "out of ideas"),
+    "no such zoo model": (("explore", "zoo:gpt5", *EXPLORE), "zoo"),
+    "no source": (("explore", "gpt2", *EXPLORE), "names no model"),
+    "export refuses": (("explore", "net.py:branching", *EXPLORE), "net.py:20 (if x.sum() > 0:)"),
+    "onnx that is none": (("explore", "fake.onnx", *EXPLORE), "fake.onnx"),
+    "unknown cluster": ((*NET, "--cluster", "dgx-v10", "--out", "bad"), "dgx-v100"),
+    "unknown device": ((*NET, "--cluster", "device.yaml", "--out", "bad"), "did you mean 'H100-80GB'"),
+    "negative bandwidth": ((*NET, "--cluster", "link.yaml", "--out", "bad"), "-25"),
+    "unknown link": ((*NET, "--cluster", "wire.yaml", "--out", "bad"), "did you mean 'NVLink4'"),
+    "no link": ((*NET, "--cluster", "unlinked.yaml", "--out", "bad"), "lacks intra_node"),
+    "no devices": ((*NET, "--cluster", "none.yaml", "--out", "bad"), "whole number of at least 1"),
+    "asymmetric pair": ((*NET, "--cluster", "pair.yaml", "--out", "bad"), "asymmetric"),
+    "budget nothing fits": ((*NET, *EXPLORE, "--memory", "1KiB"), "the smallest plan needs"),
+    "not a size": ((*NET, *EXPLORE, "--memory", "much"), "'much' is not a size"),
+    "micro-batches": ((*NET, *EXPLORE, "--micro-batches", "3"), "do not divide the batch of 8"),
+    "micro-batch words": ((*NET, *EXPLORE, "--micro-batches", "some"), "neither auto nor"),
+    "epsilon": ((*NET, *EXPLORE, "--epsilon", "2"), "epsilon 2"),
+    "batch of a file": ((*NET, *EXPLORE, "--batch", "4"), "--batch"),
+    "out is a file": ((*NET, "--cluster", "two.yaml", "--out", "net.py"), "cannot write into"),
+    "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
+    "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),
+    "choose nothing there": (("choose", "nowhere", "--knee"), "holds no exploration"),
+    "plan into nowhere": (("choose", "out", "--knee", "--out", "net.py/plan.json"), "cannot write"),
+    "csv into nowhere": (("export", "out", "--csv", "net.py/f.csv"), "cannot write"),
+    "plan that is none": (("verify", "two.yaml"), "not a plan"),
+    "no plan": (("verify", "none.json"), "cannot read the plan"),
+    "model without --random": (("verify", "net.py:net"), "--random"),
+    "no random": (("verify", "net.py:net", "--random", "0", "--cluster", "local:2"), "at least 1"),
+    "too many ranks": (
+        ("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64", "--ranks"), "512 are too"
+    ),
+    "links of GPUs elsewhere": (("measure-links", "--cluster", "dgx-a100"), "local:N"),
+    "demo elsewhere": (("demo", "--cluster", "dgx-a100", "--out", "bad"), "local:N"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case: str) -> None:
+    (place / "fake.onnx").write_bytes(b"this is no model")
+    (place / "device.yaml").write_text(CLUSTER.replace("H100-80GB", "H1000"))
+    (place / "link.yaml").write_text(CLUSTER.replace("NVLink4", "{latency: 5us, bandwidth: -25GB/s}"))
+    (place / "wire.yaml").write_text(CLUSTER.replace("NVLink4", "NVLink44"))
+    (place / "unlinked.yaml").write_text(CLUSTER.splitlines()[0])
+    (place / "none.yaml").write_text(CLUSTER.replace("count: 2", "count: 0"))
+    there, back = "{from: 0, to: 1, link: NVLink4}", "{from: 1, to: 0, link: PCIe4}"
+    (place / "pair.yaml").write_text(CLUSTER.replace("intra_node: NVLink4", f"pairs: [{there}, {back}]"))
+    before = snapshot(explored)
+    arguments, named = BAD[case]
+    code, out, err = run(*arguments)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
+    assert out == ""
+    assert last.startswith("tensoropt: error: ")
+    assert named in last
+    assert "unexpected" not in last
+    assert "Traceback" not in err
+    assert snapshot(explored) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (), ("fly",), ("explore",), ("choose", "out"), ("list", "cats"),
+        ("choose", "out", "--knee", "--time", "1"),
+        (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
+    ],
+)  # fmt: skip
+def test_unknown_words_are_refused_by_the_parser(run: Any, arguments: tuple[str, ...]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "usage: tensoropt" in err
+
+
+def test_errors_as_json_and_with_a_traceback(run: Any) -> None:
+    code, out, err = run("choose", "nowhere", "--knee", "--json")
+    assert code == 2
+    assert "holds no exploration" in json.loads(out)["error"]
+    assert "Traceback" not in err
+    code, _, err = run("choose", "nowhere", "--knee", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_a_plan_for_another_model(run: Any, explored: Path) -> None:
+    assert run("choose", "out", "--knee", "--out", "other.json")[0] == 0
+    plan = json.loads(Path("other.json").read_text())
+    plan["model"]["source"] = "net.py:wider"
+    Path("other.json").write_text(json.dumps(plan))
+    code, _, err = run("verify", "other.json")
+    assert code == 2
+    assert "explore this model again" in err.splitlines()[-1]
+
+
+def test_interrupted(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tensoropt.spaces.track_frontier", interrupt)
+    before = snapshot(explored)
+    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "tensoropt: error: interrupted; what was saved or timed is kept"
+    assert snapshot(explored) == before
+
+
+def test_a_full_disk(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    before = snapshot(explored)
+    code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    assert code == 2
+    assert "No space left on device; nothing was changed" in err.splitlines()[-1]
+    assert snapshot(explored) == before
+
+
+def test_a_fault_of_ours_is_one_sentence_too(
+    run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("a\nb")
+
+    monkeypatch.setattr("tensoropt.spaces.track_frontier", fault)
+    code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    assert code == 2
+    last = err.splitlines()[-1]
+    assert last == "tensoropt: error: unexpected RuntimeError: a b; run again with --debug for the traceback"
+
+
+def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys):
+    from tensoropt.profiling.store import ProfileStore
+
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "one"))
+    with ProfileStore() as store:
+        records = {
+            f"cpu/torch/2x1/train/{i}": {
+                "forward_s": 1e-3 * (i + 1),
+                "backward_s": 2e-3 * (i + 1),
+                "class": "norm",
+                "ideal_s": [1e-4 * (i + 1), 2e-4 * (i + 1)],
+                "device_type": "cpu",
+            }
+            for i in range(10)
+        }
+        store.put_many(records | {"cpu/torch/2x1/train/hung": {"error": "it did not end within 60 s"}})
+    assert main(["profiles", "--forget-failed"]) == 0
+    assert "1 records of what failed" in capsys.readouterr().out
+    assert main(["profiles", "--export", str(tmp_path / "records")]) == 0
+    assert "norm forward: 0 % (0 %), from 10" in capsys.readouterr().out
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "two"))
+    assert main(["profiles", "--import", str(tmp_path / "records")]) == 0
+    assert "10 records added" in capsys.readouterr().out
+
+
+def test_a_refused_exploration_leaves_no_empty_folder(run, place) -> None:
+    code, _, _ = run("explore", "zoo:no-such-model", "--cluster", "local:2", "--out", "fresh")
+    assert code == 2
+    assert not (place / "fresh").exists()
+
+
+# -- what a user's code prints --------------------------------------------------------------------
+
+TALKED = ("explore", "talking.py:net", "--cluster", "two.yaml", "--out", "talked")
+TALKED_BESIDE = ("compare", "talking.py:net", "--cluster", "two.yaml", "--planners", "data_parallel,m_topo")
+
+
+@pytest.fixture(scope="module")
+def talked(place: Path) -> Path:
+    assert main(TALKED) == 0
+    assert main(["choose", "talked", "--knee", "--out", "talked.json"]) == 0
+    return place / "talked"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        TALKED,
+        TALKED_BESIDE,
+        ("verify", "talked.json"),
+        ("verify", "talked.json", "--ranks"),
+        ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--ranks"),
+        ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--placed", "--fake"),
+        ("choose", "talked", "--knee"),
+        ("show", "talked"),
+        ("recost", "talked", "--out", "talked-again"),
+    ],
+    ids=lambda arguments: "-".join(word for word in arguments if "." not in word),
+)
+def test_what_a_model_prints_is_no_part_of_the_answer(
+    talked: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    capfd.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert strict(out)
+    assert out.startswith("{")
+    if arguments[0] in ("explore", "compare"):
+        for where in ("at import", "in the function", "in forward"):
+            for said in ("printed", "written", "to the first stdout", "to the descriptor", "by a process"):
+                assert f"{said} {where}\n" in err
+        assert "by C\n" in err
+
+
+def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
+    """Exit handlers print when the command line has returned, and C's buffer is written then."""
+    command = [sys.executable, "-m", "tensoropt", "explore", "talking.py:quitting", *TALKED[2:], "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert strict(run.stdout)["points"]
+    assert "printed at exit" in run.stderr
+
+
+def test_errors_of_a_model_that_prints_are_json_too(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert main(["verify", "talking.py:absent", "--random", "1", "--json"]) == 2
+    assert "has no function 'absent'" in strict(capfd.readouterr().out)["error"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(explored: Path) -> None:
+    command = f"{sys.executable} -m tensoropt list planners | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import tensoropt
+    from tensoropt.plan import load_model
+
+    capfd.readouterr()
+    loaded = load_model("talking.py:net", device="meta")
+    tensoropt.explore(loaded.model, loaded.args, cluster="two.yaml")
+    out = capfd.readouterr().out
+    assert "printed in the function\n" in out
+    assert "printed in forward\n" in out

@@ -1,0 +1,175 @@
+"""What constraints leave on a mesh, and that it can be searched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt import explore
+from tensoropt.capture import capture
+from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.costs.restrictions import check_devices, labels_of, restrict
+from tensoropt.plan.problem import Problem, prepare
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.sharding.constraints import ConstraintError, constraints_from_dict, match
+
+
+class Net(nn.Module):
+    """The second layer has 6 outputs, which 4 devices do not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 32)
+        self.b = nn.Linear(32, 6)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.b(torch.relu(self.a(x))), y)
+
+
+INPUTS = (torch.randn(8, 16), torch.randint(0, 6, (8,)))
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return prepare(capture(Net(), INPUTS))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    file = tmp_path_factory.mktemp("cluster") / "four.yaml"
+    file.write_text("devices: [{kind: H100-80GB, count: 4}]\nlinks: {intra_node: NVLink4}\n")
+    return load_cluster(file)
+
+
+def left(problem: Problem, cluster: Cluster, data: dict[str, Any]) -> Any:
+    matched = match(constraints_from_dict(data), problem.graph)
+    return restrict(matched, problem.graph, problem.micro, cluster.meshes(2), (1,))
+
+
+def pins(*entries: tuple[Any, ...]) -> dict[str, Any]:
+    return {"pin": [{"operators": o, "axes": a, "soft": bool(soft)} for o, a, *soft in entries]}
+
+
+def labels(problem: Problem, mesh: tuple[int, ...], restriction: Any, name: str) -> set[tuple[str, ...]]:
+    group = problem.graph.group_of[name]
+    found = enumerate_configurations(problem.graph.atoms, group, mesh, problem.micro[group.name])
+    return {labels_of(found[i], {}) for i in restriction.kept[group.name]}
+
+
+def test_a_pin_leaves_what_it_allows(problem: Problem, cluster: Cluster) -> None:
+    found = left(problem, cluster, pins(("a", {"*": "out_features"})))
+    assert found.notes == ()
+    assert set(found.spaces) == {("4", 1), ("2x2", 1)}
+    assert labels(problem, (1, 4), found.spaces["4", 1], "linear") == {("out_features",)}
+    one_axis = left(problem, cluster, pins(("a", {"gpu0": "out_features"})))
+    on_first = labels(problem, (1, 2, 2), one_axis.spaces["2x2", 1], "linear")
+    assert {a for a, _ in on_first} == {"out_features"}
+    assert len({b for _, b in on_first}) > 1
+
+
+def test_a_size_that_does_not_divide_is_named(problem: Problem, cluster: Cluster) -> None:
+    with pytest.raises(ConstraintError, match=r"cannot hold at linear_1, whose sizes are .*6.*mesh 4"):
+        left(problem, cluster, pins(("b", {"*": "out_features"})))
+
+
+def test_a_mesh_without_the_axis_is_left_out_with_a_note(problem: Problem, cluster: Cluster) -> None:
+    found = left(problem, cluster, pins(("a", {"gpu0": "none"})))
+    assert set(found.spaces) == {("2x2", 1)}
+    assert found.notes == ("not searched: mesh 4: pin 1 (a: gpu0=none): there is no axis 'gpu0'",)
+
+
+def test_a_soft_pin_falls_back_with_a_note(problem: Problem, cluster: Cluster) -> None:
+    found = left(problem, cluster, pins(("b", {"*": "out_features"}, True)))
+    assert set(found.spaces) == {("4", 1), ("2x2", 1)}
+    assert found.spaces["4", 1].kept == {}
+    assert any(note.startswith("given up on mesh 4") and "linear_1" in note for note in found.notes)
+
+
+def test_contradictions_name_both_sides(problem: Problem, cluster: Cluster) -> None:
+    two = pins(("a", {"*": "out_features"}), ("linear", {"*": "in_features"}))
+    with pytest.raises(
+        ConstraintError, match=r"pin 2 \(linear: .*contradicts pin 1 \(a: \*=out_features\) at linear"
+    ):
+        left(problem, cluster, two)
+    apart = pins(("a", {"*": "out_features"}), ("b", {"*": "none"})) | {"together": [["a", "b"]]}
+    with pytest.raises(ConstraintError, match=r"together 1 \(a, b\).*beside pin 1 .* and pin 2 "):
+        left(problem, cluster, apart)
+
+
+def test_a_soft_side_yields_whatever_the_order(problem: Problem, cluster: Cluster) -> None:
+    found = left(problem, cluster, pins(("a", {"*": "out_features"}, True), ("linear", {"*": "none"})))
+    assert labels(problem, (1, 4), found.spaces["4", 1], "linear") == {("none",)}
+    assert "pin 1" in found.notes[0]
+    assert "contradicts pin 2" in found.notes[0]
+
+
+def test_together_leaves_common_labels(problem: Problem, cluster: Cluster) -> None:
+    found = left(problem, cluster, {"together": [["a", "b"]]} | pins(("a", {"*": ["out_features", "none"]})))
+    space = found.spaces["4", 1]
+    assert space.together == (("linear", "linear_1"),)
+    assert labels(problem, (1, 4), space, "linear") == labels(problem, (1, 4), space, "linear_1")
+
+
+class Attending(nn.Module):
+    """A projection, its attention and a normalisation: operators of three kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.project(x).view(8, 4, 4, 4).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, q, q)
+        return self.norm(y.transpose(1, 2).flatten(2)).square().mean()
+
+
+def test_operators_of_other_kinds_have_the_batch_in_common(cluster: Cluster) -> None:
+    problem = prepare(capture(Attending(), (torch.randn(8, 4, 16),)))
+    attention = next(g.name for g in problem.graph.groups if "attention" in g.name)
+    found = left(problem, cluster, {"together": [["project", attention]]})
+    space = found.spaces["4", 1]
+    assert labels(problem, (1, 4), space, "linear") == {("none",), ("d0",)}
+    assert labels(problem, (1, 4), space, attention) == {("none",), ("batch0",)}
+    pinned = {"together": [["project", attention]]} | pins((attention, {"*": "heads"}))
+    with pytest.raises(ConstraintError, match=r"together 1 .* cannot be split alike beside pin 1"):
+        left(problem, cluster, pinned)
+
+
+def test_an_axis_that_no_mesh_has(problem: Problem, cluster: Cluster) -> None:
+    with pytest.raises(ConstraintError, match=r"no searched mesh has an axis 'gpu9'; did you mean gpu"):
+        left(problem, cluster, pins(("a", {"gpu9": "none"}, True)))
+
+
+def test_device_kinds(cluster: Cluster) -> None:
+    def kinds(*names: str, soft: bool = False) -> tuple[str, ...]:
+        entry = {"operators": "*", "kinds": list(names), "soft": soft}
+        return check_devices(constraints_from_dict({"devices": [entry]}), cluster)
+
+    assert kinds("A100*", "H100*") == ()
+    assert "H100-80GB is not supported" in kinds("A100*", soft=True)[0]
+    with pytest.raises(ConstraintError, match="H100-80GB is not supported"):
+        kinds("A100*")
+    with pytest.raises(ConstraintError, match=r"no device kind 'H100-80'; did you mean H100-80GB"):
+        kinds("H100-80", soft=True)
+
+
+def test_stored_pins_hold_at_every_point(cluster: Cluster, tmp_path: Path) -> None:
+    data = {
+        "pin": [
+            {"operators": "a", "axes": {"*": "d0"}},
+            {"parameters": "a.weight", "axes": {"*": "sharded"}},
+            {"parameters": "b.weight", "axes": {"*": "R"}},
+        ]
+    }
+    with ProfileStore(tmp_path / "profiles.sqlite") as store:
+        found = explore(Net(), INPUTS, cluster=cluster, constraints=data, micro_batches=(1,), store=store)
+    assert found.points
+    for i in range(len(found.points)):
+        stored = {p.key: p.stored for p in found.plan(i).parameters.values()}
+        assert all(word.startswith("S") for word in stored["a.weight"][1:])
+        assert all(word.startswith("R") for word in stored["b.weight"][1:])

@@ -1,0 +1,56 @@
+"""What groups need while they run, and the search under caps on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensoropt.costs.working_sets import WorkingSets, working_sets
+from tensoropt.search import track_frontier
+from tensoropt.spaces import cost_graph
+from tests.costs.models import gpt2, problem, tables_of
+
+COPY = 1e9
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return tables_of(problem(gpt2), (1, 2), "adam", COPY)
+
+
+def test_every_option_of_every_group_has_one(tables):
+    working = working_sets(tables)
+    assert set(working.of) == {g.name for g in tables.graph.groups}
+    for name, needed in working.of.items():
+        assert [len(n) for n in needed] == [len(o) for o in tables.by_name[name].options]
+
+
+def test_a_split_group_needs_less_than_a_whole_one(tables):
+    """Of the largest group: its best configuration needs at most as much as its worst, and about half."""
+    working = working_sets(tables)
+    largest = max(working.of.values(), key=lambda needed: max(n.max() for n in needed))
+    sizes = np.concatenate(largest)
+    assert 0.4 * sizes.max() < sizes.min() < 0.75 * sizes.max()
+
+
+def test_what_is_found_under_a_cap_keeps_to_it_and_is_never_better_in_sum(tables):
+    working, free = working_sets(tables), track_frontier(cost_graph(tables), epsilon=0)
+    fastest = len(free) - 1
+    caps = working.caps(free.strategy(fastest), free.options(fastest), 0.0)
+    assert caps == sorted(caps)
+    assert caps
+    for cap in caps:
+        under = track_frontier(cost_graph(tables, working, cap), epsilon=0)
+        assert len(under)
+        for i in range(len(under)):
+            choice, options = under.strategy(i), under.options(i)
+            needed = (of[choice[g]][options.get(g, 0)] for g, of in working.of.items())
+            assert max(needed) <= cap
+            assert under.time[i] >= free.lower_bound(under.memory[i]) * (1 - 1e-9)
+
+
+def test_no_cap_where_little_can_be_spared():
+    working = WorkingSets({"a": [np.array([5.0]), np.array([9.0])], "b": [np.array([4.0])]})
+    assert working.caps({"a": 1, "b": 0}, {}, memory=100.0) == [5.0, pytest.approx(45**0.5)]
+    assert working.caps({"a": 1, "b": 0}, {}, memory=1000.0) == []
+    assert working.caps({"a": 0, "b": 0}, {}, memory=100.0) == []

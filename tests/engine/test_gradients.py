@@ -1,0 +1,77 @@
+"""Where gradients lie: in buckets that are reduced, else in the tensors that autograd made."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.gradients import Gradients, storage_key
+from tensoropt.engine.models import model_values
+from tensoropt.engine.runtime import Runtime
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.buckets import Bucket, copies_gradient
+from tensoropt.sharding.groups import group_operators
+from tensoropt.sharding.placement import HELD, PARTIAL_GRAD, REPLICATE, WAITING
+
+X = torch.randn(4, 8)
+
+
+def engine_of(model: nn.Module) -> Engine:
+    captured = capture(model, (X,), loss=torch.sum)
+    graph = group_operators(refine_graph(captured.graph))
+    return Engine(unsplit_strategy(graph), model_values(captured), runtime=Runtime((1,), rank=0))
+
+
+def step(engine: Engine) -> dict[str, torch.Tensor]:
+    engine.shards.clear()
+    engine(X)[0].backward()
+    return dict(engine.shards.gradients)
+
+
+def test_what_nothing_reduces_stays_where_autograd_made_it():
+    """A new tensor each step, so one that somebody kept keeps its values; later calls add to it in place."""
+    engine = engine_of(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
+    first = step(engine)
+    values = {name: value.clone() for name, value in first.items()}
+    for value in first.values():
+        value.mul_(3)
+    second = step(engine)
+    assert {storage_key(v) for v in first.values()}.isdisjoint(storage_key(v) for v in second.values())
+    assert all(torch.equal(second[n], v) and torch.equal(first[n], 3 * v) for n, v in values.items())
+    engine(X)[0].backward()
+    assert all(engine.shards.gradients[n] is v and torch.equal(v, 2 * values[n]) for n, v in second.items())
+    assert all(leaf.grad is second[name] for name, leaf in engine.shards.leaves.items())
+
+
+class Twice(torch.autograd.Function):
+    """A sum of two operands whose gradients are two views of one tensor."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        return a + b.view(a.shape)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.view(4, 8), gradient.view(32)
+
+
+def test_gradients_that_share_memory_are_told_apart():
+    leaves = {"a": torch.randn(4, 8, requires_grad=True), "b": torch.randn(32, requires_grad=True)}
+    book = Gradients(Runtime((1,), rank=0), (Bucket((), "float32", ("a", "b"), 64),), leaves)
+    book.occupy()
+    Twice.apply(*leaves.values()).mul(X).sum().backward()
+    book.finish()
+    one, other = book.views.values()
+    assert torch.equal(one, X)
+    assert torch.equal(other, X.flatten())
+    assert storage_key(one) != storage_key(other)
+
+
+def test_a_copy_is_what_a_reduction_or_a_held_copy_needs():
+    assert copies_gradient((REPLICATE, PARTIAL_GRAD), (1, 2))
+    assert copies_gradient((WAITING, 0), (2, 2))
+    assert not copies_gradient((REPLICATE, PARTIAL_GRAD), (1, 1))
+    assert not copies_gradient((HELD, 0), (2, 2))

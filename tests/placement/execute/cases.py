@@ -1,0 +1,50 @@
+"""Models placed at random, and how far their results are from the unsplit model's."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import torch
+
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.models import LoadedModel, open_model
+from tensoropt.placement.execute.engine import PlacedEngine
+from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.verify.differences import largest_of, named_difference
+from tensoropt.verify.random_placements import random_placed
+from tests.execute.jobs import spec
+
+CPU = torch.device("cpu")
+
+
+@cache
+def opened(name: str, **more: Any) -> LoadedModel:
+    return open_model(spec(name, **more))
+
+
+def placed(loaded: LoadedModel, seed: int, devices: int = 3, share: float = 0.4) -> PlacedStrategy:
+    return random_placed(loaded.graph, devices, random.Random(seed), share)
+
+
+def in_one_process(loaded: LoadedModel, strategy: PlacedStrategy, seed: int = 0) -> PlacedEngine:
+    return PlacedEngine(strategy, loaded.values, devices=[CPU] * strategy.devices, seed=seed)
+
+
+def unsplit(loaded: LoadedModel, seed: int = 0) -> Engine:
+    return Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
+
+
+def step(engine: Engine | PlacedEngine, loaded: LoadedModel) -> float:
+    engine.shards.clear()
+    loss = engine(*loaded.inputs)[0]
+    loss.backward()
+    return float(loss.detach())
+
+
+def difference(found: Any, wanted: Any) -> float:
+    """Largest difference of any named tensor, relative to its largest value, or to a thousandth of the
+    largest of all."""
+    return named_difference(found, wanted, 1e-3 * largest_of(wanted.values()))

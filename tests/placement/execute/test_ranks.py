@@ -1,0 +1,98 @@
+"""Placed plans on processes of their own: numbers, messages, memory."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.engine.models import LoadedModel
+from tensoropt.placement.plans import PlacedStrategy, placed_to_dict
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.plan.problem import Settings
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.pool import RankPool
+from tensoropt.verify.check import verify_strategies
+from tensoropt.verify.fake_ranks import check_placed_on_fake_ranks
+from tensoropt.verify.predict import Prediction, predict_placed
+from tensoropt.verify.random_placements import random_placement, random_splits
+from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.recorder import compare_collectives, shown_axes
+from tests.execute.jobs import spec
+from tests.placement.execute.cases import opened
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> CostSource:
+    """Data sheets: bytes are the same everywhere, seconds do not matter here."""
+    store = ProfileStore(tmp_path_factory.mktemp("store") / "profiles.db")
+    return CostSource(load_cluster("netsplit-paper"), store, Settings(), None)
+
+
+def drawn(
+    loaded: LoadedModel, costs: CostSource, seed: int, devices: int, share: float = 0.3
+) -> tuple[PlacedStrategy, Prediction]:
+    rng = random.Random(seed)
+    prices = PlacedPrices(loaded.graph, costs.cluster, costs)
+    graph = prices.price(random_splits(loaded.graph, devices, rng, share))
+    placement = random_placement(graph.graph, devices, rng)
+    more = tuple(() for _ in range(costs.cluster.device_count - devices))
+    wide = type(placement)(placement.device, placement.forward + more, placement.backward_orders + more)
+    strategy, prediction = predict_placed(graph, wide)
+    return PlacedStrategy(strategy.graph, placement, strategy.transfers), prediction
+
+
+def unlike(prediction: Prediction, issued: list[dict[str, Any]]) -> list[str]:
+    return compare_collectives(prediction.collectives, [row | {"axes": shown_axes(row)} for row in issued])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", ["mlp", "vgg_norm", "transformer_dropout"])
+def test_on_two_ranks(ranks: RankPool, costs: CostSource, name: str) -> None:
+    loaded = opened(name)
+    pairs = [drawn(loaded, costs, seed, 2) for seed in range(3)]
+    options = CheckOptions(timed_steps=1)
+    data = [{"placed": placed_to_dict(strategy)} for strategy, _ in pairs]
+    for (_, prediction), result in zip(
+        pairs, verify_strategies(spec(name), data, pool=ranks, options=options), strict=True
+    ):
+        assert result["numerics_ok"], result
+        assert unlike(prediction, result["collectives_issued"]) == []
+        assert result["time_measured_s"] > 0
+        # A message may be under way for longer or shorter than predicted, and these models are all messages.
+        assert result["memory_tracked_bytes"] == pytest.approx(prediction.memory_bytes, rel=0.12)
+
+
+@pytest.mark.parametrize("name", ["mlp", "vgg_norm", "transformer_dropout"])
+def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str) -> None:
+    loaded = opened(name)
+    for seed in range(3):
+        strategy, prediction = drawn(loaded, costs, seed, 3)
+        found = check_placed_on_fake_ranks(loaded, strategy, "adam")
+        assert unlike(prediction, found["collectives"]) == []
+        # One message is 7 % of the perceptron's device, and is there for more or fewer operators than judged.
+        assert found["memory"]["peak"] == pytest.approx(prediction.memory_bytes, rel=0.08)
+        assert len(found["memory_of_ranks"]) == 3
+
+
+def test_what_is_wrong_is_noticed(costs: CostSource) -> None:
+    strategy, prediction = drawn(opened("mlp"), costs, 1, 3)
+    found = check_placed_on_fake_ranks(opened("mlp"), strategy, "adam")["collectives"]
+    message = next(row for row in found if row["kind"] == "send")
+    message["count"] += 1
+    (line,) = unlike(prediction, found)
+    assert f"from device {message['axes'][0]} to {message['axes'][1]}" in line
+
+
+def test_one_device_alone_is_predicted_closely(costs: CostSource, tmp_path: Path) -> None:
+    loaded = opened("mlp")
+    graph = PlacedPrices(loaded.graph, costs.cluster, costs).price()
+    place = random_placement(graph.graph, 1, random.Random(0))
+    wide = type(place)(place.device, (*place.forward, (), ()), (*place.backward_orders, (), ()))
+    strategy, prediction = predict_placed(graph, wide)
+    found = check_placed_on_fake_ranks(loaded, PlacedStrategy(strategy.graph, place, ()), "adam")
+    assert found["memory"]["peak"] == pytest.approx(prediction.memory_bytes, rel=5e-3)

@@ -1,0 +1,87 @@
+"""Placed plan files: trained by torchrun, verified, and run in a user's process."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.placement import play_placement
+from tensoropt.placement.plans import plan_part
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.plan import Plan, load_plan
+from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Predicted
+from tensoropt.plan.problem import Settings
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.verify import verify_plan
+from tensoropt.verify.predict import predict_placed
+from tensoropt.verify.random_placements import random_placement, random_splits
+from tests.execute import jobs
+from tests.execute.test_train import SOURCE, torchrun
+from tests.placement.execute.cases import opened
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random placement of the perceptron on two ranks of this machine, as a planner would write it."""
+    folder = tmp_path_factory.mktemp("placed")
+    groups, cluster, rng = opened("mlp").graph, load_cluster("local:2"), random.Random(2)
+    costs = CostSource(cluster, ProfileStore(folder / "profiles.db"), Settings(), None)
+    priced = PlacedPrices(groups, cluster, costs).price(random_splits(groups, 2, rng, 0.5))
+    play = play_placement(priced.problem, random_placement(priced.graph, 2, rng))
+    _, prediction = predict_placed(priced, play.placement)
+    part = plan_part(priced.graph, play)
+    sends = [row for row in prediction.collectives if row["kind"] == "send"]
+    plan = Plan(
+        planner="random",
+        model=ModelInfo(source=SOURCE, fingerprint=groups.atoms.graph.fingerprint),
+        cluster=cluster.to_dict(),
+        mesh=MeshInfo(shape=(2,), names=("device",), placed=True),
+        micro_batches=1,
+        optimizer="adam",
+        operators=part.operators,
+        hubs={},
+        parameters=part.parameters,
+        placed=part.placed,
+        predicted=Predicted(
+            memory_bytes=play.memory_bytes,
+            time_s=play.time_s,
+            compute_s=0,
+            communication_s=0,
+            additive_memory_bytes=0,
+            collectives=tuple(CollectiveCount.model_validate(row) for row in sends),
+        ),
+    )
+    plan.save(folder / "plan.json")
+    return folder / "plan.json"
+
+
+@pytest.mark.distributed
+def test_torchrun_trains_it(plan_file: Path, tmp_path: Path) -> None:
+    process = torchrun(str(plan_file), "--steps", "4", "--json", str(tmp_path / "result.json"))
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert len(result["losses"]) == 4
+    assert result["losses"][-1] < result["losses"][0]
+
+
+@pytest.mark.distributed
+def test_verify_a_plan(plan_file: Path) -> None:
+    result = verify_plan(load_plan(plan_file), where="fake", progress=lambda *_: None)
+    (found,) = result["plans"]
+    assert result["ok"], found
+    assert found["collectives_predicted"]
+    assert found["mesh"] == "placed on 2"
+    assert found["memory_tracked_bytes"] == pytest.approx(found["memory_predicted_bytes"], rel=0.08)
+
+
+def test_a_plan_file_in_one_process(plan_file: Path) -> None:
+    (model, args, _), (plain, _, _) = jobs.spec("mlp").build(), jobs.spec("mlp").build()
+    tensoropt.parallelize(model, plan_file, args)
+    assert float(model(*args).detach()) == pytest.approx(float(plain(*args).detach()), rel=1e-6)

@@ -1,0 +1,84 @@
+"""Placed points beside a frontier: saved, loaded, shown, explained, exported."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from tensoropt.placement import Placement, play_placement
+from tensoropt.placement.plans import placed_strategy
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.planners.placed.placing import PlacedAnswer
+from tensoropt.report.detail import detail
+from tensoropt.report.explain import detail_lines
+from tensoropt.report.table import split_words
+from tests.planners.problems import frontier, small
+
+
+@pytest.fixture(scope="module")
+def explored() -> Exploration:
+    """A frontier of gpt2 on two devices with one placed point among the others and one in it."""
+    question = small("gpt2")
+    graph = question.placing
+    half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
+    found = question.placed_answer("by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
+    other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
+    return replace(question.base, points=(other, *frontier("gpt2")), others=(found.point, other))
+
+
+def test_it_survives_saving(explored, tmp_path):
+    explored.save(tmp_path)
+    again = load_exploration(tmp_path)
+    assert again.points == explored.points
+    assert again.others == explored.others
+    assert len(again.all_points) == len(explored.points) + 1
+
+
+def test_its_figures_are_the_judges(explored):
+    point, question = explored.others[0], small("gpt2")
+    strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
+    play = play_placement(question.placing.problem, strategy.placement)
+    assert point.time_s == play.time_s
+    assert point.memory_bytes == max(play.peak_bytes)
+    assert point.compute_s + point.exposed_s + point.idle_s == pytest.approx(point.time_s)
+    assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
+    assert sum(count for *_, count in point.collectives) == len(play.transfers)
+    assert sum(point.sources.values()) == pytest.approx(1.0)
+
+
+def test_it_is_explained(explored):
+    index = len(explored.all_points) - 1
+    told = detail(explored, index)
+    text = "\n".join(detail_lines(told, 5))
+    assert "device: 0" in text
+    assert told.peak.total == explored.others[0].memory_bytes
+    assert {e.lane for e in told.timeline if not e.lane.startswith("link ")} == {"device 0", "device 1"}
+    assert told.trace()["traceEvents"]
+    assert split_words(explored, index) == "placed on 2 devices"
+
+
+def test_it_is_exported(explored, tmp_path):
+    write_frontier_csv(explored, tmp_path / "frontier.csv")
+    write_strategies_csv(explored, tmp_path / "strategies.csv")
+    with open(tmp_path / "frontier.csv", newline="") as file:
+        first = next(csv.DictReader(file))
+    assert (first["mesh"], first["planner"], first["devices"]) == ("placed on 2", "somebody else", "2")
+    with open(tmp_path / "strategies.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["point"] == "0"]
+    assert {row["options"].split(",")[0] for row in rows} == {"device 0", "device 1"}
+
+
+def test_its_strategy_is_written_device_by_device(explored, tmp_path):
+    write_strategies_csv(explored, tmp_path / "strategies.csv")
+    with open(tmp_path / "strategies.csv", newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    axes = max(len(space.mesh.names) for space in explored.spaces)
+    assert header == ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
+    assert [row for row in rows if row[0] == "0"] == [
+        ["0", name, *[""] * axes, f"device {operator.device}, position {operator.order}"]
+        for name, operator in explored.plan(0).operators.items()
+    ]
+    assert {row[0] for row in rows} == {str(i) for i in range(len(explored.points))}

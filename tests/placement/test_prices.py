@@ -1,0 +1,75 @@
+"""Prices of placed operators, against the judge of sharded plans and by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.capture import capture
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.placement import Placement, play_placement
+from tensoropt.placement.prices import PlacedPrices, PricedGraph, lanes
+from tensoropt.plan import load_model
+from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.sharding.configurations import batch_strategies
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory: pytest.TempPathFactory) -> PricedGraph:
+    loaded = load_model("zoo:gpt2-tiny", device="meta", seed=0, batch=8)
+    found = capture(loaded.model, loaded.args, loaded.kwargs, loss=None, mode="train")
+    cluster = load_cluster("dgx-h100")
+    store = ProfileStore(tmp_path_factory.mktemp("store") / "profiles.db")
+    costs = CostSource(cluster, store, Settings(), None)
+    return PlacedPrices(prepare_graph(found.graph).graph, cluster, costs).price()
+
+
+def test_stored_bytes_are_those_of_the_parameters(priced: PricedGraph) -> None:
+    graph = priced.prices.graph.atoms.graph
+    size = sum(t.bytes for t in graph.parameters)
+    assert priced.problem.parameter_bytes.sum() == size
+    assert priced.problem.gradient_bytes.sum() == size
+    assert priced.problem.optimizer_bytes.sum() == 2 * size
+
+
+def test_one_device_takes_the_sum_of_its_operators(priced: PricedGraph) -> None:
+    problem = priced.problem
+    play = play_placement(problem, Placement.in_order([0] * problem.size, problem.devices.count))
+    total = problem.forward_s[:, 0] + problem.backward_s[:, 0] + problem.update_s[:, 0]
+    assert play.time_s == pytest.approx(float(total.sum()))
+
+
+def test_data_parallel_pieces_share_the_work(priced: PricedGraph) -> None:
+    problem, graph = priced.problem, priced.prices.graph
+    batch = batch_strategies(graph)
+    at = {op.name: i for i, op in enumerate(priced.graph.operators)}
+    splits = {
+        g.name: (batch[g.name].label, 2)
+        for g in graph.groups
+        if (batch[g.name].label, 2) in priced.choices(at[g.name])
+    }
+    both = priced.split(splits)
+    device = [op.index if op.kind == "piece" else 0 for op in both.graph.operators]
+    play = play_placement(both.problem, Placement.in_order(device, 8))
+    alone = play_placement(problem, Placement.in_order([0] * problem.size, 8))
+    assert play.peak_bytes[1] < alone.memory_bytes
+    assert play.peak_bytes[2:] == (0,) * 6
+    pieces = [i for i, op in enumerate(both.graph.operators) if op.kind == "piece" and op.index == 1]
+    assert both.problem.stored_bytes[pieces].sum() == 0  # parameters stay with their variables
+
+
+def test_splits_add_up(priced: PricedGraph) -> None:
+    first, second = [g.name for g in priced.prices.graph.groups if g.name.startswith("addmm")][:2]
+    once = priced.split({first: ("rows.0", 2)})
+    assert once.split({second: ("rows.0", 4)}).graph.splits == {first: ("rows.0", 2), second: ("rows.0", 4)}
+
+
+def test_lanes_are_wires_ports_or_cards() -> None:
+    wired = load_cluster("dgx-v100")
+    assert lanes(wired, 0, 1) != lanes(wired, 1, 0)
+    many = load_cluster("dgx-h100x2")
+    assert lanes(many, 0, 1) == ("device 0 out", "device 1 in")
+    across = lanes(many, 0, 8)
+    assert across[0].startswith("node 0 card 0")
+    assert lanes(many, 1, 8)[0] != across[0]

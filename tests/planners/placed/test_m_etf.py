@@ -1,0 +1,171 @@
+"""m-ETF against the obvious implementation, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import PlacementProblem, play_placement
+from tensoropt.planners.placed.earliest import Forward, earliest_first
+from tensoropt.planners.placed.m_etf import place
+from tensoropt.planners.placed.placing import Memory, units_of
+from tensoropt.planners.placed.timetable import IdleSlots, Links, backward_starts
+from tests.planners.placed.hand import problem_of
+from tests.planners.placed.placements import random_problem
+
+
+def naive_etf(problem: PlacementProblem, caps: np.ndarray) -> tuple[list[int], list[float]] | None:
+    """ETF with queues and caps, everything worked out again for every choice."""
+    count, devices = problem.devices.count, problem.devices
+    device: dict[int, int] = {}
+    start: dict[int, float] = {}
+    end: dict[int, float] = {}
+    lane: dict[str, float] = {}
+    sent: dict[tuple[int, int], float] = {}
+    free, used = [0.0] * count, [0.0] * count
+
+    def receive(
+        operator: int, target: int, lane: dict[str, float], sent: dict[tuple[int, int], float]
+    ) -> float:
+        latest = 0.0
+        for made, t in sorted((end[problem.tensors[t].producer], t) for t in problem.read[operator]):
+            home = device[problem.tensors[t].producer]
+            if home == target:
+                arrival = made
+            elif (t, target) in sent:
+                arrival = sent[t, target]
+            else:
+                lanes = devices.lanes_of(home, target)
+                arrival = max([made, *(lane.get(name, 0.0) for name in lanes)])
+                arrival += devices.transfer_s(problem.tensors[t].bytes, home, target)
+                lane.update(dict.fromkeys(lanes, arrival))
+                sent[t, target] = arrival
+            latest = max(latest, arrival)
+        return latest
+
+    while len(device) < problem.size:
+        best = None
+        for o in range(problem.size):
+            if o in device or any(problem.tensors[t].producer not in device for t in problem.read[o]):
+                continue
+            for d in range(count):
+                if used[d] + problem.step_bytes(o) > caps[d]:
+                    continue
+                at = max(receive(o, d, dict(lane), dict(sent)), free[d])
+                if best is None or (at, o, d) < best:
+                    best = (at, o, d)
+        if best is None:
+            return None
+        at, o, d = best
+        receive(o, d, lane, sent)
+        device[o], start[o], end[o] = d, at, at + float(problem.forward_s[o, d])
+        free[d] = end[o]
+        used[d] += problem.step_bytes(o)
+    return [device[o] for o in range(problem.size)], [start[o] for o in range(problem.size)]
+
+
+def scheduled(problem: PlacementProblem, caps: np.ndarray) -> Forward:
+    return earliest_first(problem, units_of(problem), Memory.empty(caps, flies=False))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.1, 1.0, 5.0]), st.booleans())
+def test_it_is_the_obvious_one(seed, mixed, transfer, ports):
+    rng = np.random.default_rng(seed)
+    problem = random_problem(
+        seed, int(rng.integers(2, 14)), int(rng.integers(1, 5)), mixed=mixed, transfer=transfer, width=6
+    )
+    count = problem.devices.count
+    if ports:
+        pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+        lanes = {(i, j): (f"{i} out", f"{j} in") for i, j in pairs}
+        problem = replace(problem, devices=replace(problem.devices, lanes=lanes))
+    total = sum(problem.step_bytes(o) for o in range(problem.size))
+    for caps in (np.full(count, np.inf), np.full(count, 1.2 * total / count)):
+        expected = naive_etf(problem, caps)
+        if expected is not None:
+            found = scheduled(problem, caps)
+            assert (list(found.device), list(found.starts)) == expected
+
+
+def test_enough_memory_is_unlimited_memory():
+    for seed in range(10):
+        problem = random_problem(seed, 40, 4)
+        total = sum(problem.step_bytes(o) for o in range(problem.size))
+        assert scheduled(problem, np.full(4, total)) == scheduled(problem, np.full(4, np.inf))
+
+
+def test_a_fork_by_hand():
+    # 0 (1 s) feeds 1 and 2 (2 s each) by messages of 1 s, which feed 3 (1 s).
+    problem = problem_of([1, 2, 2, 1], [(0, 1), (0, 2), (1, 3), (2, 3)], message_s=1.0)
+    found = scheduled(problem, np.full(2, np.inf))
+    # 1 starts at 1 beside 0; 2 at 2 elsewhere, ends at 4; 3 could start at 4 there, 1's output comes at 4
+    assert found.device == (0, 0, 1, 1)
+    assert found.starts == (0.0, 1.0, 2.0, 4.0)
+    assert found.free_s == (3.0, 5.0)
+
+
+def test_a_full_device_is_passed_over():
+    problem = problem_of([1, 1, 1], [(0, 1), (1, 2)], message_s=1.0, stored=2.0)
+    assert scheduled(problem, np.array([4.0, 4.0])).device == (0, 0, 1)
+    with pytest.raises(
+        InfeasibleError, match="m_etf finds no plan within 3 B: no device has room for the 2 B of op2"
+    ):
+        place(problem, 3.0, 0)
+
+
+def test_what_belongs_together_follows_its_first():
+    problem = problem_of([1, 1, 1], [], together=((0, 2),))
+    assert scheduled(problem, np.full(2, np.inf)).device == (0, 1, 0)
+
+
+def test_backward_runs_what_is_ready():
+    # 0 feeds 1 and 2, on other devices; backward of 1 takes 2 s, of 2 takes 6 s, messages 1 s.
+    problem = problem_of([1, 1, 3], [(0, 1), (0, 2)], message_s=1.0, training=True, devices=3)
+    assert backward_starts(problem, [0, 1, 2], [1.0, 3.0, 5.0]) == [12.0, 3.0, 5.0]
+    # on one device the last made goes first
+    assert backward_starts(problem, [0, 0, 0], [5.0, 0.0, 0.0]) == [13.0, 11.0, 5.0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_judge_needs_no_longer_where_nothing_queues(seed):
+    """Orders are enforced and durations the same, so that only queues could delay the judge."""
+    problem = random_problem(seed, 20, 3, training=False)
+    free = {(i, j): () for i in range(3) for j in range(3) if i != j}
+    problem = replace(problem, devices=replace(problem.devices, lanes=free))
+    found = scheduled(problem, np.full(3, np.inf))
+    play = play_placement(problem, place(problem, None, 0).placement)
+    assert play.time_s <= max(found.free_s) * (1 + 1e-12)
+
+
+def test_messages_queue_on_shared_lanes():
+    lanes = {(0, 2): ("0 out", "2 in"), (1, 2): ("1 out", "2 in"), (0, 1): ("0 out", "1 in")}
+    problem = problem_of([1, 1, 1], [(0, 1)], devices=3, message_s=1.0, lanes=lanes)
+    links = Links(problem.devices)
+    assert links.send(1e6, 0, 2, 0.0) == 1.0
+    assert links.send(1e6, 1, 2, 0.0) == 2.0
+    assert links.send(1e6, 0, 1, 0.0) == 2.0
+    nowhere = np.full(3, np.nan)
+    arrivals = links.arrivals([(0.0, 0, 1e6), (0.5, 1, 1e6)], [nowhere, nowhere])
+    # to 0: 1->0 alone at 1.5; to 1: 0 out is free at 2; to 2: behind both, one after the other
+    assert arrivals.tolist() == [1.5, 3.0, 4.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12))
+def test_idle_slots_are_the_first_that_do(tasks):
+    slots, busy = IdleSlots(), []
+    for ready, duration in tasks:
+        found = slots.earliest(float(ready), float(duration))
+        starts = [ready, *(end for _, end in busy if end >= ready)]
+        fits = [s for s in starts if all(s + duration <= a or s >= b for a, b in busy)]
+        assert found == min(fits)
+        slots.book(found, float(duration))
+        busy.append((found, found + duration))
+    assert slots.tail_s == max((end for _, end in busy), default=0.0)

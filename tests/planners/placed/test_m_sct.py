@@ -1,0 +1,111 @@
+"""m-SCT: its linear program, and devices that stay awake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.planners import UnsuitableError
+from tensoropt.planners.placed import m_etf, m_sct
+from tensoropt.planners.placed.earliest import earliest_first
+from tensoropt.planners.placed.m_sct import favourites, not_small, place, precedence
+from tensoropt.planners.placed.placing import Memory, units_of
+from tests.planners.placed.hand import problem_of
+from tests.planners.placed.placements import random_problem
+
+
+def favourites_of(problem) -> list[int]:
+    return favourites(problem.size, precedence(problem, units_of(problem)))
+
+
+def awake(problem, favourite, caps=float("inf")):
+    memory = Memory.empty(np.full(problem.devices.count, caps), flies=False)
+    return earliest_first(problem, units_of(problem), memory, favourite)
+
+
+def test_the_longest_way_is_followed():
+    # 0 feeds 1 (5 s) and 2 (1 s): without a message to 1 the span is 6, otherwise 7
+    problem = problem_of([1, 5, 1], [(0, 1), (0, 2)], message_s=1.0)
+    assert favourites_of(problem) == [1, -1, -1]
+
+
+def test_a_child_is_the_favourite_of_one_parent():
+    # 2 reads 0 (3 s) and 1 (1 s): its wait for 0 is the longer one
+    problem = problem_of([3, 1, 1], [(0, 2), (1, 2)], message_s=1.0)
+    assert favourites_of(problem) == [2, -1, -1]
+
+
+def test_where_nothing_waits_the_longest_messages_are_saved():
+    problem = problem_of([1, 1, 1, 9], [(0, 1), (0, 2)], message_s={(0, 1): 1.0, (0, 2): 2.0})
+    assert favourites_of(problem) == [2, -1, -1, -1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_favourites_match_one_to_one_along_edges(seed):
+    problem = random_problem(seed, 25, 3)
+    found = favourites_of(problem)
+    edges = {(t.producer, r) for t in problem.tensors for r in t.readers}
+    chosen = [(i, j) for i, j in enumerate(found) if j >= 0]
+    assert set(chosen) <= edges
+    assert len({j for _, j in chosen}) == len(chosen)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_without_communication_it_is_a_list_schedule(seed, training):
+    """Nothing is worth waiting for: favourites change nothing, and ETF without messages is Graham's list."""
+    problem = random_problem(seed, 25, 3, training=training)
+    silent = replace(problem.devices, latency_s=np.zeros((3, 3)), seconds_per_byte=np.zeros((3, 3)))
+    problem = replace(problem, devices=silent)
+    assert place(problem, None, 0).placement == m_etf.place(problem, None, 0).placement
+    some = [next((r for t in made for r in problem.tensors[t].readers), -1) for made in problem.made]
+    assert awake(problem, some) == awake(problem, [-1] * problem.size)
+
+
+def fork():
+    """0 (1 s) and 1 (4 s) feed 2; 0 feeds 3 as well. The message from 0 to 2 is long."""
+    messages = {(0, 2): 5.0, (1, 2): 1.0, (0, 3): 1.0}
+    return problem_of([1, 4, 1, 2], [(0, 2), (1, 2), (0, 3)], message_s=messages)
+
+
+def test_an_awake_device_takes_only_urgent_operators():
+    # 3 could start at 1 beside 0; but 0's device waits for 2 until 3's input could be anywhere, at 2.
+    assert awake(fork(), [-1] * 4).starts == (0.0, 0.0, 5.0, 1.0)
+    found = awake(fork(), [2, -1, -1, -1])
+    assert found.device[:2] == (0, 1)
+    assert (found.device[3], found.starts[3]) == (0, 2.0)
+
+
+def test_a_device_without_room_for_the_favourite_is_free():
+    problem = replace(fork(), parameter_bytes=np.array([4.0, 1.0, 4.0, 1.0]))
+    found = awake(problem, [2, -1, -1, -1], caps=6.0)
+    assert (found.device[3], found.starts[3]) == (0, 1.0)
+    assert found.device[2] == 1
+
+
+def test_a_device_whose_favourite_starts_earlier_elsewhere_is_free():
+    # once 1 is scheduled 2 can start at 4 beside it and at 7 beside 0
+    problem = problem_of(
+        [1, 4, 1, 2], [(0, 2), (1, 2), (0, 3)], message_s={(0, 2): 1.0, (1, 2): 3.0, (0, 3): 1.0}
+    )
+    found = awake(problem, [2, -1, -1, -1])
+    assert found.device[2] == found.device[1]
+    assert found.starts[3] == 1.0
+
+
+def test_long_messages_are_said_to_void_the_guarantee():
+    problem = problem_of([1, 1], [(0, 1)], message_s=3.0)
+    (note,) = place(problem, None, 0).notes
+    assert "the longest takes 3 s, the shortest operator 1 s" in note
+    assert not_small(precedence(problem_of([1, 1], [(0, 1)], message_s=0.5), units_of(problem))) == ()
+
+
+def test_a_program_that_takes_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(m_sct, "SECONDS", 0.0)
+    with pytest.raises(UnsuitableError, match="use m_etf"):
+        favourites_of(random_problem(0, 400, 3))

@@ -1,0 +1,70 @@
+"""The Placer's rules, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.planners.placed.placer import place
+from tests.planners.placed.hand import problem_of
+
+
+def devices_of(*args, **kwargs) -> tuple[int, ...]:
+    return place(problem_of(*args, **kwargs), None, 0).placement.device
+
+
+def test_what_is_free_lies_on_device_0():
+    assert devices_of([1, 1, 1], [(0, 1), (1, 2)], message_s=1.0) == (0, 0, 0)
+
+
+def test_pins_and_groups_decide():
+    assert devices_of([1, 1, 1], [(0, 1)], pinned=((1, (1,)),), together=((1, 2),), stored=[1, 0, 0]) == (
+        0,
+        1,
+        1,
+    )
+    assert devices_of([1, 1], [], devices=3, pinned=((1, (2, 1)),)) == (0, 1)
+
+
+def test_metadata_follows_its_input():
+    # heuristic B: 1 takes no time; it stays with 0, and 2 does not follow
+    assert devices_of([1, 0, 1], [(0, 1), (1, 2)], pinned=((0, (1,)),), stored=[1, 0, 0]) == (1, 1, 0)
+
+
+def test_metadata_that_may_not_follow_has_its_own_device():
+    assert devices_of([1, 0], [(0, 1)], pinned=((0, (1,)), (1, (0,))), stored=[1, 0]) == (1, 0)
+
+
+def test_a_generator_follows_its_consumers_if_they_agree():
+    # heuristic A: 0 has no input and feeds 1 and 2
+    pinned = ((1, (1,)), (2, (1,)))
+    problem = problem_of([1, 1, 1], [(0, 1)], pinned=pinned)
+    shared = replace(problem, tensors=(replace(problem.tensors[0], readers=(1, 2)),))
+    assert place(shared, None, 0).placement.device == (1, 1, 1)
+    apart = replace(shared, pinned=((1, (1,)), (2, (0,))))
+    assert place(apart, None, 0).placement.device == (0, 1, 0)
+
+
+def test_a_variable_is_no_generator():
+    assert devices_of([1, 1], [(0, 1)], pinned=((1, (1,)),), stored=[4, 0]) == (0, 1)
+
+
+def test_it_runs_in_the_models_order():
+    placement = place(problem_of([1, 1, 1], [(0, 1)], pinned=((2, (1,)),)), None, 0).placement
+    assert placement.forward == ((0, 1), (2,))
+    assert placement.backward is None
+
+
+def test_it_knows_no_memory():
+    problem = problem_of([1, 1], [(0, 1)], stored=4.0)
+    with pytest.raises(InfeasibleError, match="placer finds no plan within 6 B: device 0 reaches 8 B"):
+        place(problem, 6.0, 0)
+
+
+def test_a_device_that_cannot_run_an_operator_is_passed_over():
+    answer = place(problem_of([[np.inf, 1.0], [1.0, 1.0]], []), None, 0)
+    assert answer.placement.device == (1, 0)
+    assert answer.notes == ("1 operators cannot run on device 0 and went to the next that can",)

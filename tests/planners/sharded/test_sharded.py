@@ -1,0 +1,127 @@
+"""The sharded methods, each on a case that can be followed by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tensoropt.planners import UnsuitableError, planner
+from tensoropt.planners.problem import Deadline
+from tensoropt.planners.sharded import flexflow, zero
+from tensoropt.planners.sharded.data_parallel import batch_labels
+from tensoropt.planners.sharded.megatron import inner_labels
+from tensoropt.planners.sharded.tofu import WHOLE
+from tensoropt.simulate.recording import MEMORY_KINDS
+from tests.planners.problems import frontier, small
+
+TWO, GPT = ("two layers", ((2,),), (1,)), ("gpt2", ((2,),), (1,))
+FOUR = ("gpt2", ((4,), (2, 2)), (1,))
+
+
+def test_data_parallelism_splits_the_batch_everywhere_and_reduces_gradients_once():
+    (plan,) = planner("data_parallel")(small(*TWO), None, 0)
+    batch = batch_labels(small(*TWO))
+    assert {name: set(op.axes.values()) for name, op in plan.operators.items()} == {
+        name: {batch[name]} for name in plan.operators
+    }
+    assert {p.stored for p in plan.parameters.values()} == {("R/P", "R/P")}
+    # 24·32 + 32·8 float32 gradients in one bucket; the mean loss leaves as a sum over ranks
+    reduced = [c for c in plan.predicted.collectives if c.bytes == 4 * (24 * 32 + 32 * 8)]
+    assert [(c.kind, c.count) for c in reduced] == [("all_reduce", 1)]
+    assert all(c.kind == "all_reduce" for c in plan.predicted.collectives)
+
+
+def test_zero_stores_a_share_and_gathers():
+    """Two matrices of 768 and 256 elements on two devices, float32, Adam."""
+    (whole,) = planner("data_parallel")(small(*TWO), None, 0)
+    found = planner("zero")(small(*TWO), None, 0)
+    leanest = found[0]
+    assert leanest.settings["notes"] == ["stage 3"]
+    for kind in ("parameters", "gradients", "optimizer"):
+        assert leanest.predicted.memory[kind] == whole.predicted.memory[kind] / 2
+    assert all(any(s.startswith("S") for s in p.stored) for p in leanest.parameters.values())
+    assert all(p.stored[0] != "held" for p in leanest.parameters.values())
+
+
+def test_zero_2_holds_what_it_gathered_and_shards_the_rest():
+    question = small("two layers", ((2,),), (2,))
+    (whole,) = planner("data_parallel")(question, None, 0)
+    plans = {s.notes[0]: s for s in zero.select(question, None, 0)}
+    assert set(plans) == {"stage 1", "stage 2", "stage 3"}
+    points = dict(zip(plans, question.points("zero", list(plans.values())), strict=True))
+    memory = {n: dict(zip(MEMORY_KINDS, p.memory, strict=True)) for n, p in points.items()}
+    size = whole.predicted.memory["parameters"]
+    assert memory["stage 3"]["parameters"] == size / 2
+    assert memory["stage 1"]["parameters"] == memory["stage 2"]["parameters"] == size + size / 2
+    assert memory["stage 2"]["gradients"] == memory["stage 3"]["gradients"] == size / 2
+    assert memory["stage 1"]["gradients"] == size + size / 2
+    state = whole.predicted.memory["optimizer"]
+    assert {m["optimizer"] for m in memory.values()} == {state / 2}
+    # two micro-batches: gathered once per step, and in stage 3 in each forward and again where it is needed
+    sent = {
+        n: {(k, count) for k, _, _, count in p.collectives if k != "all_reduce"} for n, p in points.items()
+    }
+    assert sent["stage 1"] == {("all_gather", 1), ("reduce_scatter", 1)}
+    assert sent["stage 2"] == {("all_gather", 1), ("reduce_scatter", 2)}
+    assert sent["stage 3"] == {("all_gather", 2), ("all_gather", 4), ("reduce_scatter", 2)}
+
+
+def test_with_one_micro_batch_no_gradient_waits():
+    notes = [s.notes[0] for s in zero.select(small(*TWO), None, 0)]
+    assert sorted(set(notes)) == ["stage 2", "stage 3"]
+
+
+def test_megatron_makes_columns_then_rows():
+    question = small(*FOUR)
+    graph = question.prepared.graph
+    inner = inner_labels(graph, batch_labels(question))
+    matrices = [g for g in graph.groups if any("addmm" in op.target for op in g.operators)]
+    kinds = ["column" if all("out_features" in x for x in inner[g.name]) else "row" for g in matrices]
+    assert kinds == ["column", "row"] * (len(matrices) // 2)
+    attention = [g.name for g in graph.groups if "attention" in g.anchor.target]
+    assert all(label.startswith("heads") for name in attention for label in inner[name])
+    plans = planner("megatron")(question, None, 0)
+    assert plans
+    for plan in plans:
+        inside = plan.mesh.names[-1]
+        assert plan.operators[attention[0]].axes[inside].startswith("heads")
+
+
+def test_megatron_refuses_what_has_no_heads():
+    with pytest.raises(UnsuitableError, match="attention heads"):
+        planner("megatron")(small(*TWO), None, 0)
+
+
+def test_tofu_splits_everything_it_can_step_by_step():
+    (plan,) = planner("tofu")(small(*FOUR), None, 0)
+    assert plan.mesh.shape == (2, 2)
+    split = [op for op in plan.operators.values() if not set(op.axes.values()) & WHOLE]
+    assert len(split) >= len(plan.operators) // 2
+    ddp = planner("data_parallel")(small(*FOUR), None, 0)[0]
+    assert plan.predicted.memory["parameters"] < 0.7 * ddp.predicted.memory["parameters"]
+
+
+def test_optcnn_has_the_least_added_up_time():
+    plans = planner("optcnn")(small(*GPT), None, 0)
+    best = min(p.additive_time_s for p in frontier(*GPT))
+    assert min(p.predicted.additive_time_s for p in plans) == pytest.approx(best, rel=1e-9)
+
+
+def test_a_walk_never_ends_worse_than_it_started():
+    question = small(*GPT)
+    walker = flexflow._Walker(question, 0, None)
+    start = walker.data_parallel()
+    assert start is not None
+    cost, choice, late = flexflow.walk(walker, start, 25, Deadline(60.0), random.Random(0))
+    assert not late
+    assert cost <= walker.cost(start)
+    assert walker.cost(choice) == cost
+
+
+def test_a_walk_whose_time_is_over_says_so():
+    question = small(*GPT)
+    walker = flexflow._Walker(question, 0, None)
+    start = walker.data_parallel()
+    assert start is not None
+    assert flexflow.walk(walker, start, 25, Deadline(0.0), random.Random(0))[2]

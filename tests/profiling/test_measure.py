@@ -1,0 +1,374 @@
+"""Measuring on two ranks: failures are records, records are kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tensoropt import zoo
+from tensoropt.errors import MeasurementError
+from tensoropt.graph import Ref
+from tensoropt.profiling import measure as measuring
+from tensoropt.profiling.measure import (
+    MIN_REPEATS,
+    OUT_OF_MEMORY,
+    joined,
+    make_optimizer,
+    measure,
+    measure_optimizer,
+    time_alone,
+    time_workload,
+    usual,
+)
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallClock
+from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
+from tensoropt.ranks.pool import RankError
+from tensoropt.sharding.configurations import enumerate_configurations
+from tensoropt.sharding.local import LocalCall
+from tests.costs.models import problem
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def pool(ranks):
+    return ranks
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "profile.sqlite") as profile:
+        yield profile
+
+
+def linear(rows: int, k: int, n: int, weight: tuple[int, int] | None = None) -> Workload:
+    inputs = (
+        ("x", TensorSpec((rows, k), "float32", True), "read"),
+        ("w", TensorSpec(weight or (n, k), "float32", True), "parameter"),
+    )
+    call = LocalCall("aten.linear.default", (Ref("x"), Ref("w")), {})
+    return Workload(inputs, ((call, ("y",)),), None, ("y",), {})
+
+
+def calling(function: str, *args, high: int = 4) -> Workload:
+    inputs = (
+        ("w", TensorSpec((4, 8), "float32", True), "parameter"),
+        ("i", TensorSpec((64,), "int64", False, high), "free"),
+    )
+    return Workload(inputs, ((LocalCall(function, args, {}), ("y",)),), None, ("y",), {})
+
+
+BROKEN = {
+    "shapes that do not fit": linear(4, 8, 8, weight=(8, 9)),
+    "indices out of range": calling("aten.embedding.default", Ref("w"), Ref("i"), high=1000),
+    "a kernel that is not there": calling("kernels.missing", Ref("w")),
+}
+
+
+def test_measures_forward_and_backward(pool, store):
+    small, large = linear(16, 64, 64), linear(1024, 512, 512)
+    seen = []
+    records = measure(
+        [small, large, small], pool, store, "here", training=True, progress=lambda *a: seen.append(a)
+    )
+    assert set(records) == {small.key, large.key}
+    for record in records.values():
+        assert 0 < record["forward_s"] < 1
+        assert 0 < record["backward_s"] < 1
+        assert MIN_REPEATS <= record["repeats"] < WallClock.most_repeats + MOST_COPIES  # whole laps
+        assert record["spread"] >= 0
+    assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
+    assert seen[0][:2] == (0, 2)
+    assert seen[-1][:2] == (2, 2)
+
+
+def test_inference_has_no_backward(pool, store):
+    work = linear(16, 64, 64)
+    (record,) = measure([work], pool, store, "here", training=False).values()
+    assert record["forward_s"] > 0
+    assert record["backward_s"] == 0.0
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_workload_that_raises_is_a_record(pool, store, broken):
+    before, after = linear(8, 16, 16), linear(8, 16, 32)
+    records = measure([before, broken, after], pool, store, "here", training=True)
+    assert records[broken.key]["error"]
+    assert "forward_s" not in records[broken.key]
+    assert records[before.key]["forward_s"] > 0
+    assert records[after.key]["forward_s"] > 0
+
+
+def failing_on_one(rank: int, world_size: int) -> dict:
+    """One rank has too little memory, say, and the other has not."""
+    return time_workload(
+        rank, world_size, BROKEN["shapes that do not fit"] if rank else linear(4, 8, 8), True
+    )
+
+
+def test_what_one_rank_cannot_run_keeps_no_other_waiting(pool):
+    other, failing = pool.run(failing_on_one, timeout_s=20)
+    assert other == {"error": "another rank could not run it"}
+    assert joined([other, failing]) == failing != other
+
+
+class Refusing:
+    """A pool that must not be asked."""
+
+    timeout_s, world_size, process_ids = 1.0, 1, ()
+
+    def run(self, *_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+
+def test_what_is_known_is_not_measured_again(pool, store):
+    works = [linear(16, 64, 64), BROKEN["shapes that do not fit"]]
+    first = measure(works, pool, store, "here", training=True)
+    assert measure(works, Refusing(), store, "here", training=True) == first
+    with pytest.raises(AssertionError, match="measured again"):
+        measure(works, Refusing(), store, "elsewhere", training=True)
+
+
+def test_an_interruption_keeps_what_was_measured(pool, store):
+    works = [linear(8, 16, n) for n in range(1, 6)]
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(works, pool, store, "here", training=True, progress=stop, batch=2)
+    known = store.get_many([f"here/{w.key}" for w in works])
+    assert set(known) == {f"here/{w.key}" for w in works[:2]}
+    seen = []
+    measure(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
+    assert seen[0][1] == 3
+
+
+SECONDS = {"forward": [1.0] * 4, "backward": [2.0] * 4}
+SHORT = {"error": f"{OUT_OF_MEMORY}: 8 GiB wanted"}
+
+
+class Scripted:
+    """A pool of one rank that answers each work as its script says, and counts how often ranks begin anew.
+
+    A rank error ends its run; what was told before it has been told.
+    """
+
+    timeout_s, world_size, backend = 120.0, 1, "gloo"
+
+    def __init__(self, script: dict[str, list]):
+        self.script, self.starts, self.process_ids = script, 0, ()
+
+    def restart(self) -> None:
+        self.process_ids = ()
+
+    def run(self, function, works, training, *, timeout_s, told):
+        self.starts, self.process_ids = self.starts + (not self.process_ids), (1,)
+        for work in works:
+            answers = self.script.get(work.key, [SECONDS])
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, BaseException):
+                self.restart()
+                raise answer
+            told(0, answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs"), [("hung", 2), ("died", 3)], ids=["what hangs once is marked", "a death is tried again"]
+)
+def test_what_breaks_the_ranks_is_marked_and_the_rest_is_timed(store, kind, runs):
+    works = [linear(8, 16, n) for n in (1, 2, 3)]
+    pool = Scripted({works[1].key: [RankError("rank 0 is gone\n\nwhere", rank=0, kind=kind)]})
+    records = measure(works, pool, store, "here", training=True)
+    assert pool.starts == runs
+    assert set(records[works[1].key]) == {"error"}
+    assert "\n" not in records[works[1].key]["error"]
+    assert [records[w.key].get("forward_s") for w in works] == [1.0, None, 1.0]
+    assert store.get_many([f"here/{w.key}" for w in works]).keys() == {f"here/{w.key}" for w in works}
+
+
+def test_a_hang_is_told_with_the_seconds_that_were_allowed(store):
+    work = linear(8, 16, 4)
+    pool = Scripted({work.key: [RankError("rank 0 did not finish", rank=0, kind="hung")]})
+    records = measure([work], pool, store, "here", training=True)
+    assert records[work.key]["error"].startswith("it did not end within 6")
+
+
+@pytest.mark.parametrize(
+    ("answers", "ends"),
+    [([SHORT, SECONDS], "timed"), ([SHORT, SHORT], SHORT["error"])],
+    ids=["for what ranks held on to", "for good"],
+)
+def test_too_little_memory_is_tried_once_more_on_fresh_ranks(store, answers, ends):
+    works = [linear(8, 16, n) for n in (1, 2, 3)]
+    pool = Scripted({works[1].key: list(answers)})
+    records = measure(works, pool, store, "here", training=True)
+    assert pool.starts == 2
+    assert pool.process_ids == ()  # what comes next finds fresh ranks, too
+    assert records[works[1].key].get("error", "timed") == ends
+    assert all(records[w.key]["forward_s"] == 1.0 for w in (works[0], works[2]))
+
+
+def allocating(rank: int, world_size: int) -> dict:
+    return time_workload(rank, world_size, linear(2**30, 2**30, 2**30), True)  # more than addresses
+
+
+def test_what_cannot_be_allocated_says_so(pool):
+    assert all(found["error"].startswith(OUT_OF_MEMORY) for found in pool.run(allocating))
+
+
+def test_ranks_that_lost_each_other_say_nothing_of_the_workload():
+    """Else all that is left of a batch would be ruled out."""
+    with pytest.raises(RuntimeError, match="lost one another"):
+        time_workload(0, 2, linear(4, 8, 8), True, WallClock())  # no process group here
+
+
+def test_what_took_part_of_a_batch_survives_an_interruption(store):
+    works = [linear(8, 16, n) for n in (1, 2, 3)]
+    with pytest.raises(KeyboardInterrupt):
+        measure(works, Scripted({works[2].key: [KeyboardInterrupt()]}), store, "here", training=True)
+    assert len(store.get_many([f"here/{w.key}" for w in works])) == 2
+
+
+def test_seconds_are_said_in_advance(store):
+    works, said = [linear(8, 16, n) for n in (1, 2, 3)], []
+    measure(
+        works,
+        Scripted({}),
+        store,
+        "here",
+        training=True,
+        expected_s=lambda work: 2.0,
+        progress=lambda done, total, what: said.append(what),
+    )
+    assert said[0].startswith("about 42 s in all (estimated), aten.linear")
+    assert " left, aten.linear" in said[1]
+
+
+@torch.library.custom_op("tensoropt_tests::sleeping", mutates_args=())
+def sleeping(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(60)
+    return x.clone()
+
+
+def test_an_operator_registered_here_that_hangs_is_marked():
+    """The ranks have not heard of it; a fork of this process has, and may be lost."""
+    work = calling("tensoropt_tests.sleeping.default", Ref("w"))
+    assert time_alone(work, True, 0.5) == {"error": "it did not end within 0 s"}
+    known = time_alone(linear(8, 16, 16), True, 60.0)
+    assert known["forward_s"] > 0
+
+
+def test_the_slower_rank_counts():
+    one = {"forward": [1.0, 4.0, 1.0, 4.0], "backward": [2.0] * 4}
+    other = {"forward": [3.0, 2.0, 3.0, 2.0], "backward": [1.0] * 4}
+    record = joined([one, other])
+    assert (record["forward_s"], record["backward_s"]) == (2.5, 2.0)
+    assert record["repeats"] == 4
+    assert joined([one, {"error": "no"}, other]) == {"error": "no"}
+
+
+class Counting(WallClock):
+    """Counts instead of telling the time; wants three copies."""
+
+    def __init__(self, unit_s: float):
+        self.unit_s = unit_s
+        self.marks = 0
+
+    def copies(self, size_bytes: int) -> int:
+        assert size_bytes == 4 * (8 * 16 + 32 * 16 + 8 * 32)
+        return 3
+
+    def mark(self) -> float:
+        self.marks += 1
+        return self.marks * self.unit_s
+
+
+@pytest.mark.parametrize(
+    ("unit_s", "visits"), [(1e-9, 96), (0.12 / 60, 30), (0.12 / 9, 6), (0.12 / 6, 6), (0.12 / 3, 5), (1.0, 5)]
+)
+def test_so_many_visits_as_there_is_time_for(unit_s, visits):
+    """One forward and one backward take a unit each: 60 visits would take twice the time that is wanted."""
+    found = time_workload(0, 1, linear(8, 16, 32), True, Counting(unit_s))
+    assert [len(found[way]) for way in ("forward", "backward")] == [visits, visits]
+    assert found["forward"] == pytest.approx([unit_s] * visits)
+
+
+def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
+    """Parameters are each copy's own, what is read is made for each visit; backward starts at the last."""
+    visits = []
+    original = measuring.run
+
+    def noted(work, tensors, context):
+        visits.append({n: tensors[n].data_ptr() for n, _, _ in work.inputs})
+        return original(work, tensors, context)
+
+    monkeypatch.setattr(measuring, "run", noted)
+    work = linear(8, 16, 32)
+    read = next(n for n, _, role in work.inputs if role == "read")
+    watch = Counting(1.0)
+    given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+    copies = measuring._copies(work, given, 3)
+    lap = measuring._lap(work, copies, True, watch)
+    assert [m[0] for m in lap] == [5.0, 3.0, 1.0]
+    assert [m[2] for m in lap] == [7.0, 9.0, 11.0]
+    for name in visits[0]:
+        assert len({visit[name] for visit in visits}) == 3
+        assert (len({c[name].data_ptr() for c in copies}) == 1) == (name == read)
+
+
+def test_copies_share_the_parameters_of_a_loop():
+    work = linear(8, 16, 32)
+    given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+    inputs = tuple((n, replace(spec, looped=n == "w"), role) for n, spec, role in work.inputs)
+    looped = replace(work, inputs=inputs)
+    assert looped.key != work.key
+    assert len({id(copy["w"]) for copy in measuring._copies(work, given, 3)}) == 3
+    assert len({id(copy["w"]) for copy in measuring._copies(looped, given, 3)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "copies"), [(1, MOST_COPIES), (CACHE_BYTES // 3, 3), (CACHE_BYTES // 3 + 9, 3), (CACHE_BYTES, 1)]
+)
+def test_copies_fill_the_cache(size, copies):
+    assert WallClock().copies(size) == copies
+
+
+def test_what_was_disturbed_does_not_count():
+    assert usual([1.0, 1.1, 0.9, 1.0, 50.0]) == pytest.approx(1.0)
+    assert usual([1.0, 2.0]) == 1.5
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_optimizers_take_time_per_element(pool, store, name):
+    slope = measure_optimizer(pool, store, "here", name)
+    assert 0 < slope < 1e-6
+    assert measure_optimizer(Refusing(), store, "here", name) == slope
+
+
+def test_unknown_optimizer():
+    with pytest.raises(MeasurementError, match="use sgd, momentum or adam"):
+        make_optimizer("lion", [torch.zeros(1, requires_grad=True)])
+
+
+def test_the_routing_of_a_mixture_of_experts_can_be_measured(monkeypatch):
+    """Top-k, counts, sorts and permutations, whole and split, take random inputs that are in range."""
+    monkeypatch.setattr(measuring, "TARGET_S", 0.0)
+    monkeypatch.setattr(measuring, "MIN_REPEATS", 1)
+    built = zoo.build("mixtral-tiny", layers=1, batch=2, hidden=16, inner=16, vocabulary=32, sequence=8)
+    prepared = problem(lambda: (built.model, built.args, built.kwargs))
+    works = {
+        work.key: work
+        for group in prepared.graph.groups
+        for c in enumerate_configurations(prepared.graph.atoms, group, (1, 2), prepared.micro[group.name])
+        for work in [workload(prepared.graph, c, (1, 2))]
+    }
+    called = {call.function for work in works.values() for call, _ in work.calls}
+    assert {"aten.topk.default", "aten.index_put.default", "aten.sort.default"} <= called
+    found = {work.describe(): time_workload(0, 1, work, True) for work in works.values()}
+    assert {what: record["error"] for what, record in found.items() if "error" in record} == {}

@@ -1,0 +1,244 @@
+"""The profile store: what goes in comes out, and nothing that can happen to the file is a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensoropt.errors import MeasurementError
+from tensoropt.profiling.store import KINDS, ProfileStore, default_path
+
+RECORD = {"forward_s": 1e-3, "backward_s": 2.5e-3, "spread": 0.02, "repeats": 7}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "cache" / "profiles.sqlite"
+
+
+def test_records_survive_closing(path):
+    with ProfileStore(path) as store:
+        assert store.persistent
+        store.put_many({"linear|8x8": RECORD, "conv": {"failed": "out of memory"}})
+        store.put("all_reduce", {"alpha": 1e-5}, kind="collective")
+    with ProfileStore(path) as store:
+        assert store.get("linear|8x8") == RECORD
+        assert store.get("linear|8x8", kind="saved") is None
+        assert store.get_many(["conv", "nothing", "conv"]) == {"conv": {"failed": "out of memory"}}
+        assert (store.count(), store.count("collective"), store.count("saved")) == (3, 1, 0)
+        store.put("conv", {"forward_s": 1.0})
+        assert store.get("conv") == {"forward_s": 1.0}
+        store.delete_many(["conv", "nothing"])
+        assert store.count("compute") == 1
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    data=st.dictionaries(texts, st.dictionaries(texts, json_values, max_size=3), max_size=8),
+    kind=st.sampled_from(KINDS),
+)
+def test_behaves_like_a_dictionary_and_survives_export(tmp_path, data, kind):
+    for name in ("a.sqlite", "a.sqlite-wal", "a.sqlite-shm", "b.sqlite", "b.sqlite-wal", "b.sqlite-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with ProfileStore(tmp_path / "a.sqlite") as store, ProfileStore(tmp_path / "b.sqlite") as other:
+        store.put_many(data, kind)
+        assert store.get_many(data, kind) == data
+        assert store.export_file(tmp_path / "x.jsonl") == len(data)
+        assert other.import_file(tmp_path / "x.jsonl") == len(data)
+        assert dict(other.items(kind)) == data
+
+
+def test_items_by_prefix_over_many_pages(path, monkeypatch):
+    monkeypatch.setattr("tensoropt.profiling.store._ROWS_PER_BATCH", 3)
+    with ProfileStore(path) as store:
+        store.put_many({f"{letter}%_{i}": {"i": i} for letter in "ab" for i in range(5)})
+        assert [record["i"] for _, record in store.items(prefix="b%_")] == [0, 1, 2, 3, 4]
+        assert len(list(store.items())) == 10
+
+
+def test_two_processes_and_a_kill_lose_nothing_saved(path):
+    writer = (
+        "import sys\nfrom tensoropt.profiling.store import ProfileStore\nstore = ProfileStore(sys.argv[1])\n"
+        "for i in range(100000):\n"
+        "    store.put_many({f'{i}-{j}': {'i': i} for j in range(10)})\n    print(i, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", writer, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(20):
+        last = int(process.stdout.readline())
+    with ProfileStore(path) as store:
+        assert len(store.get_many([f"{i}-{j}" for i in range(last + 1) for j in range(10)])) == 10 * (
+            last + 1
+        )
+        store.put("from here", {"yes": True})
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert store.get("from here") == {"yes": True}
+        assert store.count() % 10 == 1  # whole batches only
+
+
+def test_a_corrupt_store_is_moved_aside(path, caplog):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"this is no database" * 100)
+    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
+        store.put("a", RECORD)
+        assert store.get("a") == RECORD
+        assert store.persistent
+    assert "moved to" in caplog.text
+    assert [file.read_bytes()[:7] for file in path.parent.glob("*.aside-*")] == [b"this is"]
+
+
+def test_corruption_found_later_is_no_crash_either(path, caplog):
+    with ProfileStore(path) as store:
+        store.put_many({str(i): RECORD for i in range(5000)})
+    with open(path, "r+b") as file:  # header and schema page stay, the data is overwritten
+        file.seek(2 * 4096)
+        file.write(os.urandom(20 * 4096))
+    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
+        store.get_many([str(i) for i in range(5000)])
+        store.put("new", RECORD)
+        assert store.get("new") == RECORD
+    assert "moved to" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [("UPDATE schema SET version = 99", "version 99"), ("PRAGMA application_id = 5", "something else")],
+)
+def test_another_version_is_moved_aside(path, caplog, statement, reason):
+    with ProfileStore(path) as store:
+        store.put("a", RECORD)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(statement)
+    connection.close()
+    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
+        assert store.get("a") is None
+    assert reason in caplog.text
+    assert len(list(path.parent.glob("*.aside-*"))) == 1
+
+
+def test_a_folder_that_cannot_be_written_means_memory(path, caplog):
+    path.parent.parent.joinpath("cache").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
+        assert not store.persistent
+        store.put("a", RECORD)
+        assert store.get("a") == RECORD
+    assert "TENSOROPT_CACHE" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["opening", "writing"])
+def test_a_read_only_file_means_memory_with_what_was_known(path, caplog, monkeypatch, when):
+    with ProfileStore(path) as store:
+        store.put("old", RECORD)
+    # Root may write anything, so the read-only file system is played.
+    if when == "opening":
+        from tensoropt.profiling import store as module
+
+        connect = module._connect
+
+        def refuse(target):
+            if target is not None:
+                raise sqlite3.OperationalError("attempt to write a readonly database")
+            return connect(target)
+
+        monkeypatch.setattr(module, "_connect", refuse)
+    with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
+        if when == "writing":
+            store._connection.execute("PRAGMA query_only = ON")
+        store.put("new", RECORD)
+        assert not store.persistent
+        assert store.get_many(["old", "new"]) == {"old": RECORD, "new": RECORD}
+    assert "cannot be written" in caplog.text
+
+
+def test_bad_records_and_kinds_are_refused(path):
+    with ProfileStore(path) as store:
+        store.put("good", RECORD)
+        for record in ({"x": float("nan")}, {"x": object()}):
+            with pytest.raises(MeasurementError, match="not JSON"):
+                store.put_many({"fine": RECORD, "bad": record})
+        with pytest.raises(MeasurementError, match="valid: compute"):
+            store.get("a", kind="colective")
+        assert store.count() == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "not json\n", '{"schema": "other/3"}\n', '{"schema": "tensoropt.profiles/1"}\n{"kind": 1}\n']
+)
+def test_bad_imports_change_nothing(path, tmp_path, text):
+    file = tmp_path / "x.jsonl"
+    file.write_text(text)
+    with ProfileStore(path) as store:
+        with pytest.raises(MeasurementError, match=r"x\.jsonl"):
+            store.import_file(file)
+        with pytest.raises(MeasurementError, match="cannot be read"):
+            store.import_file(tmp_path / "missing")
+        assert store.count() == 0
+
+
+def test_only_what_failed_is_forgotten(path):
+    with ProfileStore(path) as store:
+        store.put_many({"good": RECORD, "bad": {"error": "out of memory"}, "named": {"class": "error"}})
+        store.put("links", {"failed": "it hung"}, "collective")
+        store.put("operator", {"lost": "it died"}, "discovery")
+        store.put("splits", {"splits": [], "linear": True}, "discovery")
+        assert store.forget_failed() == 3
+        assert [key for kind in KINDS for key, _ in store.items(kind)] == ["good", "named", "splits"]
+        assert store.forget_failed() == 0
+
+
+def test_fast_with_many_entries(path):
+    with ProfileStore(path) as store:
+        store.put_many({f"operator|{i:07d}": RECORD for i in range(100_000)})
+        begin = time.process_time()
+        for i in range(0, 100_000, 100):
+            assert store.get(f"operator|{i:07d}") is not None
+        assert (time.process_time() - begin) / 1000 < 2e-3  # about 20 microseconds
+
+
+def test_a_sample_is_fixed_and_says_so(path):
+    """A tenth of what is there, of every prefix alike, and the same whatever the order it came in."""
+    keys = [
+        f"{p}/{hashlib.sha256(f'{p}{i}'.encode()).hexdigest()[:32]}"
+        for p in ("cpu/a", "gpu/b")
+        for i in range(1000)
+    ]
+    with ProfileStore(path) as store:
+        store.put_many(dict.fromkeys(reversed(keys), RECORD))
+        drawn = store.sample(200)
+        found = [key for key, _ in drawn.records]
+        assert set(found) == {key for key in keys if int(key.rpartition("/")[2][:8], 16) < 16**8 / 10}
+        assert {key[:5] for key in found} == {"cpu/a", "gpu/b"}
+        assert drawn.words == f"a fixed sample of {len(found)} of 2,000 records"
+        assert (len(store.sample(5000).records), store.sample(5000).words) == (2000, "")
+
+
+def test_the_default_place_can_be_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path))
+    assert default_path() == tmp_path / "profiles.sqlite"
+    monkeypatch.delenv("TENSOROPT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    if sys.platform != "darwin":
+        assert default_path() == tmp_path / "x" / "tensoropt" / "profiles.sqlite"

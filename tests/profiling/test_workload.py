@@ -1,0 +1,178 @@
+"""Workloads: what makes two of them the same, and that they run wherever they are sent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tensoropt.capture import capture
+from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.workload import (
+    TensorSpec,
+    differentiable,
+    memory_orders,
+    order_of,
+    random_tensor,
+    run,
+    workload,
+)
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.configurations import Configuration, enumerate_configurations
+from tensoropt.sharding.groups import group_operators
+from tensoropt.sharding.kernels import SingleDevice
+from tensoropt.sharding.placement import local_shape
+from tests.costs.models import gates, gpt2, llama, problem, two_layers
+
+MODELS = [two_layers, gates, gpt2, llama]
+
+
+def every_workload(build, mesh=(1, 2)):
+    """(group, configuration, workload) of everything a model can choose."""
+    prepared = problem(build)
+    for group in prepared.graph.groups:
+        for c in enumerate_configurations(prepared.graph.atoms, group, mesh, prepared.micro[group.name]):
+            yield group, c, workload(prepared.graph, c, mesh)
+
+
+def named(build, anchor, labels, mesh=(1, 2)):
+    return next(w for g, c, w in every_workload(build, mesh) if g.name == anchor and c.labels == labels)
+
+
+def test_the_same_layer_twice_has_one_key():
+    """Layers of GPT-2 differ in their names only; the first norm and the last one too."""
+    groups = [g.name for g in problem(gpt2).graph.groups]
+    first, second = [g for g in groups if g.startswith("scaled_dot_product_attention")]
+    for labels in (("none",), ("heads",), ("batch0",)):
+        assert named(gpt2, first, labels).key == named(gpt2, second, labels).key
+    assert named(gpt2, first, ("heads",)).names != named(gpt2, second, ("heads",)).names
+
+
+def test_shapes_and_choices_tell_keys_apart():
+    keys = {
+        labels: named(two_layers, "linear", labels).key for labels in [("none",), ("d0",), ("out_features",)]
+    }
+    assert len(set(keys.values())) == 3
+    assert named(two_layers, "linear", ("none",), (2, 2)).key != keys["none",]
+    # Splitting the batch over an axis or over micro-batches is the same work for one rank.
+    assert named(two_layers, "linear", ("none",), (2, 2)).key == keys["d0",]
+
+
+def test_equal_keys_mean_equal_work():
+    for build in MODELS:
+        seen = {}
+        for _, _, work in every_workload(build):
+            same = seen.setdefault(work.key, work)
+            assert [s for _, s, _ in same.inputs] == [s for _, s, _ in work.inputs]
+            assert [(c.function, c.static, outs) for c, outs in same.calls] == [
+                (c.function, c.static, outs) for c, outs in work.calls
+            ]
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
+def test_every_workload_survives_pickling_and_runs(build):
+    seen = set()
+    for group, configuration, work in every_workload(build, (2, 2)):
+        if work.key in seen:
+            continue
+        seen.add(work.key)
+        copy = pickle.loads(pickle.dumps(work))
+        assert copy.key == work.key
+        tensors = {name: random_tensor(spec) for name, spec, _ in copy.inputs}
+        run(copy, tensors, SingleDevice())
+        back = {short: name for name, short in group.short_names.items()}
+        for short in copy.writes:
+            atoms = problem(build).graph.atoms.atoms[back[short]]
+            expected = local_shape(atoms, configuration.layout(back[short]), (2, 2))
+            assert tuple(tensors[short].shape) == expected, (group.name, configuration.labels, short)
+        results, leaves = differentiable(copy, tensors)
+        if results and leaves:
+            torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
+
+
+def test_integers_stay_in_range():
+    """Lookups and losses of a shard get indices of that shard's rows."""
+    work = named(gpt2, "embedding", ("d0",))
+    bounds = {n: s.high for n, s, role in work.inputs if s.dtype == "int64"}
+    assert set(bounds.values()) == {102}
+    loss = next(g.name for g in problem(gpt2).graph.groups if "cross_entropy" in g.name)
+    for labels in (("none",), ("classes",)):
+        work = named(gpt2, loss, labels)
+        rows = next(s.shape[1] for _, s, _ in work.inputs if s.dtype == "float32")
+        (bound,) = {s.high for n, s, _ in work.inputs if s.dtype == "int64"}
+        assert bound == rows
+    value = random_tensor(TensorSpec((1000,), "int64", False, high=7))
+    assert 0 <= int(value.min()) <= int(value.max()) < 7
+    assert random_tensor(TensorSpec((3,), "bool", False)).dtype == torch.bool
+
+
+def test_the_loss_of_a_single_row_is_a_workload():
+    class Row(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(super().forward(x)[0], target)
+
+    graph = group_operators(refine_graph(capture(Row(4, 8), (torch.randn(2, 4), torch.tensor(3))).graph))
+    works = [workload(graph, Configuration(g, (g.strategies[0],)), (1,)) for g in graph.groups]
+    assert {s.high for w in works for _, s, _ in w.inputs if s.dtype == "int64"} == {8}
+
+
+def test_keys_are_the_same_in_another_process():
+    """Nothing of them depends on a process: no addresses, no salted hashes."""
+    code = (
+        "import json\nfrom tests.profiling.test_workload import every_workload, gates\n"
+        "print(json.dumps([w.key for _, _, w in every_workload(gates)]))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown.splitlines()[-1]) == [w.key for _, _, w in every_workload(gates)]
+
+
+def test_how_a_tensor_lies_in_memory():
+    heads = torch.zeros(2, 4, 5, 8).transpose(1, 2)
+    assert order_of(heads) == (0, 2, 1, 3)
+    assert order_of(torch.zeros(2, 3)) is None
+    assert order_of(torch.zeros(4, 1).t()) is None  # a dim of one element lies anywhere
+    assert order_of(torch.zeros(3, 1).expand(3, 4).t()) is None  # repeated values lie nowhere in particular
+    spec = TensorSpec((2, 5, 4, 8), "float32", True, order=(0, 2, 1, 3))
+    made = random_tensor(spec)
+    assert (made.shape, made.stride()) == (heads.shape, heads.stride())
+    assert made.is_leaf
+    assert made.requires_grad
+
+
+def test_attention_reads_its_heads_as_the_projection_leaves_them():
+    """Its result is then merged by a view, and kept once."""
+    prepared = problem(gpt2)
+    orders = memory_orders(prepared.graph)
+    (group,) = (g for g in prepared.graph.groups[:6] if "attention" in g.anchor.target)
+    assert [orders[name] for name in group.reads] == [(0, 2, 1, 3)] * 3
+    assert memory_orders(prepared.graph) is orders
+    c = next(iter(enumerate_configurations(prepared.graph.atoms, group, (1,), prepared.micro[group.name])))
+    strided, plain = workload(prepared.graph, c, (1,)), workload(prepared.graph, c, (1,), {})
+    assert strided.key != plain.key
+    assert find_facts(plain).writes_kept == ()
+    assert find_facts(strided).writes_kept == strided.writes
+
+
+def test_parameters_of_a_loop_are_told_from_tied_ones():
+    class Loop(torch.nn.Module):
+        def __init__(self, steps: int):
+            super().__init__()
+            self.steps, self.cell = steps, torch.nn.Linear(8, 8, bias=False)
+
+        def forward(self, x):
+            for _ in range(self.steps):
+                x = torch.tanh(self.cell(x))
+            return x.square().mean()
+
+    for steps, looped in ((2, False), (3, True)):
+        graph = group_operators(refine_graph(capture(Loop(steps), (torch.randn(4, 8),)).graph))
+        assert list(graph.users.values()) == [steps]
+        (group, *_) = graph.groups
+        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        work = workload(graph, whole, (1,))
+        (weight,) = (spec for _, spec, role in work.inputs if role == "parameter")
+        assert weight.looped == looped

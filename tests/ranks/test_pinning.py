@@ -1,0 +1,61 @@
+"""A rank of a user's own torchrun job runs as ranks are measured, and afterwards as before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tensoropt.cluster import available_cores
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import load_model
+from tensoropt.execute.parallel import parallelize, shutdown
+from tensoropt.ranks.pinning import unsettle_process
+from tests.execute import jobs
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only rank of its host."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    unsettle_process()
+    torch.set_num_threads(threads)
+
+
+def state() -> tuple[object, ...]:
+    return os.sched_getaffinity(0), os.sched_getscheduler(0), torch.get_num_threads()
+
+
+def train(**how: bool) -> None:
+    model, args, _ = jobs.spec("mlp").build()
+    parallelize(model, unsplit_strategy(load_model(jobs.spec("mlp")).graph), args, **how)
+
+
+def test_a_rank_of_a_torchrun_job_is_settled_until_it_leaves() -> None:
+    before, cores = state(), available_cores()
+    for _ in range(2):  # a second model changes nothing
+        train()
+        assert state() == ({cores[0]}, os.SCHED_BATCH, 1)
+    shutdown()
+    assert state() == before
+
+
+def test_a_script_may_settle_itself() -> None:
+    before = state()
+    train(as_measured=False)
+    assert state() == before
+
+
+def test_a_process_that_torchrun_did_not_start_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    before = state()
+    train()
+    assert state() == before

@@ -1,0 +1,178 @@
+"""Why a point costs what it costs, told by an exploration that comes from disk."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+import tensoropt
+from tensoropt.errors import TensorOptError
+from tensoropt.plan import load_exploration
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.detail import detail
+from tensoropt.report.explain import detail_lines
+from tensoropt.report.rows import Detail
+from tensoropt.report.trace import write_trace
+from tensoropt.simulate.recording import COMPUTE
+from tests.costs.models import gates, gpt2
+from tests.plan.explorations import small_exploration
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny GPT-2 on four GPUs that are not here, saved."""
+    path = tmp_path_factory.mktemp("exploration")
+    with ProfileStore(path / "profile.sqlite") as store:
+        model, args, kwargs = gpt2(n_layer=1)
+        found = tensoropt.explore(
+            model, args, kwargs, cluster="rtx-4090", micro_batches=(1, 2), epsilon=0.05, store=store
+        )
+    found.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load_exploration(folder)
+
+
+@pytest.fixture(scope="module")
+def details(loaded) -> list[tuple[int, Detail]]:
+    last = len(loaded.points) - 1
+    return [(i, detail(loaded, i)) for i in sorted({0, last // 3, last // 2, last})]
+
+
+def test_the_timeline_gives_the_very_figures_of_the_frontier(loaded, details):
+    """The walk over all points at once and the event simulation of one agree."""
+    for index, told in details:
+        point = loaded.points[index]
+        assert told.step.total_s == pytest.approx(point.time_s, rel=1e-12)
+        assert told.step.compute_s == pytest.approx(point.compute_s, rel=1e-12)
+        assert told.step.exposed_s == pytest.approx(point.exposed_s, rel=1e-9, abs=1e-15)
+        assert told.step.hidden_s == pytest.approx(point.hidden_s, rel=1e-9, abs=1e-15)
+        assert told.step.idle_s == 0.0
+        assert told.peak.total == point.memory_bytes
+        assert tuple(vars(told.peak).values())[1:] == point.memory
+
+
+def test_lanes_are_never_double_booked(details):
+    for _, told in details:
+        lanes = defaultdict(list)
+        for event in told.timeline:
+            assert event.duration_s > 0
+            lanes[event.lane].append((event.start_s, event.start_s + event.duration_s))
+        for spans in lanes.values():
+            spans.sort()
+            assert all(a[1] <= b[0] * (1 + 1e-12) for a, b in itertools.pairwise(spans))
+        busy = sum(end - start for start, end in lanes[COMPUTE])
+        assert busy == pytest.approx(told.step.compute_s)
+
+
+def test_memory_begins_and_ends_with_what_stays(details):
+    for _, told in details:
+        first, last = told.memory_curve[0], told.memory_curve[-1]
+        assert first.kept == first.transient == last.kept == last.transient == 0
+        assert {at.parameters for at in told.memory_curve} == {first.parameters}
+        assert all(at.kept >= 0 and at.transient >= 0 for at in told.memory_curve)
+        assert [at.time_s for at in told.memory_curve] == sorted(at.time_s for at in told.memory_curve)
+
+
+def test_rows_add_up_to_the_point(loaded, details):
+    for index, told in details:
+        parameters, gradients, state, *_ = loaded.points[index].memory
+        assert sum(r.parameters_bytes for r in told.operators) == parameters
+        assert sum(r.gradients_bytes for r in told.operators) == gradients
+        assert sum(r.state_bytes for r in told.operators) == state
+        assert {r.source for r in told.operators} == {"data sheet"}
+        rows = sum(r.forward_s + r.backward_s for r in told.operators)
+        assert rows <= told.step.compute_s * (1 + 1e-12)
+        assert sum(len(r.members) for r in told.operators) == loaded.report["operators"]
+        # a parameter's copy held over the step lies as its reader wants it; its gradient does not go back so
+        assert all(edge.source != edge.target or edge.kind == "parameter" for edge in told.edges)
+    fastest = loaded.spaces[loaded.points[details[0][0]].space]
+    assert set(details[0][1].operators[0].configuration) == set(fastest.mesh.names)
+
+
+def test_a_trace_that_chrome_opens(details, tmp_path):
+    _, told = details[1]
+    write_trace(told.trace(), tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert len(slices) == len(told.timeline)
+    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(told.step.total_s * 1e6)
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert names[0] == "compute"
+    assert {names[e["tid"]] for e in slices} == {e.lane for e in told.timeline}
+    counters = [e["args"] for e in trace["traceEvents"] if e["ph"] == "C"]
+    assert max(sum(c.values()) for c in counters) == told.peak.total
+    assert trace["otherData"]["overlap"] == told.overlap
+
+
+def test_words_say_what_dominates(details):
+    for _, told in details:
+        text = "\n".join(detail_lines(told, 3))
+        assert "compute" in told.headline()
+        assert "Its memory peaks at" in told.headline()
+        assert "(3 of " in text
+        assert told.overlap in text
+        assert json.loads(json.dumps(told.to_dict()))["point"] == told.point
+
+
+def test_a_point_that_is_not_there(loaded):
+    with pytest.raises(TensorOptError, match=r"no point 99999; there are points 0 to"):
+        detail(loaded, 99999)
+
+
+def test_without_saved_costs_it_says_so(tmp_path):
+    small_exploration().save(tmp_path)
+    with pytest.raises(TensorOptError, match="saved without its operator graph and costs"):
+        detail(load_exploration(tmp_path), 0)
+
+
+def test_saved_costs_are_checked(loaded, tmp_path):
+    loaded.save(tmp_path)
+    file = tmp_path / "recorded.json.gz"
+    whole = file.read_bytes()
+    loaded.save(tmp_path)
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[:100])
+    with pytest.raises(TensorOptError, match=r"recorded.json.gz is damaged .*; explore again"):
+        load_exploration(tmp_path)
+    file.unlink()
+    with pytest.raises(TensorOptError, match=r"has lost its recorded.json.gz"):
+        load_exploration(tmp_path)
+
+
+def test_costs_of_another_version_are_refused(loaded):
+    compute = replace(loaded.recorded.compute, works={})
+    with pytest.raises(TensorOptError, match=r"the costs of .* were not saved"):
+        detail(replace(loaded, recorded=replace(loaded.recorded, compute=compute)), 0)
+
+
+def test_recosting_needs_no_model(folder, loaded, tmp_path):
+    with ProfileStore(folder / "profile.sqlite") as store:
+        same, again = tensoropt.api.recost(loaded, store=store)
+        assert [p.time_s for p in same.points] == [p.time_s for p in loaded.points]
+        assert [r.time_s for r in again] == pytest.approx([p.time_s for p in loaded.points])
+        assert [r.memory_bytes for r in again] == [p.memory_bytes for p in loaded.points]
+        assert same.model == loaded.model
+        other, again = tensoropt.api.recost(loaded, cluster="baechi-paper", store=store)
+    assert all(r.time_s != p.time_s for r, p in zip(again, loaded.points, strict=True))
+    assert other.points[-1].time_s <= min(r.time_s for r in again) * (1 + 0.05)
+    other.save(tmp_path)
+    assert detail(load_exploration(tmp_path), 0).step.total_s == pytest.approx(other.points[0].time_s)
+
+
+def test_strategies_without_a_place_on_the_new_cluster_are_named(folder):
+    model, args, kwargs = gates()
+    with ProfileStore(folder / "profile.sqlite") as store:
+        found = tensoropt.explore(
+            model, args, kwargs, cluster="rtx-4090", micro_batches=(1,), epsilon=0.05, store=store
+        )
+        _, again = tensoropt.api.recost(found, cluster="dgx-a100", store=store)
+    assert all(r.time_s is None for r in again)
+    assert {r.reason.split(" is not")[0] for r in again} <= {"mesh 4", "mesh 2x2"}

@@ -1,0 +1,149 @@
+"""When operators have to be fixed: look-alikes, copies that pay prices, searches around points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensoropt.frontier import reduce
+from tensoropt.search import track_frontier
+from tensoropt.search.auto import build_program
+from tensoropt.search.costgraph import CostGraph
+from tensoropt.search.entangled import conditioning, relaxation
+from tensoropt.search.entangled.agreement_prices import tighten
+from tensoropt.search.entangled.relaxation import relax
+from tensoropt.search.entangled.tied import colourings, tie
+from tensoropt.search.hull import HullSearch
+from tensoropt.search.order import greedy_order
+from tensoropt.search.problem import build_problem
+from tensoropt.search.scalar import flatten
+from tests import naive
+from tests.search.graphs import Case, seeds_of
+
+
+class Repeated(Case):
+    """Steps of two operators each, all with the same costs, that share two weights."""
+
+    def __init__(self, seed: int, steps: int = 3, choices: int = 3) -> None:
+        rng = np.random.default_rng(seed)
+        self.graph = CostGraph()
+        self.nodes, self.edges, self.keys = {}, [], []
+        weight, step = rng.random((2, choices, 2)), rng.random((2, choices, 2))
+        use, along = rng.random((2, choices, choices, 2)), rng.random((2, choices, choices, 2))
+        for w in range(2):
+            self._operator(f"weight {w}", weight[w])
+        for s in range(steps):
+            for w in range(2):
+                self._operator(f"step {s}.{w}", step[w])
+                self._edge(f"weight {w}", f"step {s}.{w}", use[w])
+            self._edge(f"step {s}.0", f"step {s}.1", along[0])
+            if s:
+                self._edge(f"step {s - 1}.1", f"step {s}.0", along[1])
+
+    def _operator(self, name, costs):
+        self.graph.add_operator(name, costs)
+        self.nodes[name] = [[tuple(row)] for row in costs]
+
+    def _edge(self, source, target, table):
+        self.graph.add_edge(source, target, table)
+        self.edges.append((source, target, lambda i, j: [tuple(table[i, j])]))
+        self.keys.append((source, target, 0))
+
+
+@pytest.fixture
+def cramped(monkeypatch):
+    """Limits so small that small graphs count as entangled."""
+    order = greedy_order
+    for module in (conditioning, relaxation):
+        monkeypatch.setattr(module, "greedy_order", lambda p, g, allowed=10: order(p, g, min(allowed, 10)))
+    monkeypatch.setattr(conditioning, "FEW_ASSIGNMENTS", 1)
+
+
+def cases():
+    yield from (Repeated(seed, steps=2) for seed in range(6))
+    yield from (Case(seed, "clique", 6, 3) for seed in seeds_of(900, 908))
+
+
+def hull_of(problem):
+    program = build_program(problem, greedy_order(problem, 0.1))
+    return HullSearch(program, flatten(program)).run(16)
+
+
+def test_colours_go_from_equal_costs_to_equal_surroundings():
+    problem = build_problem(Repeated(0, steps=5).graph)
+    counts = [int(colour.max()) + 1 for colour in colourings(problem)]
+    assert counts == sorted(set(counts))
+    coarse = next(iter(colourings(problem)))
+    names = problem.graph.names
+    middle = {coarse[names.index(f"step {s}.0")] for s in (1, 2, 3)}
+    assert len(middle) == 1
+    assert coarse[names.index("step 1.0")] != coarse[names.index("step 1.1")]
+    *_, fine = colourings(problem)
+    assert len({int(fine[names.index(f"step {s}.0")]) for s in range(5)}) == 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tied_strategies_cost_what_they_cost_untied(seed):
+    case = Repeated(seed)
+    problem = build_problem(case.graph)
+    for colour in colourings(problem):
+        hull = hull_of(tie(problem, colour))
+        for pick, memory, time in zip(hull.picks, hull.memory, hull.time, strict=True):
+            strategy = {}
+            for v, name in enumerate(case.graph.names):
+                leaf = problem.leaves[problem.node_leaf[v]]
+                strategy[name] = int(leaf.configuration[leaf.offsets[pick[colour[v], 0]]])
+            first = dict.fromkeys([*case.nodes, *case.keys], 0)
+            assert np.allclose(case.cost(strategy, first), [memory, time], rtol=1e-9)
+
+
+def test_prices_bound_every_strategy_and_only_raise_the_bound():
+    raised = 0
+    for case in cases():
+        problem = build_problem(case.graph)
+        order = greedy_order(problem, 0.1, 4)
+        if not order.fixed:
+            continue
+        truth = np.array(naive.exhaustive(case.nodes, case.edges))
+        if not len(truth):
+            continue
+        before = relax(problem, order)
+        after = tighten(before, reduce(truth[:, 0], truth[:, 1]))
+        hull = after.hull
+        least = (hull.weight_m[:, None] * truth[:, 0] + hull.weight_t[:, None] * truth[:, 1]).min(axis=1)
+        assert (hull.value <= least * (1 + 1e-12)).all()
+        assert (hull.value >= before.hull.value * (1 - 1e-11)).all()
+        raised += int((hull.value > before.hull.value * (1 + 1e-6)).sum())
+        inside, outside = after.search.messages()
+        root = after.program.base[after.program.logical[after.program.root].table]
+        assert np.allclose((inside + outside)[root], inside[root])
+    assert raised > 20
+
+
+def test_entangled_graphs_keep_every_promise(cramped):
+    exact = 0
+    for case in cases():
+        truth = naive.exhaustive(case.nodes, case.edges)
+        if not truth:
+            continue
+        found = track_frontier(case.graph)
+        for i in range(len(found)):
+            cost = case.cost(found.strategy(i), found.options(i))
+            assert np.allclose(cost, [found.memory[i], found.time[i]], rtol=1e-9)
+        for memory, time in truth:
+            assert found.lower_bound(memory) <= time * (1 + 1e-9)
+        if found.exact:
+            assert np.allclose(np.array(truth), np.stack([found.memory, found.time], axis=1), rtol=1e-9)
+        else:
+            assert any("tried" in note for note in found.notes)
+        exact += found.exact
+    assert exact > 0
+
+
+def test_steps_that_share_weights_lose_little_to_fixing_them(cramped):
+    for seed in range(4):
+        case = Repeated(seed, steps=2)
+        truth = np.array(naive.exhaustive(case.nodes, case.edges))
+        found = track_frontier(case.graph)
+        best = [found.time[found.memory <= memory * (1 + 1e-9)].min(initial=np.inf) for memory in truth[:, 0]]
+        assert np.mean(np.array(best) / truth[:, 1]) < 1.02

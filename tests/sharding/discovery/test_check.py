@@ -1,0 +1,285 @@
+"""The rule checker itself: true rules pass, every kind of lie is caught."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.sharding import local
+from tensoropt.sharding.atoms import AtomGraph, refine_graph
+from tensoropt.sharding.discovery.check import check_choices, check_operator
+from tensoropt.sharding.discovery.graph_check import check_graph
+from tensoropt.sharding.index_space import NONE, IndexSpace, LoopDim, Operand
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD
+from tensoropt.sharding.rules import registry
+
+
+class Call(nn.Module):
+    """A function of inputs and parameters as a model whose loss weighs every output element."""
+
+    def __init__(self, function, **parameters):
+        super().__init__()
+        for name, shape in parameters.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape)))
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def graph_of(function, *args, **parameters):
+    """The graph of ``function(module, *args)``; the loss is the sum of squares."""
+    model = Call(function, **parameters)
+    return capture(model, args, loss=lambda y: y.square().sum() if y.dim() else y).graph
+
+
+def find(atoms: AtomGraph, target: str):
+    (op,) = [op for op in atoms.graph.operators if op.target == target]
+    return op
+
+
+def linear_graph():
+    return graph_of(
+        lambda m, x: torch.nn.functional.linear(x * m.s, m.w, m.b),
+        torch.randn(4, 8),
+        w=(6, 8),
+        b=(6,),
+        s=(8,),
+    )
+
+
+# -- true rules ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", [NONE, PARTIAL_GRAD, 0, 1, 2])
+def test_linear_splits_every_way(choice):
+    atoms = refine_graph(linear_graph())
+    assert check_operator(find(atoms, "aten.linear.default"), atoms, choice) is None
+
+
+def test_two_axes_nested_and_crossed():
+    atoms = refine_graph(linear_graph())
+    op = find(atoms, "aten.linear.default")
+    for choices in [(NONE, 0, 0), (NONE, 0, 2), (NONE, 2, 0), (NONE, 2, 2), (NONE, 1, 2)]:
+        assert check_choices(op, atoms, choices, (1, 2, 2)) is None
+
+
+def test_uneven_shards():
+    graph = graph_of(
+        lambda m, x: torch.nn.functional.embedding(x, m.w), torch.randint(0, 13, (4, 3)), w=(13, 4)
+    )
+    atoms = refine_graph(graph)
+    op = find(atoms, "aten.embedding.default")
+    vocabulary = [d.name for d in atoms.spaces[op.name].dims].index("vocabulary")
+    for parts in (2, 3, 4):
+        assert check_operator(op, atoms, vocabulary, parts) is None
+
+
+def test_a_partial_sum_passes_what_is_linear_and_nothing_else():
+    graph = graph_of(lambda m, x: torch.relu((x * m.w).t() * 3.0), torch.randn(4, 8), w=(8,))
+    atoms = refine_graph(graph)
+    for target, passes in [("permute.default", True), ("t.default", True), ("relu.default", False)]:
+        for op in atoms.graph.operators:
+            if op.target == f"aten.{target}":
+                assert (check_operator(op, atoms, PARTIAL) is None) == passes
+    scaled = [op for op in atoms.graph.operators if op.target == "aten.mul.Tensor" and op.args[1] == 3.0]
+    assert check_operator(scaled[0], atoms, PARTIAL) is None
+
+
+# -- lies ---------------------------------------------------------------------------------------
+
+
+def with_space(atoms: AtomGraph, op, space: IndexSpace) -> AtomGraph:
+    return dataclasses.replace(atoms, spaces={**atoms.spaces, op.name: space})
+
+
+def test_bias_replicated_on_a_contracted_split_is_caught():
+    """Added on every rank: GPT-2's loss came out 0.5 % off and its gradients 94 %, without an exception."""
+    atoms = refine_graph(linear_graph())
+    op = find(atoms, "aten.linear.default")
+    space = atoms.spaces[op.name]
+    contracted = [d.name for d in space.dims].index("in_features")
+    x, w, bias = space.reads
+    lie = dataclasses.replace(space, reads=(x, w, dataclasses.replace(bias, added=False)))
+    assert check_operator(op, atoms, contracted) is None
+    found = check_operator(op, with_space(atoms, op, lie), contracted)
+    assert found is not None
+    assert found.kind == "value"
+    assert "in_features/2" in str(found)
+
+
+def test_contiguous_split_of_a_fused_projection_is_caught():
+    """Cutting ``3 * heads * d`` into contiguous pieces cuts through q, k and v."""
+    graph = graph_of(
+        lambda m, x: torch.stack(torch.nn.functional.linear(x, m.w).split(4, -1)).prod(0),
+        torch.randn(2, 8),
+        w=(12, 8),
+    )
+    atoms = refine_graph(graph)
+    op = next(o for o in graph.operators if o.target.startswith("aten.split"))
+    source, pieces = op.inputs()[0], op.outputs
+    whole = {**atoms.atoms, source: ((2,), (12,)), **dict.fromkeys(pieces, ((2,), (4,)))}
+    dims = (LoopDim("rows", 2), LoopDim("features", 12))
+    operands = [Operand(name, ((0,), (1,))) for name in (source, *pieces)]
+    lie = dataclasses.replace(
+        atoms, atoms=whole, spaces={op.name: IndexSpace(dims, (operands[0],), tuple(operands[1:]))}
+    )
+    assert check_operator(op, lie, 0) is None
+    found = check_operator(op, lie, 1)
+    assert found is not None
+    assert found.kind == "value"
+    assert atoms.atoms[source] == ((2,), (3, 4))  # the true atoms keep the three apart
+
+
+X = torch.randn(4, 8)
+ROWS, CLASSES = torch.randn(8, 6), torch.randint(0, 6, (8,))
+QUERIES = torch.randn(2, 4, 8, 4)
+WITHOUT_LOCAL = [
+    pytest.param("aten.mean.default", lambda m, x: (x * m.w).mean(), (X,), {"w": (8,)}, id="local-mean"),
+    pytest.param(
+        "aten.mse_loss.default",
+        lambda m, x: torch.nn.functional.mse_loss(x * m.w, x),
+        (X,),
+        {"w": (8,)},
+        id="local-mean-of-a-loss",
+    ),
+    pytest.param(
+        "aten.cross_entropy_loss.default",
+        lambda m, x, y: torch.nn.functional.cross_entropy(x * m.w, y),
+        (ROWS, CLASSES),
+        {"w": (6,)},
+        id="local-count-of-targets",
+    ),
+    pytest.param(
+        "aten.embedding.default",
+        lambda m, x: torch.nn.functional.embedding(x, m.w),
+        (CLASSES,),
+        {"w": (6, 4)},
+        id="vocabulary-without-offset",
+    ),
+    pytest.param(
+        "aten._native_batch_norm_legit_functional.default",
+        lambda m, x: m.norm(x * m.w),
+        (X,),
+        {"w": (8,)},
+        id="local-batch-statistics",
+    ),
+    pytest.param(
+        "aten.group_norm.default",
+        lambda m, x: torch.nn.functional.group_norm(x * m.w, 4),
+        (X,),
+        {"w": (8,)},
+        id="groups-not-divided",
+    ),
+    pytest.param(
+        "aten.view.default",
+        lambda m, x: (x * m.w).view(4, 2, 4),
+        (X,),
+        {"w": (8,)},
+        id="global-sizes-in-a-view",
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "function", "args", "parameters"), WITHOUT_LOCAL)
+def test_a_missing_local_implementation_is_caught(monkeypatch, target, function, args, parameters):
+    model = Call(function, **parameters)
+    model.norm = nn.BatchNorm1d(8)
+    graph = capture(model, args, loss=lambda y: y.square().sum() if y.dim() else y).graph
+    assert not check_graph(graph).mismatches
+    monkeypatch.delitem(local._LOCALISERS, target)
+    assert target in {m.target for m in check_graph(graph).mismatches}
+
+
+def rule_replaced(monkeypatch, target, function):
+    monkeypatch.setitem(registry._RULES, target, function)
+
+
+def elementwise(b):
+    """The lie that an operator treats every element alone."""
+    loops = b.loops(b.output().shape)
+    for name in dict.fromkeys(b.op.inputs()):
+        rank = len(b.graph.tensors[name].shape)
+        b.read(registry.Ref(name), loops[len(loops) - rank :])
+    b.write(loops)
+
+
+@pytest.mark.parametrize(
+    ("target", "function", "args"),
+    [
+        ("aten.softmax.int", lambda m, x: torch.softmax(x * m.w, -1), (X,)),
+        ("aten.layer_norm.default", lambda m, x: torch.nn.functional.layer_norm(x * m.w, (8,)), (X,)),
+        ("aten.cumsum.default", lambda m, x: torch.cumsum(x * m.w, -1), (X,)),
+        ("aten.flip.default", lambda m, x: torch.flip(x * m.w, (-1,)), (X,)),
+    ],
+    ids=["softmax", "layer-norm", "cumsum", "flip"],
+)
+def test_splitting_a_dim_that_must_stay_whole_is_caught(monkeypatch, target, function, args):
+    graph = graph_of(function, *args, w=(8,))
+    assert not check_graph(graph).mismatches
+    rule_replaced(monkeypatch, target, elementwise)
+    assert target in {m.target for m in check_graph(graph).mismatches}
+
+
+def test_split_queries_of_causal_attention_are_caught(monkeypatch):
+    attend = torch.nn.functional.scaled_dot_product_attention
+    graph = graph_of(lambda m, q: attend(q * m.w, q, q, is_causal=True), QUERIES, w=(4,))
+    assert not check_graph(graph).mismatches
+
+    def lie(b):
+        n, h, s = b.loops(b.output().shape[:3])
+        b.read(b.arg(0), [n, h, s, None])
+        for other in b.op.args[1:3]:
+            b.read(other, [n, h, None, None])
+        b.write([n, h, s, None])
+
+    rule_replaced(monkeypatch, "aten.scaled_dot_product_attention.default", lie)
+    wrong = check_graph(graph).mismatches
+    assert {m.choices[1] for m in wrong} == {"d2"}
+
+
+def test_a_nonlinear_operator_marked_linear_is_caught(monkeypatch):
+    graph = graph_of(lambda m, x: torch.tanh(x * m.w), X, w=(8,))
+
+    def lie(b):
+        elementwise(b)
+        b.linear = True
+
+    rule_replaced(monkeypatch, "aten.tanh.default", lie)
+    assert [m.choices for m in check_graph(graph).mismatches] == [("R", "P/R")]
+
+
+def test_an_undeclared_collective_is_caught(monkeypatch):
+    graph = graph_of(lambda m, x, y: torch.nn.functional.cross_entropy(x * m.w, y), ROWS, CLASSES, w=(6,))
+    true = local._LOCALISERS["aten.cross_entropy_loss.default"]
+
+    def silent(placed, call):
+        return dataclasses.replace(true(placed, call), collectives=())
+
+    monkeypatch.setitem(local._LOCALISERS, "aten.cross_entropy_loss.default", silent)
+    assert "collectives" in {m.kind for m in check_graph(graph).mismatches}
+
+
+def test_dropout_that_ignores_where_it_is_is_caught(monkeypatch):
+    graph = graph_of(lambda m, x: torch.nn.functional.dropout(x * m.w, 0.5), X, w=(8,))
+    true = local._LOCALISERS["aten.dropout.default"]
+
+    def same_mask_everywhere(placed, call):
+        made = true(placed, call)
+        return dataclasses.replace(made, static=(tuple((*piece[:3], ()) for piece in made.static[0]),))
+
+    assert not check_graph(graph).mismatches
+    monkeypatch.setitem(local._LOCALISERS, "aten.dropout.default", same_mask_everywhere)
+    assert "aten.dropout.default" in {m.target for m in check_graph(graph).mismatches}
+
+
+def test_the_report_names_what_has_no_rule():
+    graph = graph_of(lambda m, x: x @ torch.matrix_exp(m.w), X, w=(8, 8))
+    report = check_graph(graph)
+    assert set(report.unknown) == {"aten.matrix_exp.default"}
+    assert "no rule: aten.matrix_exp.default (1)" in str(report)
+    assert 0.5 < report.coverage < 1.0

@@ -1,0 +1,297 @@
+"""Operators nobody wrote a rule for: what running them in pieces finds, and what it must refuse."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.discovery import discover as discovery
+from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
+from tensoropt.sharding.discovery.graph_check import check_graph
+from tensoropt.sharding.rules import registry
+from tests.sharding.calls import CALLS, graph_of_call
+
+LIBRARY = "tensoropt_discovery_tests"
+_counter = itertools.count()
+
+
+@torch.library.custom_op(f"{LIBRARY}::row_softplus", mutates_args=())
+def row_softplus(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Every row against its own largest value: rows split, columns do not."""
+    return torch.nn.functional.softplus(x - x.amax(-1, keepdim=True)) * w
+
+
+@row_softplus.register_fake
+def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _row_backward(ctx, grad):
+    with torch.enable_grad():
+        x, w = (v.detach().requires_grad_() for v in ctx.saved_tensors)
+        y = torch.nn.functional.softplus(x - x.amax(-1, keepdim=True)) * w
+    return torch.autograd.grad(y, (x, w), grad)
+
+
+row_softplus.register_autograd(_row_backward, setup_context=_keep)
+
+
+@torch.library.custom_op(f"{LIBRARY}::moments", mutates_args=())
+def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum and mean over the rows of a matrix."""
+    return x.sum(0), x.mean(0)
+
+
+@moments.register_fake
+def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape[1:]), x.new_empty(x.shape[1:])
+
+
+def _rows(ctx, inputs, output):
+    ctx.rows = inputs[0].shape[0]
+
+
+moments.register_autograd(
+    lambda ctx, a, b: (a + b / ctx.rows).expand(ctx.rows, *a.shape), setup_context=_rows
+)
+
+
+@torch.library.custom_op(f"{LIBRARY}::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
+
+
+@noisy.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op(f"{LIBRARY}::counting", mutates_args=())
+def counting(x: torch.Tensor) -> torch.Tensor:
+    """Depends on how often it was called."""
+    return x + next(_counter)
+
+
+@counting.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op(f"{LIBRARY}::bad_gradient", mutates_args=())
+def bad_gradient(x: torch.Tensor) -> torch.Tensor:
+    """Element-wise forward, but its gradient mixes the rows."""
+    return x * 2
+
+
+@bad_gradient.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+bad_gradient.register_autograd(
+    lambda ctx, grad: grad + grad.sum(0, keepdim=True), setup_context=lambda ctx, inputs, output: None
+)
+
+
+@torch.library.custom_op(f"{LIBRARY}::pairs", mutates_args=())
+def pairs(x: torch.Tensor) -> torch.Tensor:
+    """Neighbouring rows change places: halves recombine, single rows do not."""
+    return x.view(-1, 2, x.shape[1]).flip(1).reshape(x.shape)
+
+
+@pairs.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_ENDINGS = {"hangs": lambda: time.sleep(3600), "crashes": os.abort}
+
+
+@torch.library.custom_op(f"{LIBRARY}::fatal", mutates_args=())
+def fatal(x: torch.Tensor, ending: str) -> torch.Tensor:
+    """Never returns where it computes."""
+    _ENDINGS[ending]()
+    return x.clone()
+
+
+@fatal.register_fake
+def _(x: torch.Tensor, ending: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op(f"{LIBRARY}::undefined", mutates_args=())
+def undefined(x: torch.Tensor) -> torch.Tensor:
+    """Depends on all of its operand, and is NaN for any."""
+    return torch.sqrt(-1.0 - x.square()) * x.sum()
+
+
+@undefined.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Model(nn.Module):
+    def __init__(self, function, width: int = 8):
+        super().__init__()
+        self.scale, self.weight = nn.Parameter(torch.randn(width)), nn.Parameter(torch.randn(width))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x * self.scale, self.weight)
+
+
+def graph_of(function, x: torch.Tensor | None = None, mode: str = "train"):
+    model, x = Model(function), torch.randn(4, 8) if x is None else x
+    return capture(model, (x,), loss=lambda y: y.square().sum(), mode=mode).graph
+
+
+def found(graph, name: str) -> Discovery:
+    (op,) = [op for op in graph.operators if name in op.target]
+    return discover(op, graph)
+
+
+def test_rows_of_a_custom_operator():
+    assert found(graph_of(row_softplus), "row_softplus").splits == (Split((0, None), (0,)),)
+
+
+def test_sums_and_means():
+    graph = graph_of(lambda x, w: moments(x)[0] * w + moments(x)[1])
+    splits = {discover(op, graph).splits for op in graph.operators if "moments" in op.target}
+    assert splits == {(Split((0,), (-1, -3)), Split((1,), (0, 0)))}
+
+
+def test_what_is_found_is_used_and_right():
+    for function in (row_softplus, lambda x, w: moments(x)[0] * w + moments(x)[1]):
+        atoms = refine_graph(graph_of(function))
+        assert atoms.discoveries()
+        report = check_graph(atoms, thorough=True)
+        assert not report.mismatches, str(report)
+        assert not report.unknown
+        assert report.discovered
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, w: noisy(x) * w, "different results"),
+        (lambda x, w: counting(x) * w, "different results"),
+        (lambda x, w: undefined(x) * w, "nothing but NaN"),
+    ],
+    ids=["random", "stateful", "undefined"],
+)
+def test_what_cannot_be_relied_on_is_refused(function, reason):
+    graph = graph_of(function, mode="inference")
+    discovery = found(graph, LIBRARY)
+    assert reason in discovery.refused
+    assert not discovery.splits
+
+
+def test_gradients_decide_too():
+    splits = found(graph_of(lambda x, w: bad_gradient(x) * w), "bad_gradient").splits
+    assert splits == (Split((1,), (1,)),)
+
+
+def test_a_dim_that_only_splits_in_whole_pairs_is_left_alone():
+    """Views elsewhere could cut any atom of a loop, so halves alone are not enough."""
+    assert found(graph_of(lambda x, w: pairs(x) * w, mode="inference"), "pairs").splits == (
+        Split((1,), (1,)),
+    )
+
+
+class Memory(dict):
+    def get(self, key, kind):
+        return super().get((kind, key))
+
+    def put(self, key, record, kind):
+        self[kind, key] = record
+
+
+def test_findings_are_kept_and_checked_again():
+    graph = graph_of(row_softplus)
+    (op,) = [op for op in graph.operators if "row_softplus" in op.target]
+    memory = Memory()
+    assert discover(op, graph, memory) == discover(op, graph)
+    ((key, record),) = memory.items()
+    assert key == ("discovery", signature(op, graph))
+    assert Discovery.from_record(record) == discover(op, graph)
+    memory[key] = {"splits": [[[1, 0], [1]]], "linear": True}  # as after the operator's code has changed
+    assert discover(op, graph, memory) == discover(op, graph)
+    assert memory[key] == record
+
+
+@pytest.mark.parametrize(("ending", "reason"), [("hangs", "did not end within 1 s"), ("crashes", "died")])
+def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, monkeypatch):
+    monkeypatch.setattr(discovery, "TRIAL_S", 1.0)
+    graph = graph_of(lambda x, w: fatal(x, ending) * w, mode="inference")
+    memory = Memory()
+    atoms = refine_graph(graph, memory)
+    (op,) = [op for op in graph.operators if "fatal" in op.target]
+    assert reason in atoms.lost()[op.target]
+    assert not any(dim.splittable for dim in atoms.spaces[op.name].dims)
+    monkeypatch.setattr(discovery, "forked", None)  # what is kept is not tried again
+    assert discover(op, graph, memory) == atoms.discovered[op.name]
+
+
+# -- rules beside discovery -----------------------------------------------------------------------
+
+QUICK = ("softmax", "layer-norm", "sum", "permute", "split", "cat", "gated")
+COMPARED = tuple(name for name in CALLS if name not in QUICK)
+RULE_LEAVES_OUT = {"nearest-resize": "spatial dims of images stay whole, whatever is done to them"}
+"""Call -> why its rule splits less than discovery finds."""
+
+
+def missing_splits(name: str) -> Iterator[str]:
+    """What discovery can split and the rule does not, for every operator of a call."""
+    graph = graph_of_call(name)
+    for op in graph.operators:
+        space = registry.index_space(op, graph)
+        if not space.known:
+            continue
+        names = tuple(dict.fromkeys(op.inputs()))
+        cut = {
+            (operand.tensor, dim)
+            for operand in space.reads
+            for dim, loops in enumerate(operand.dims)
+            if any(space.dims[loop].splittable for loop in loops)
+        }
+        for split in discover(op, graph).splits:
+            if not any((names[i], d) in cut for i, d in enumerate(split.reads) if d is not None):
+                yield f"{op.target}: {split}"
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in COMPARED)])
+def test_rules_split_what_discovery_can_split(name):
+    missing = list(missing_splits(name))
+    if name in RULE_LEAVES_OUT:
+        assert missing, f"{name} is listed as an exception ({RULE_LEAVES_OUT[name]}) but is none"
+    else:
+        assert not missing, "; ".join(missing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_split_as_their_rules_say(name):
+    report = check_graph(graph_of_call(name), parts=(2,))
+    assert not report.mismatches, str(report)
+
+
+def test_a_rule_that_leaves_out_a_split_is_found(monkeypatch):
+    def lazy(b):
+        rows = b.loops(b.output().shape[:1])
+        b.read(b.arg(0), [*rows, None, None])
+        b.write([*rows, None, None])
+
+    monkeypatch.setitem(registry._RULES, "aten.softmax.int", lazy)
+    assert any("aten.softmax.int" in line for line in missing_splits("softmax"))

@@ -1,0 +1,221 @@
+"""Every resharding, executed on all ranks by definition: the global value must survive."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import pytest
+
+from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
+from tensoropt.sharding.reshard.steps import (
+    COLLECTIVES,
+    edge_steps,
+    forward_placements,
+    gradient_placements,
+    permuted_atoms,
+    permuted_steps,
+    resharding_steps,
+)
+from tests.sharding.simulator import check_holds, coordinates, distribute, run
+
+R, P, RP = REPLICATE, PARTIAL, PARTIAL_GRAD
+
+EVEN = [
+    pytest.param((1, 2), (4, 6), id="2"),
+    pytest.param((1, 3), (6, 3, 6), id="3"),
+    pytest.param((1, 2, 2), (4, 8), id="2x2-two-atoms"),
+    pytest.param((1, 2, 2), (4, 8, 4), id="2x2-three-atoms"),
+    pytest.param((1, 2, 3), (6, 12), id="2x3"),
+]
+UNEVEN = [
+    pytest.param((1, 2), (7, 4), id="7-over-2"),
+    pytest.param((1, 4), (5, 9), id="5-over-4-leaves-one-empty"),
+    pytest.param((1, 2, 2), (9, 4), id="9-over-2-of-2x2"),
+    pytest.param((1, 3, 2), (10, 6), id="10-over-3x2"),
+]
+
+
+def placements(axes: int, atoms: int) -> list[tuple[int, ...]]:
+    return list(itertools.product([R, P, *range(atoms)], repeat=axes))
+
+
+def preserve(
+    mesh: tuple[int, ...], atoms: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.integers(-9, 9, atoms).astype(float)
+    shards = distribute(value, source, mesh, rng)
+    steps = resharding_steps(atoms, mesh, source, target)
+    shards = run(steps, shards, mesh)
+    check_holds(shards, value, target, mesh)
+    dims = tuple((size,) for size in atoms)
+    for at in coordinates(mesh):
+        assert shards[at].shape == local_shape(dims, target, mesh, at)
+
+
+def even(atoms: Sequence[int], layout: Sequence[int], mesh: Sequence[int]) -> bool:
+    return all(
+        size % prod(mesh[a] for a, c in enumerate(layout) if c == atom) == 0
+        for atom, size in enumerate(atoms)
+    )
+
+
+@pytest.mark.parametrize(("mesh", "atoms"), EVEN)
+def test_all_pairs_keep_the_value(mesh, atoms):
+    every = placements(len(mesh) - 1, len(atoms))
+    for source, target in itertools.product(every, every):
+        preserve(mesh, atoms, (R, *source), (R, *target))
+
+
+@pytest.mark.parametrize(("mesh", "atoms"), UNEVEN)
+def test_uneven_shards_keep_the_value(mesh, atoms):
+    """An atom that no axis divides is cut by one axis at most; others nest as they like."""
+    every = [
+        p
+        for p in placements(len(mesh) - 1, len(atoms))
+        if all(p.count(i) <= 1 or even(atoms, (R, *p), mesh) for i in range(len(atoms)))
+    ]
+    for source, target in itertools.product(every, every):
+        preserve(mesh, atoms, (R, *source), (R, *target))
+
+
+def test_three_axes_keep_the_value():
+    mesh, atoms = (1, 2, 2, 2), (8, 8)
+    every = placements(3, 2)
+    rng = np.random.default_rng(1)
+    for _ in range(1200):
+        source, target = (every[i] for i in rng.integers(len(every), size=2))
+        preserve(mesh, atoms, (R, *source), (R, *target))
+
+
+@pytest.mark.parametrize("micro", [R, P, 0, 1])
+def test_micro_batch_axis_is_never_communicated_over(micro):
+    """Where both sides agree on the micro-batch axis no step may name it, whatever the others do."""
+    mesh, atoms = (2, 2, 2), (8, 8)
+    every = placements(2, 2)
+    for source, target in itertools.product(every, every):
+        steps = resharding_steps(atoms, mesh, (micro, *source), (micro, *target))
+        assert all(0 not in step.axes for step in steps)
+        preserve(mesh, atoms, (micro, *source), (micro, *target))
+
+
+def kinds(steps) -> list[str]:
+    return [step.kind for step in steps]
+
+
+def one_axis(source: int, target: int, atoms=(8, 8)):
+    return edge_steps(atoms, (1, 2), (R, source), (R, target))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "forward", "backward"),
+    [
+        pytest.param(P, R, ["all_reduce"], [], id="row-linear-to-anything"),
+        pytest.param(R, RP, [], ["all_reduce"], id="anything-to-column-linear"),
+        pytest.param(P, RP, ["all_reduce"], ["all_reduce"], id="row-to-column-linear"),
+        pytest.param(P, 0, ["reduce_scatter"], ["all_gather"], id="sequence-parallel-out"),
+        pytest.param(0, RP, ["all_gather"], ["reduce_scatter"], id="sequence-parallel-in"),
+        pytest.param(0, R, ["all_gather"], ["slice"], id="gather"),
+        pytest.param(R, 0, ["slice"], ["all_gather"], id="slice"),
+        pytest.param(0, 1, ["all_to_all"], ["all_to_all"], id="exchange"),
+        pytest.param(R, P, ["mask"], [], id="bias-into-contraction"),
+        pytest.param(0, P, ["pad"], ["slice"], id="shard-into-partial"),
+        pytest.param(RP, R, [], ["mask"], id="partial-gradient-from-whole"),
+        pytest.param(RP, 0, ["slice"], ["pad"], id="zero-sharded"),
+    ],
+)
+def test_each_edge_and_its_dual(source, target, forward, backward):
+    steps = one_axis(source, target)
+    assert (kinds(steps[0]), kinds(steps[1])) == (forward, backward)
+
+
+def test_backward_is_the_forward_of_the_gradients():
+    """Forward keeps the value, backward keeps the gradient, hence ``<value, gradient>``: the adjoint."""
+    mesh, atoms = (1, 2, 2), (4, 8)
+    every = list(itertools.product([R, RP, P, 0, 1], repeat=2))
+    rng = np.random.default_rng(0)
+    for source, target in itertools.product(every, every):
+        source, target = (R, *source), (R, *target)
+        forward, backward = edge_steps(atoms, mesh, source, target)
+        for steps, start, end in (
+            (forward, forward_placements(source), forward_placements(target)),
+            (backward, gradient_placements(target), gradient_placements(source)),
+        ):
+            value = rng.integers(-9, 9, atoms).astype(float)
+            shards = run(steps, distribute(value, start, mesh, rng), mesh)
+            check_holds(shards, value, end, mesh)
+
+
+def test_flattened_groups_communicate_once():
+    atoms = (8, 8)
+    (step,) = resharding_steps(atoms, (1, 2, 2), (R, P, P), (R, R, R))
+    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_reduce", (1, 2), 64)
+    (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, R, R))
+    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_gather", (1, 2), 64)
+    (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, 1, 1))
+    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_to_all", (1, 2), 16)
+
+
+def test_what_shrinks_comes_first():
+    """Reduce-scatter before all-reduce, slice before reduce: the later payloads are smaller."""
+    steps = resharding_steps((8, 8), (1, 2, 2), (R, P, P), (R, 0, R))
+    assert [(s.kind, s.axes, s.payload((1, 2, 2))) for s in steps] == [
+        ("reduce_scatter", (1,), 64),
+        ("all_reduce", (2,), 32),
+    ]
+    steps = resharding_steps((8, 8), (1, 2, 2), (R, R, P), (R, 0, R))
+    assert [(s.kind, s.payload((1, 2, 2))) for s in steps] == [("slice", 64), ("all_reduce", 32)]
+    steps = resharding_steps((8, 8), (1, 2, 2), (R, 0, 0), (R, R, 1))
+    assert [(s.kind, s.payload((1, 2, 2))) for s in steps] == [("all_to_all", 16), ("all_gather", 32)]
+
+
+def axes_on(layout: Sequence[int], atom: int) -> list[int]:
+    return [axis for axis, code in enumerate(layout) if code == atom]
+
+
+def nests(left: list[int], right: list[int]) -> bool:
+    short = min(len(left), len(right))
+    return left[:short] == right[:short]
+
+
+def test_nothing_is_sent_without_need():
+    """Bounds that every pair on a 2x2 mesh keeps."""
+    mesh, atoms = (1, 2, 2), (8, 8)
+    every = placements(2, 2)
+
+    def local(layout: tuple[int, ...]) -> int:
+        return prod(local_shape(tuple((s,) for s in atoms), layout, mesh))
+
+    for source, target in itertools.product(every, every):
+        source, target = (R, *source), (R, *target)
+        steps = resharding_steps(atoms, mesh, source, target)
+        sent = [s for s in steps if s.kind in COLLECTIVES]
+        touched = {a for a, (x, y) in enumerate(zip(source, target, strict=True)) if x != y}
+        if source == target:
+            assert not steps
+        # Axes nest in order: where neither order is the beginning of the other, shards come off and go on.
+        reordered = any(not nests(axes_on(source, atom), axes_on(target, atom)) for atom in (0, 1))
+        if not reordered:
+            assert {a for s in steps for a in s.axes} <= touched, (source, target, steps)
+        assert kinds(steps).count("all_reduce") <= 1
+        assert len(sent) <= len(touched) + reordered, (source, target, steps)
+        if P not in source:
+            assert not {"all_reduce", "reduce_scatter"} & set(kinds(steps))
+        if not any(c >= 0 for c in source):
+            assert "all_gather" not in kinds(steps)
+        # No intermediate is larger than both ends, unless nesting demands it.
+        if not reordered and "all_to_all" not in kinds(steps):
+            peak = max([prod(s.after) for s in steps], default=0)
+            assert peak <= max(local(source), local(target)), (source, target, steps)
+
+
+def test_steps_of_a_tensor_that_lies_otherwise() -> None:
+    """(4 x 2, 8) with its dims the other way round: atoms 0 1 2 come as 2 0 1."""
+    places = permuted_atoms(((4, 2), (8,)), (1, 0))
+    assert places == (1, 2, 0)
+    (step,) = permuted_steps(resharding_steps((4, 2, 8), (2,), (0,), (2,)), places)
+    assert (step.kind, step.atom, step.target) == ("all_to_all", 1, 0)
+    assert (step.before, step.after) == ((8, 2, 2), (4, 4, 2))

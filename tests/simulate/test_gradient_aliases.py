@@ -1,0 +1,105 @@
+"""Gradients that share a storage: by hand, and against what a real step keeps alive."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.simulate.test_memory_curve import OPTIMIZERS, tracked_peak, unsplit
+from torch import nn
+
+from tensoropt.api import explore
+from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.workload import workload
+from tensoropt.simulate.memory_curve import Simulation, simulate
+
+ROWS, WIDTH, NARROW, WIDE = 16, 12, 8, 24
+A, B = ROWS * NARROW * 4, ROWS * WIDE * 4
+
+
+class Joined(nn.Module):
+    """Two layers side by side: backward cuts one gradient into two.
+
+    The loss reads one column only, here and below: that of a real mean squared error keeps memory for all
+    its input.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, NARROW, bias=False), nn.Linear(WIDTH, WIDE, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(torch.cat([self.a(x), self.b(x)], 1)[:, 0], y)
+
+
+class Dense(nn.Module):
+    """Every layer reads all that came before it, put side by side."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH * (i + 1), WIDTH) for i in range(layers))
+        self.out = nn.Linear(WIDTH * (layers + 1), 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        parts = [torch.tanh(x)]
+        for layer in self.layers:
+            parts.append(torch.tanh(layer(torch.cat(parts, 1))))
+        return F.mse_loss(self.out(torch.cat(parts, 1))[:, 0], y)
+
+
+def joined() -> tuple:
+    return Joined(), (torch.randn(ROWS, WIDTH), torch.randn(ROWS)), {}
+
+
+def dense() -> tuple:
+    return Dense(), (torch.randn(ROWS, WIDTH), torch.randn(ROWS)), {}
+
+
+def play(build, micro_batches: int = 1) -> Simulation:
+    strategy = unsplit(build, micro_batches)
+    facts = {
+        n: find_facts(workload(strategy.graph, c, strategy.mesh)) for n, c in strategy.configurations.items()
+    }
+    return simulate(strategy, facts, "sgd")
+
+
+def test_a_gradient_lives_until_its_last_slice_is_used_up():
+    found = {p.moment: p.transient for p in play(joined).curve}
+    assert found["backward cat"] == A + B + ROWS * 4  # what comes from the loss
+    # the narrow layer's slice waits, and with it all of the gradient
+    assert found["backward linear_1"] == A + B + WIDTH * WIDE * 4
+    assert found["backward linear"] == A + B + WIDTH * NARROW * 4
+
+
+@pytest.mark.parametrize("build", [joined, dense])
+def test_a_real_step_peaks_where_it_was_predicted(build):
+    predicted = play(build).peak.total
+    assert predicted == pytest.approx(tracked_peak(build, unsplit(build, 1), OPTIMIZERS["sgd"]), abs=200)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Repeated(nn.Module):
+    """Sums that look alike before and in repeated blocks, of which only the latter can be recomputed."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        return F.mse_loss(self.blocks(x + self.second(x))[:, 0], y)
+
+
+def test_alike_sums_in_and_outside_of_recomputed_blocks():
+    args = torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)
+    found = explore(Repeated(), args, cluster="dgx-h100[2]", micro_batches=[1], measure="never")
+    assert any(found.plan(i).recomputed for i in range(len(found.points)))

@@ -1,0 +1,68 @@
+"""Predicted peaks of models that nothing here was made for, against what a step keeps alive on fake ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.configurations import MicroBatchRefused
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.memory_curve import simulate
+from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.steps import tracked_memory
+
+MODELS = ("dense_net", "cells", "pyramid", "albert", "gpt_neox", "t5", "convnext")
+MESHES = ((1, 8), (2, 2, 4), (1, 8, 8))
+WITHIN, PLANS = 0.02, 2
+
+
+def drawn(loaded: LoadedModel, mesh: tuple[int, ...], rng: random.Random) -> Strategy:
+    """Any strategy, a third of the blocks recomputed; without micro-batches where they change the result."""
+    try:
+        micro = micro_strategies(loaded.graph, mesh[0])
+    except MicroBatchRefused:
+        mesh = (1, *mesh[1:])
+        micro = micro_strategies(loaded.graph, 1)
+    return random_strategy(loaded.graph, mesh, micro, rng, 0.3)
+
+
+def errors(
+    loaded: LoadedModel, strategy: Strategy, optimizer: str, known: dict[str, Facts]
+) -> tuple[float, int]:
+    """(the prediction's relative error, the peak it is of) on the fuller of the first and the last rank."""
+    works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    known.update({w.key: find_facts(w) for w in works.values() if w.key not in known})
+    predicted = simulate(strategy, {n: known[w.key] for n, w in works.items()}, optimizer).peak.total
+    tracked = 0
+    for rank in (0, math.prod(strategy.mesh[1:]) - 1):
+        with step_on(rank, loaded, strategy, optimizer) as step:
+            step()
+            tracked = max(tracked, tracked_memory(step)["peak"])
+    return predicted / tracked - 1, tracked
+
+
+@pytest.mark.parametrize("name", ["dense_net", "cells"])
+def test_a_plan_of_a_held_out_model(name: str):
+    """One on 8 ranks, of the two that were furthest off."""
+    loaded = load_model(ModelSpec(f"tests.simulate.held_out:{name}", 0))
+    error, peak = errors(loaded, drawn(loaded, (1, 8), random.Random(0)), "adam", {})
+    assert abs(error) <= WITHIN, f"{error:+.2%} of {peak} bytes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_of_held_out_models(name: str, optimizer: str):
+    """At 8 and at 64 ranks, with and without micro-batches."""
+    loaded, rng, known = load_model(ModelSpec(f"tests.simulate.held_out:{name}", 0)), random.Random(1), {}
+    found = {}
+    for mesh in MESHES:
+        for number in range(PLANS):
+            found[mesh, number] = errors(loaded, drawn(loaded, mesh, rng), optimizer, known)[0]
+    assert all(abs(error) <= WITHIN for error in found.values()), found

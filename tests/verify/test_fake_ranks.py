@@ -1,0 +1,64 @@
+"""Any rank of any plan, without the job: what it would send and keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from tensoropt.engine.models import load_model
+from tensoropt.errors import PlanError
+from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.simulate.memory_curve import simulate
+from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
+from tensoropt.verify.recorder import compare_collectives
+from tests.execute import jobs
+from tests.verify.test_verify import predicted
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "recompute"),
+    [("mlp", (2, 8), False), ("transformer_dropout", (1, 2, 4), True), ("vgg_norm", (1, 8, 8), False)],
+)
+def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: bool) -> None:
+    spec = jobs.spec(name)
+    loaded = load_model(spec)
+    strategy = jobs.strategy_of(loaded, mesh, 1)
+    if recompute:
+        strategy = replace(strategy, recomputed=find_regions(loaded.graph))
+    found = check_on_fake_ranks(loaded, strategy, "adam")
+    issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found["collectives"]]
+    assert compare_collectives(predicted(spec, strategy_to_dict(strategy)), issued) == []
+    assert found["unlike"] == []
+    assert not dist.is_initialized()
+    facts = {
+        n: find_facts(workload(loaded.graph, configuration, mesh))
+        for n, configuration in strategy.configurations.items()
+    }
+    peak = simulate(strategy, facts, "adam").peak.total
+    assert found["memory"]["peak"] == pytest.approx(peak, rel=0.005)
+
+
+def test_ranks_that_would_hang_are_named() -> None:
+    sent = [("all_reduce", (1,), 8), ("all_gather", (2,), 4)]
+    assert compare_ranks(0, sent, 3, list(sent)) == []
+    assert compare_ranks(0, sent, 3, [("all_reduce", (1,), 4), sent[1]]) == []
+    assert "rank 3 sends 16 bytes" in compare_ranks(0, sent, 3, [("all_reduce", (1,), 16), sent[1]])[0]
+    assert "collective 0: rank 0 issues all_reduce" in compare_ranks(0, sent, 3, sent[::-1])[0]
+    assert "rank 0 issues 2 collectives, rank 3 1" in compare_ranks(0, sent, 3, sent[:1])[0]
+
+
+def test_ranks_looked_at() -> None:
+    assert looked_at(2) == (0, 1)
+    assert looked_at(64) == (0, 32, 63)
+
+
+def test_refused_inside_a_job() -> None:
+    with fake_job(1, 4):
+        assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
+        with pytest.raises(PlanError, match="a process of its own"), fake_job(0, 2):
+            pass

@@ -1,0 +1,246 @@
+"""Random legal strategies of every kind of model give the unsplit model's results on 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+from tensoropt.costs.collectives import predicted_collectives
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.verify.check import (
+    DIFFERENCES,
+    is_rounding,
+    near_enough,
+    verify_module,
+    verify_strategies,
+    within_tolerance,
+)
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.recorder import compare_collectives
+from tensoropt.verify.reference import has_kinks
+from tests.execute import jobs
+
+pytestmark = pytest.mark.distributed
+NUMERICS = CheckOptions(memory=False, timed_steps=0)
+
+
+def draw(name: str, mesh: tuple[int, ...], count: int, seed: int = 0, **more: Any) -> list[dict[str, Any]]:
+    graph = load_model(jobs.spec(name, **more)).graph
+    micro, rng = micro_strategies(graph, mesh[0]), random.Random(seed)
+    drawn = [strategy_to_dict(random_strategy(graph, mesh, micro, rng, recompute=0.5)) for _ in range(count)]
+    return json.loads(json.dumps(drawn))
+
+
+def check(name: str, mesh: tuple[int, ...], count: int, pool: RankPool, **more: Any) -> None:
+    spec = jobs.spec(name, **more)
+    strategies = draw(name, mesh, count, **more)
+    for strategy, result in zip(
+        strategies, verify_strategies(spec, strategies, pool=pool, options=NUMERICS), strict=True
+    ):
+        assert result["numerics_ok"], (result, strategy)
+        issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in result["collectives_issued"]]
+        assert compare_collectives(predicted(spec, strategy), issued) == [], strategy
+
+
+def predicted(spec: ModelSpec, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the cost side says will be sent."""
+    graph = load_model(spec).graph
+    strategy = strategy_from_dict(data, graph)
+    facts = {
+        name: facts_of(workload(graph, configuration, strategy.mesh))
+        for name, configuration in strategy.configurations.items()
+    }
+    found = predicted_collectives(strategy, facts)
+    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in found.items()]
+
+
+_facts: dict[str, Facts] = {}
+
+
+def facts_of(work: Workload) -> Facts:
+    if work.key not in _facts:
+        _facts[work.key] = find_facts(work)
+    return _facts[work.key]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "count"),
+    [
+        ("mlp", (1, 2), 4),
+        ("mlp", (4, 2), 3),
+        ("vgg_norm", (1, 2), 4),
+        ("vgg_dropout", (2, 2), 3),
+        ("transformer_dropout", (1, 2), 3),
+        ("gpt2_dropout", (2, 2), 1),
+        ("bert_dropout", (1, 2), 1),
+        ("llama_small", (2, 2), 1),
+    ],
+)
+def test_two_ranks(ranks: RankPool, name: str, mesh: tuple[int, ...], count: int) -> None:
+    check(name, mesh, count, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("transformer", (2, 2, 2)), ("vgg_norm", (1, 2, 2)), ("mlp", (1, 4))]
+)
+def test_four_ranks(four_ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    check(name, mesh, 1, four_ranks)
+
+
+def test_double_precision_is_much_closer(ranks: RankPool) -> None:
+    spec = jobs.spec("mlp", dtype="float64")
+    (result,) = verify_strategies(
+        spec, draw("mlp", (2, 2), 1, seed=3, dtype="float64"), pool=ranks, options=NUMERICS
+    )
+    assert result["numerics_ok"]
+    assert result["gradient_difference"] < 1e-12
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("mlp", (2, 2)), ("transformer", (1, 2)), ("vgg_norm", (1, 2))])
+def test_mixed_precision(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> None:
+    """Compared with the unsplit model under the same policy; collectives in the types really sent."""
+    check(name, mesh, 2, ranks, compute_dtype="bfloat16")
+
+
+def test_rounding_of_the_narrow_type_sets_the_tolerance() -> None:
+    found = {f"{kind}_difference": 0.05 for kind in ("loss", "gradient", "parameter", "buffer")}
+    rounding = dict.fromkeys(("loss", "gradient", "parameter", "buffer"), 0.02)
+    assert within_tolerance(found, "bfloat16", rounding)
+    for kind in rounding:
+        assert not within_tolerance(found, "bfloat16", rounding | {kind: 0.01})
+
+
+def test_captured_graph_equals_the_module(ranks: RankPool) -> None:
+    found = verify_module(jobs.spec("transformer"), ranks)
+    assert found is not None
+    assert found["gradient_difference"] < 1e-5
+    assert verify_module(jobs.spec("transformer_dropout"), ranks) is None
+
+
+def test_result_is_plain_and_measured(ranks: RankPool) -> None:
+    calls = []
+    (result,) = verify_strategies(
+        jobs.spec("mlp"),
+        draw("mlp", (1, 2), 1),
+        pool=ranks,
+        options=CheckOptions(timed_steps=2),
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert json.loads(json.dumps(result)) == result
+    assert calls == [(1, 1)]
+    memory = result["memory_tracked"]
+    assert result["memory_tracked_bytes"] >= memory["parameters"] + memory["gradients"] + memory["optimizer"]
+    assert memory["parameters"] == memory["gradients"]
+    assert result["time_measured_s"] > 0
+    assert result["replicas_agree"] is True
+    assert result["error"] is None
+
+
+def test_wrong_results_are_noticed() -> None:
+    right = dict.fromkeys(
+        ("loss_difference", "gradient_difference", "parameter_difference", "buffer_difference"), 0.0
+    )
+    assert within_tolerance(right)
+    for key in right:
+        assert not within_tolerance(right | {key: 0.05})
+        assert not within_tolerance(right | {key: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("single", "double", "rounding"),
+    [
+        (3e-1, 2e-10, True),  # amplified, and as much smaller as the unit of rounding is
+        (3e-1, 5e-11, True),
+        (2e-4, 2e-9, False),  # hardly smaller than it was: something else is off by 1e-9
+        (3e-1, 3e-1, False),
+        (math.inf, 1e-3, False),
+        (3e-1, math.nan, False),
+    ],
+)
+def test_what_shrinks_with_precision_is_rounding(single: float, double: float, rounding: bool) -> None:
+    found = {key: dict.fromkeys(DIFFERENCES, 0.0) | {"parameter_difference": value}
+             for key, value in (("single", single), ("double", double))}  # fmt: skip
+    assert is_rounding(found["single"], found["double"]) is rounding
+
+
+@pytest.mark.parametrize(
+    ("split", "unsplit", "kinked", "precision", "near"),
+    [
+        (3e-6, 1e-6, 0, "float32", True),
+        (4e-3, 1e-6, 0, "float32", False),  # a cast to bfloat16 where nothing can cross a kink
+        (1.3e-2, 5.6e-6, 1, "float32", True),  # a ResNet's ReLU crossed
+        (0.1, 5.6e-6, 1, "float32", False),
+        (0.22, 4.3e-2, 1, "bfloat16", True),
+        (0.9, 4.3e-2, 1, "bfloat16", False),
+        (math.nan, 1e-6, 1, "float32", False),
+    ],
+)
+def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, near) -> None:
+    assert near_enough({"split": split, "unsplit": unsplit, "kinked": kinked}, precision) is near
+
+
+def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
+    """Gradients are cast to bfloat16 on their way between ranks in float32, and not in float64."""
+    strategies = draw("mlp", (1, 2), 1)
+    ranks.run(jobs.spoil_narrow_gradients, True)
+    try:
+        (spoilt,) = verify_strategies(jobs.spec("mlp"), strategies, pool=ranks, options=NUMERICS)
+    finally:
+        ranks.run(jobs.spoil_narrow_gradients, False)
+    assert "right in float64, wrong in float32" in spoilt["error"]
+    assert spoilt["compared_in"] == "float64"
+    assert spoilt["gradient_difference"] < 1e-9
+    assert not spoilt["numerics_ok"]
+
+
+@pytest.mark.parametrize(("name", "mode"), [("perceptron_outputs", "inference"), ("mlp", "train")])
+def test_a_plan_that_gives_nan_fails(ranks: RankPool, name: str, mode: str) -> None:
+    """NaN was no difference: ``max(0.0, nan)`` is 0.0."""
+    strategies = [s for s in draw(name, (1, 2), 6, mode=mode) if sends_forward(name, s, mode)][:2]
+    ranks.run(jobs.spoil_forward, True)
+    try:
+        results = verify_strategies(jobs.spec(name, mode=mode), strategies, pool=ranks, options=NUMERICS)
+    finally:
+        ranks.run(jobs.spoil_forward, False)
+    assert results
+    for result in results:
+        assert result["loss_difference"] == math.inf
+        assert not result["numerics_ok"]
+        assert result["not_finite"] == {}
+        assert result["compared_in"] == "float32"  # not explained away in double precision
+        assert mode == "inference" or result["gradient_difference"] == math.inf
+
+
+def sends_forward(name: str, data: dict[str, Any], mode: str) -> bool:
+    """Whether the strategy's edges exchange anything on the way to the outputs."""
+    strategy = strategy_from_dict(data, load_model(jobs.spec(name, mode=mode)).graph)
+    return any(strategy.steps(edge)[0] for edge in strategy.edges())
+
+
+@pytest.mark.parametrize(("name", "mode"), [("undefined_outputs", "inference"), ("undefined_loss", "train")])
+def test_what_the_unsplit_model_does_not_define_is_said(ranks: RankPool, name: str, mode: str) -> None:
+    spec = jobs.spec(name, mode=mode)
+    results = verify_strategies(spec, draw(name, (1, 2), 3, mode=mode), pool=ranks, options=NUMERICS)
+    for result in results:
+        assert result["numerics_ok"], result
+        assert 0 < result["not_finite"]["output 0"] <= 16 * 8
+        if mode == "train":
+            assert any(key.startswith("gradient of") for key in result["not_finite"])
+    module = verify_module(spec, ranks)
+    assert module is not None
+    assert within_tolerance(module)
+    assert module["not_finite"] == results[0]["not_finite"]
+
+
+@pytest.mark.parametrize(("name", "kinks"), [("mlp", False), ("vgg_norm", True)])
+def test_kinks_are_found(name: str, kinks: bool) -> None:
+    assert has_kinks(load_model(jobs.spec(name))) is kinks

@@ -103,7 +103,7 @@ def priced(model: str, batch: int, cluster: Cluster, store: ProfileStore) -> Pri
 
 def placed(name: str, graph: PricedGraph) -> tuple[PricedGraph, Any]:
     """What a placing planner answers, on the graph it leaves."""
-    module = importlib.import_module(f"tensoropt.planners.{name}")
+    module = importlib.import_module(f"tensoropt.planners.placed.{name}")
     if hasattr(module, "place_split"):
         return module.place_split(graph, None, 0)
     return graph, module.place(graph.problem, None, 0)

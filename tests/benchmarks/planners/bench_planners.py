@@ -49,7 +49,7 @@ def large(quick: bool) -> list[dict[str, Any]]:
     for shape in SHAPES:
         problem = random_problem(0, operators, devices, **shape)
         for name in METHODS:
-            place = importlib.import_module(f"tensoropt.planners.{name}").place
+            place = importlib.import_module(f"tensoropt.planners.placed.{name}").place
             answer, seconds = spent(lambda p=problem, place=place: place(p, None, 0))
             play, judge_s = spent(lambda p=problem, a=answer: play_placement(p, a.placement))
             limit = 1.1 * play.memory_bytes

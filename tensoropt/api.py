@@ -25,7 +25,7 @@ from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.call import describe_call
 from tensoropt.plan.constraints import Given, constraints_of, left_to_search
 from tensoropt.plan.coverage import shares_of_flops, undivided
-from tensoropt.plan.evaluate import judge_strategy, space_of
+from tensoropt.plan.evaluate import evaluate_strategy, space_of
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points, unbeaten
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import (
@@ -289,8 +289,8 @@ class _Run:
         }
         facts = {n: self.costs.facts_of(w) for n, w in works.items()}
         overlap = overlap_of(self.where, found.mesh)
-        optimizer = self.settings.optimizer
-        played = judge_strategy(strategy, works, facts, found.tables.prices, optimizer, overlap).played
+        found_prices = found.tables.prices
+        played = evaluate_strategy(strategy, works, facts, found_prices, overlap).metrics
         return Recosted(index, float(played.memory.sum()), float(played.total_s[0]))
 
 

@@ -20,7 +20,7 @@ from tensoropt.costs.source import CostSource, Progress
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.evaluate import CHUNK, Judged, costs_of, judge
+from tensoropt.plan.evaluate import CHUNK, Evaluation, costs_of, evaluate
 from tensoropt.plan.exploration import Point, Space, reduce_points, unbeaten
 from tensoropt.plan.problem import Settings
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, certify, track_frontier
@@ -145,12 +145,12 @@ def judge_all(
     progress: Progress,
 ) -> tuple[tuple[Point, ...], int]:
     """(what remains of all points once the judge has played them, how many were played)."""
-    judged: list[list[Judged]] = []
+    judged: list[list[Evaluation]] = []
     for number, found in enumerate(searched):
         progress("judge", number, len(searched), f"mesh {found.mesh.label}, {len(found.found)} points")
         chosen = [(frontier.strategy(i), frontier.options(i)) for frontier, i in found.found]
         overlap = overlap_of(costs.cluster, found.mesh)
-        judged.append(judge(found.tables, chosen, settings.optimizer, overlap))
+        judged.append(evaluate(found.tables, chosen, overlap))
     figures = [costs_of(of_space) for of_space in judged]
     played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
     kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))

@@ -8,17 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.edges import EdgeBuilder
+from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
+from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.parameters import held_options, storage_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, Variable, leaves_model
-from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region, region_of
-from tensoropt.sharding.strategy import output_layout
+
+Column = tuple[np.ndarray, ...]
 
 
 class TableBuilder:
@@ -45,6 +46,7 @@ class TableBuilder:
         self.micro = micro
         self.templates = templates
         self.prices = prices
+        self.effects = GroupEffects(prices)
         self.tensors = graph.atoms.graph.tensors
         self.training = graph.atoms.graph.training
         self.regions = tuple(regions)
@@ -60,7 +62,7 @@ class TableBuilder:
             ]
             for g in self.graph.groups
         }
-        self.edges = EdgeBuilder(self.graph, self.prices, self.templates, self.configurations, self.region_of)
+        self.edges = EdgeBuilder(self.effects, self.templates, self.configurations, self.region_of)
         variables = [self._group(g) for g in self.graph.groups]
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
@@ -85,22 +87,22 @@ class TableBuilder:
     def _group(self, group: Group) -> Variable:
         """A group's configurations; in a region all of them once plain, then once recomputed."""
         template = self.templates[group.name]
-        passes = (1, 2) if group.name in self.region_of else (1,)
+        passes = (False, True) if group.name in self.region_of else (False,)
         key = (id(template), passes)
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
         return replace(self._variable_cache[key], name=group.name)
 
-    def _group_variable(self, group: Group, template: Template, passes: Sequence[int]) -> Variable:
+    def _group_variable(self, group: Group, template: Template, passes: Sequence[bool]) -> Variable:
         tables, options, again = [], [], []
-        for forwards in passes:
+        for recomputed in passes:
             for configuration, work, facts in zip(
                 self.configurations[group.name], template.works, template.facts, strict=True
             ):
                 homes = self._homes(group.parameters, configuration)
-                tables.append(self._options(configuration, work, facts, homes, forwards))
+                tables.append(self._options(Choice(configuration, work, facts, {}, recomputed), homes))
                 options.append(homes)
-                again.append(forwards > 1)
+                again.append(recomputed)
         memory, compute, communication = (tuple(t[:, i] for t in tables) for i in range(3))
         return Variable(
             group.name,
@@ -123,75 +125,51 @@ class TableBuilder:
         stores = self.restriction.stores
         return tuple(h for h in homes if all(stores(n, one) for n, one in zip(names, h, strict=True)))
 
-    def _options(
-        self,
-        configuration: Configuration,
-        work: Workload,
-        facts: Facts,
-        homes: Sequence[Sequence[Layout]],
-        forwards: int,
-    ) -> np.ndarray:
+    def _options(self, choice: Choice, homes: Sequence[Sequence[Layout]]) -> np.ndarray:
         """(memory, compute, communication) of a configuration, a row per way to store its parameters."""
-        group = configuration.group
-        forward, backward = self.prices.compute.seconds(work, facts)
-        again = self.prices.again_s(work, forward) if forwards > 1 else 0.0
-        base = (
-            float(facts.kept_bytes) if forwards == 1 else 0.0,
-            (forward + again + backward) * self.mesh[0],
-            self._inner_s(group, configuration, forwards),
+        group, effects = choice.configuration.group, self.effects
+        outputs = (
+            effects.output(name, choice.configuration.layout(name))
+            for name in group.writes
+            if name not in self.graph.hubs and leaves_model(self.graph, name)
         )
-        kept = self._kept_parameters(group, facts)
+        base = self._sum(effects.kept(choice)).plus(
+            self._sum(effects.computed(choice)), *(self._sum(Effects(output)) for output in outputs)
+        )
         rows = []
         for stored in homes:
-            parts = [
-                part
-                for n, s in zip(group.parameters, stored, strict=True)
+            own = choice._replace(stored=dict(zip(group.parameters, stored, strict=True)))
+            parts = (
+                self._sum(part)
+                for name, use in own.uses().items()
                 for part in (
-                    self.prices.parameter(n, s),
-                    self.prices.use(n, s, configuration.layout(n), kept.get(n, 0), forwards),
-                    self.prices.held(n, s, configuration.layout(n)),
+                    effects.stored(name, own.stored[name]),
+                    effects.use(name, own.stored[name], use),
+                    effects.unsharded(name, own.stored[name], use.layout),
                 )
-            ]
-            rows.append([sum(x) for x in zip(base, *parts, strict=True)])
+            )
+            rows.append(base.plus(*parts))
         return np.array(rows, dtype=np.float64)
 
-    def _kept_parameters(self, group: Group, facts: Facts) -> dict[str, int]:
-        back = {v: k for k, v in group.short_names.items()}
-        return {back[n]: count for n, count in facts.parameters_kept.items()}
-
-    def _inner_s(self, group: Group, configuration: Configuration, forwards: int) -> float:
-        """Seconds of what is communicated inside a group: resolved partials and kernels' collectives."""
-        total = 0.0
-        if configuration.resolved is not None:
-            total += self.prices.move_s(*configuration.resolved, forwards)
-        for op in group.operators:
-            total += self.prices.inside_s(
-                configuration.placed(op.name, self.graph.atoms, self.mesh, None), forwards
-            )
-        for name in group.writes:
-            if name not in self.graph.hubs and leaves_model(self.graph, name):
-                source = configuration.layout(name)
-                total += self.prices.move_s(name, source, output_layout(source))
-        return total
+    def _sum(self, effects: Effects) -> Cost:
+        return additive(effects, self.prices)
 
     def _hub(self, name: str) -> Variable:
-        """A home for every placement of its producer and readers."""
-        homes = self.edges.homes(name)
-        output = leaves_model(self.graph, name)
-        communication = tuple(
-            np.array([self.prices.move_s(name, e.layout, output_layout(e.layout)) if output else 0.0])
-            for e in homes
-        )
-        zero = tuple(np.zeros(1) for _ in homes)
+        """A hub: a placement to materialise a tensor in, for every one of its producer and readers."""
+        ends = self.edges.hub_ends(name)
+        costs = [
+            self._sum(Effects(self.effects.output(name, end.layout)))
+            if leaves_model(self.graph, name)
+            else NOTHING
+            for end in ends
+        ]
         return Variable(
             f"hub:{name}",
             "hub",
-            zero,
-            zero,
-            communication,
-            layouts=tuple(e.layout for e in homes),
-            kept=tuple(bool(e.kept) for e in homes),
-            again=tuple(e.again for e in homes),
+            *_columns(costs),
+            layouts=tuple(e.layout for e in ends),
+            kept=tuple(e.kept for e in ends),
+            again=tuple(e.again for e in ends),
         )
 
     def _shared_parameter(self, name: str) -> Variable:
@@ -204,9 +182,15 @@ class TableBuilder:
         }
         layouts = dict.fromkeys(home for use in uses.values() for (home,) in self._homes((name,), use))
         any_use = next(iter(uses))  # a shared copy lies alike for all of them
-        parts = [(self.prices.parameter(name, x), self.prices.held(name, x, any_use)) for x in layouts]
-        costs = [[sum(x) for x in zip(*both, strict=True)] for both in parts]
-        memory, compute, communication = (tuple(np.array([c[i]]) for c in costs) for i in range(3))
-        return Variable(
-            f"parameter:{name}", "parameter", memory, compute, communication, layouts=tuple(layouts)
-        )
+        effects = self.effects
+        costs = [
+            self._sum(effects.stored(name, x)).plus(self._sum(effects.unsharded(name, x, any_use)))
+            for x in layouts
+        ]
+        return Variable(f"parameter:{name}", "parameter", *_columns(costs), layouts=tuple(layouts))
+
+
+def _columns(costs: Sequence[Cost]) -> tuple[Column, Column, Column]:
+    """(memory, compute, communication) of configurations with one option each."""
+    memory, compute, communication = (tuple(np.array([cost[i]]) for cost in costs) for i in range(3))
+    return memory, compute, communication

@@ -1,4 +1,4 @@
-"""Cost tables of edges: what it costs that two variables' choices meet.
+"""Pairwise costs: the tables of resharding between configurations of adjacent variables.
 
 An edge runs in the region of the group that reads. What enters a recomputed region is kept as it comes,
 at its source's placement, and goes its way into the region again in backward; what passes between two
@@ -8,62 +8,64 @@ groups of one recomputed region is not kept at all. All groups of a region are r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import networkx as nx
 import numpy as np
 
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.effects import (
+    HUB,
+    HUB_AGAIN,
+    HUB_BACK,
+    READ,
+    READ_AGAIN,
+    READ_BACK,
+    USED,
+    Effect,
+    Effects,
+    Keeps,
+    Reading,
+    When,
+    additive,
+    kept_for,
+)
+from tensoropt.costs.group_effects import GroupEffects
+from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, Variable
 from tensoropt.sharding.configurations import Configuration
-from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.groups import Group
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 
-
-class End(NamedTuple):
-    """One end of an edge under one choice.
-
-    Attributes:
-        layout: of the tensor at this end.
-        kept: writer: it keeps the tensor itself; reader: how often backward needs it; hub: the home is
-            kept for backward.
-        again: this end lies in a recomputed region.
-    """
-
-    layout: Layout
-    kept: int
-    again: bool = False
-
-
-Cost = tuple[float, float]
-IMPOSSIBLE: Cost = (np.inf, np.inf)
+_READS, _HUBS = (READ, READ_AGAIN, READ_BACK), (HUB, HUB_AGAIN, HUB_BACK)
+End = Reading | Use
+IMPOSSIBLE = (np.inf, np.inf)
 
 
 class EdgeBuilder:
     """Edge tables of one mesh.
 
     Args:
+        effects: what moves and uses do.
         configurations: per group name, in the order of its template.
         region_of: per group name the region that offers to recompute it.
     """
 
     def __init__(
         self,
-        graph: GroupGraph,
-        prices: Prices,
+        effects: GroupEffects,
         templates: Mapping[str, Template],
         configurations: Mapping[str, Sequence[Configuration]],
         region_of: Mapping[str, Region],
     ):
-        self.graph = graph
-        self.prices = prices
+        self.graph = effects.graph
+        self.effects = effects
         self.templates = templates
         self.configurations = configurations
         self.region_of = region_of
-        self.tensors = graph.atoms.graph.tensors
+        self.tensors = effects.tensors
         self._tables: dict[object, np.ndarray] = {}
 
     def build(self, variables: Mapping[str, Variable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
@@ -95,31 +97,34 @@ class EdgeBuilder:
     def _passes(self, group: Group) -> tuple[bool, ...]:
         return (False, True) if group.name in self.region_of else (False,)
 
-    def _ends(self, group: Group, name: str, kept: Callable[[int, str], int]) -> list[End]:
-        short = group.short_names[name]
+    def _reads(self, group: Group, name: str) -> list[Reading]:
+        """How a reader sees a tensor, per configuration."""
+        facts, short = self.templates[group.name].facts, group.short_names[name]
         return [
-            End(c.layout(name), kept(i, short), again)
+            Reading(c.layout(name), short in facts[i].reads_kept, again)
             for again in self._passes(group)
             for i, c in enumerate(self.configurations[group.name])
         ]
 
-    def _reads(self, group: Group, name: str) -> list[End]:
-        """Per configuration of a reader: whether backward needs the tensor."""
-        facts = self.templates[group.name].facts
-        return self._ends(group, name, lambda i, short: int(short in facts[i].reads_kept))
+    def _writes(self, group: Group, name: str) -> list[Reading]:
+        """How a producer leaves a tensor, per configuration; a recomputed one keeps nothing."""
+        facts, short = self.templates[group.name].facts, group.short_names[name]
+        return [
+            Reading(c.layout(name), short in facts[i].writes_kept and not again, again)
+            for again in self._passes(group)
+            for i, c in enumerate(self.configurations[group.name])
+        ]
 
-    def _writes(self, group: Group, name: str) -> list[End]:
-        """Per configuration of a producer: whether the group itself keeps the tensor."""
-        facts = self.templates[group.name].facts
-        ends = self._ends(group, name, lambda i, short: int(short in facts[i].writes_kept))
-        return [e._replace(kept=0) if e.again else e for e in ends]
+    def _uses(self, group: Group, name: str) -> list[Use]:
+        """How a group uses a shared parameter, per configuration."""
+        facts, short = self.templates[group.name].facts, group.short_names[name]
+        return [
+            Use(c.layout(name), facts[i].parameters_kept.get(short, 0), again)
+            for again in self._passes(group)
+            for i, c in enumerate(self.configurations[group.name])
+        ]
 
-    def _uses(self, group: Group, name: str) -> list[End]:
-        """Per configuration of a group: how often backward needs a shared parameter."""
-        facts = self.templates[group.name].facts
-        return self._ends(group, name, lambda i, short: facts[i].parameters_kept.get(short, 0))
-
-    def homes(self, name: str) -> list[End]:
+    def hub_ends(self, name: str) -> list[Reading]:
         """What a hub can be: at a placement of its producer or a reader; kept, where a reader's backward
         may need it so or a recomputed region may begin with it; made once or, in a region, again."""
         producer, readers = self._producer(name), self._readers(name)
@@ -129,12 +134,12 @@ class EdgeBuilder:
         needed = dict.fromkeys(e.layout for g in readers for e in self._reads(g, name) if e.kept)
         enters = any(g.name in self.region_of and not self._inside(name, g) for g in readers)
         pairs = [
-            *((layout, 0) for layout in layouts),
-            *((layout, 1) for layout in (layouts if enters else needed)),
+            *((layout, False) for layout in layouts),
+            *((layout, True) for layout in (layouts if enters else needed)),
         ]
         stays = any(self._inside(name, g) for g in readers)
         return [
-            End(layout, kept, again)
+            Reading(layout, kept, again)
             for again in ((False, True) if stays else (False,))
             for layout, kept in pairs
         ]
@@ -144,105 +149,130 @@ class EdgeBuilder:
     def _table(
         self,
         name: str,
-        ends: tuple[tuple[str, Sequence[End]], tuple[str, Sequence[End]]],
+        ends: tuple[tuple[Variable, Sequence[End]], tuple[Variable, Sequence[End]]],
         inside: bool,
-        cost: Callable[[End, End], Cost],
+        effects: Callable[[Any, Any], Effects | None],
     ) -> EdgeTable:
-        """The table of two variables, by their distinct ends."""
+        """The table of two variables, by their distinct ends.
+
+        Args:
+            effects: of two ends that meet; None where they cannot.
+        """
         (a, left), (b, right) = ends
         rows = {key: i for i, key in enumerate(dict.fromkeys(left))}
         cols = {key: i for i, key in enumerate(dict.fromkeys(right))}
         # Layers repeat: the same placements of a tensor like this one cost the same everywhere.
         tensor = self.tensors[name]
-        kind = [end.partition(":")[0] if ":" in end else "group" for end in (a, b)]
         like = (
             self.graph.atoms.atoms[name],
             tensor.dtype,
             tensor.stored_dtype,
             tensor.requires_grad,
             inside,
-            *kind,
+            a.kind,
+            b.kind,
         )
         key = (like, tuple(rows), tuple(cols))
         if key not in self._tables:
-            self._tables[key] = np.array([[cost(r, c) for c in cols] for r in rows], dtype=np.float64)
+            self._tables[key] = np.array(
+                [[self._cost(effects(r, c)) for c in cols] for r in rows], dtype=np.float64
+            )
         return EdgeTable(
-            a,
-            b,
+            a.name,
+            b.name,
             self._tables[key],
             np.array([rows[k] for k in left], dtype=np.int64),
             np.array([cols[k] for k in right], dtype=np.int64),
         )
 
-    def _move(self, name: str, source: End, target: End, *, again: bool) -> float:
-        return self.prices.move_s(name, source.layout, target.layout, 2 if again else 1)
+    def _cost(self, effects: Effects | None) -> tuple[float, float]:
+        """(memory, time) of an edge."""
+        if effects is None:
+            return IMPOSSIBLE
+        cost = additive(effects, self.effects.prices)
+        return cost.memory, cost.compute + cost.communication
+
+    def _moved(
+        self, name: str, source: Layout, target: Layout, whens: tuple[When, When, When], *, again: bool
+    ) -> tuple[Effect, ...]:
+        """A tensor's move at the moments (forward, again, backward)."""
+        forward, second, backward = whens
+        chosen = (forward, second, backward) if again else (forward, backward)
+        return self.effects.there_and_back(name, source, target, *chosen)
+
+    def _kept(self, name: str, when: When, layout: Layout) -> tuple[Effect, ...]:
+        size = self.effects.bytes(name, layout)
+        return (Effect(when, kept=size),)
 
     def _direct(self, name: str, reader: Group) -> EdgeTable:
+        """A tensor with one reader: resharding, and what is kept of it where its producer keeps nothing."""
         inside = self._inside(name, reader)
 
-        def cost(write: End, read: End) -> Cost:
+        def effects(write: Reading, read: Reading) -> Effects | None:
             if inside and write.again != read.again:
-                return IMPOSSIBLE
-            if read.again:
-                kept = None if inside or write.kept else write.layout
-            else:
-                shared = write.kept and _shares_storage(write.layout, read.layout)
-                kept = read.layout if read.kept and not shared else None
-            size = self.prices.local_bytes(name, kept) if kept is not None else 0.0
-            return size, self._move(name, write, read, again=read.again)
+                return None
+            keeps = self._keeps(write, read, inside=inside)
+            kept: tuple[Effect, ...] = ()
+            if keeps is Keeps.COPY:
+                kept = self._kept(name, USED, read.layout)
+            elif keeps is Keeps.SOURCE and not write.kept:
+                kept = self._kept(name, USED, write.layout)
+            return Effects((*kept, *self._read(name, write, read)))
 
-        producer = self._producer(name)
-        ends = (producer.name, self._writes(producer, name)), (reader.name, self._reads(reader, name))
-        return self._table(name, ends, inside, cost)
+        producer = self.variables[self._producer(name).name]
+        ends = (
+            (producer, self._writes(self._producer(name), name)),
+            (self.variables[reader.name], self._reads(reader, name)),
+        )
+        return self._table(name, ends, inside, effects)
+
+    def _read(self, name: str, source: Reading, read: Reading) -> tuple[Effect, ...]:
+        return self._moved(name, source.layout, read.layout, _READS, again=read.again)
+
+    def _keeps(self, source: Reading, read: Reading, *, inside: bool) -> Keeps:
+        moved = not _shares_storage(source.layout, read.layout)
+        return kept_for(kept=read.kept, again=read.again, inside=inside, moved=moved)
 
     def _hub_producer(self, name: str) -> EdgeTable:
-        """Materialising the home costs its communication and, if it is kept, its bytes."""
+        """Materialising a hub costs its communication and, if it is kept, its bytes."""
         hub, producer = self.variables[f"hub:{name}"], self._producer(name)
         inside = any(hub.again)
 
-        def cost(write: End, home: End) -> Cost:
-            if inside and write.again != home.again:
-                return IMPOSSIBLE
-            counted = write.kept and _shares_storage(write.layout, home.layout)
-            size = self.prices.local_bytes(name, home.layout) if home.kept and not counted else 0.0
-            return size, self._move(name, write, home, again=write.again)
+        def effects(write: Reading, end: Reading) -> Effects | None:
+            if inside and write.again != end.again:
+                return None
+            counted = write.kept and _shares_storage(write.layout, end.layout)
+            kept = self._kept(name, HUB, end.layout) if end.kept and not counted else ()
+            return Effects((*kept, *self._moved(name, write.layout, end.layout, _HUBS, again=write.again)))
 
-        ends = (producer.name, self._writes(producer, name)), (hub.name, self._hub_ends(hub))
-        return self._table(name, ends, inside, cost)
+        ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, _hub_ends(hub)))
+        return self._table(name, ends, inside, effects)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
-        """A reader whose backward needs the home itself, or a region it enters, needs a kept home."""
+        """A reader whose backward needs the hub itself, or a region it enters, needs a kept hub."""
         hub, inside = self.variables[f"hub:{name}"], self._inside(name, reader)
 
-        def cost(home: End, read: End) -> Cost:
-            size, shared = 0.0, _shares_storage(home.layout, read.layout)
-            if inside and home.again != read.again:
-                return IMPOSSIBLE
-            if read.again:
-                if not inside and not home.kept:
-                    return IMPOSSIBLE
-            elif read.kept:
-                if shared and not home.kept:
-                    return IMPOSSIBLE
-                size = 0.0 if shared else self.prices.local_bytes(name, read.layout)
-            return size, self._move(name, home, read, again=read.again)
+        def effects(end: Reading, read: Reading) -> Effects | None:
+            if inside and end.again != read.again:
+                return None
+            keeps = self._keeps(end, read, inside=inside)
+            if keeps is Keeps.SOURCE and not end.kept:
+                return None
+            copy = self._kept(name, USED, read.layout) if keeps is Keeps.COPY else ()
+            return Effects((*copy, *self._read(name, end, read)))
 
-        ends = (hub.name, self._hub_ends(hub)), (reader.name, self._reads(reader, name))
-        return self._table(name, ends, inside, cost)
-
-    def _hub_ends(self, hub: Variable) -> list[End]:
-        return [End(*parts) for parts in zip(hub.layouts, map(int, hub.kept), hub.again, strict=True)]
+        ends = ((hub, _hub_ends(hub)), (self.variables[reader.name], self._reads(reader, name)))
+        return self._table(name, ends, inside, effects)
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
         shared = self.variables[f"parameter:{name}"]
 
-        def cost(stored: End, use: End) -> Cost:
-            forwards = 2 if use.again else 1
-            copied, _, seconds = self.prices.use(name, stored.layout, use.layout, use.kept, forwards)
-            return copied, seconds
+        def effects(stored: Reading, use: Use) -> Effects:
+            return self.effects.use(name, stored.layout, use)
 
-        homes = [End(layout, 0) for layout in shared.layouts]
-        return self._table(name, ((shared.name, homes), (reader.name, self._uses(reader, name))), False, cost)
+        stored = [Reading(layout, kept=False) for layout in shared.layouts]
+        ends = ((shared, stored), (self.variables[reader.name], self._uses(reader, name)))
+        return self._table(name, ends, False, effects)
 
     # -- regions ----------------------------------------------------------------------------------
 
@@ -281,3 +311,7 @@ class EdgeBuilder:
 def _shares_storage(source: Layout, target: Layout) -> bool:
     """Whether an edge leaves the tensor itself alone: only the gradient's placement differs, if any."""
     return forward_placements(source) == forward_placements(target)
+
+
+def _hub_ends(hub: Variable) -> list[Reading]:
+    return [Reading(*parts) for parts in zip(hub.layouts, hub.kept, hub.again, strict=True)]

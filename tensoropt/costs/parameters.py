@@ -21,6 +21,9 @@ from tensoropt.sharding.strategy import replicated_axes
 
 OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values kept per parameter element by each optimizer, beside the parameter and its gradient."""
+OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
+"""Values per parameter element that a multi-tensor step makes for a while (``foreach=True``: Adam's
+denominators, of all parameters at once)."""
 
 
 def sharded_home(
@@ -90,10 +93,3 @@ def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     axes = [a for a in range(1, len(mesh)) if mesh[a] > 1]
     for count in range(len(axes), 0, -1):
         yield from itertools.combinations(axes, count)
-
-
-def stored_bytes(tensor: Tensor, elements: int, optimizer: str) -> int:
-    """Bytes a stored shard costs all through training: parameter, gradient, optimizer state."""
-    if not tensor.requires_grad:
-        return elements * tensor.stored_element_bytes
-    return elements * tensor.stored_element_bytes * (2 + OPTIMIZER_STATE[optimizer])

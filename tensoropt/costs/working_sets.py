@@ -1,5 +1,8 @@
-"""What a group needs while it runs, beside what is kept: the search adds memory up, but of this only the most
-at any moment counts (DESIGN section 6). Searching under caps on it finds plans that a sum cannot tell."""
+"""Working sets: what a group needs while it runs, beside what is kept.
+
+The search adds memory up, but of a working set only the most at any moment counts. Searching under caps on it
+finds plans that a sum cannot tell.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import CostTables
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.configurations import Configuration
@@ -42,32 +46,32 @@ class WorkingSets:
 def working_sets(tables: CostTables) -> WorkingSets:
     """Of all groups of the tables."""
     known: dict[int, list[np.ndarray]] = {}
-    found = {}
+    found, sizes = {}, MoveEffects(tables.prices)
     for group in tables.graph.groups:
         key = id(tables.by_name[group.name].options)
         if key not in known:
-            known[key] = _of_group(tables, group)
+            known[key] = _of_group(tables, sizes, group)
         found[group.name] = known[key]
     return WorkingSets(found)
 
 
-def _of_group(tables: CostTables, group: Group) -> list[np.ndarray]:
+def _of_group(tables: CostTables, sizes: MoveEffects, group: Group) -> list[np.ndarray]:
     facts = tables.templates[group.name].facts
     return [
-        np.array([_bytes(tables, tables.configuration(group, i), facts[i % len(facts)], o) for o in options])
+        np.array([_bytes(sizes, tables.configuration(group, i), facts[i % len(facts)], o) for o in options])
         for i, options in enumerate(tables.by_name[group.name].options)
     ]
 
 
-def _bytes(tables: CostTables, configuration: Configuration, facts: Facts, stored: Sequence[Layout]) -> float:
+def _bytes(sizes: MoveEffects, configuration: Configuration, facts: Facts, stored: Sequence[Layout]) -> float:
     """The most of forward and backward: what comes in and what is made, with parameters gathered."""
-    group, prices = configuration.group, tables.prices
-    reads = sum(prices.local_bytes(n, configuration.layout(n)) for n in group.reads)
+    group = configuration.group
+    reads = sum(sizes.bytes(n, configuration.layout(n)) for n in group.reads)
     gathered = sum(
         size
         for n, home in zip(group.parameters, stored, strict=True)
-        if (size := prices.local_bytes(n, configuration.layout(n))) > prices.local_bytes(n, home)
+        if (size := sizes.bytes(n, configuration.layout(n))) > sizes.bytes(n, home)
     )
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + gathered)
     backward = max(facts.backward_peak_bytes, facts.backward_parameters_peak_bytes + gathered)
-    return float(max(reads + forward, backward if prices.training else 0))
+    return float(max(reads + forward, backward if sizes.training else 0))

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import ComputeCosts
 from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
@@ -36,7 +36,6 @@ from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategie
 from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import PARTIAL
-from tensoropt.simulate.group_effects import OPTIMIZER_TRANSIENT
 
 _LARGE = 16 * 2**20
 """Bytes at which a message's time per byte is read off its fit."""

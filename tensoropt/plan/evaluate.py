@@ -1,16 +1,15 @@
-"""From tables to points: every strategy is played before it is shown, so no search grades itself."""
+"""From tables to points: every strategy is simulated before it is shown, so no search grades itself."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.collectives import Collective
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
@@ -22,15 +21,16 @@ from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.batch import Play
-from tensoropt.simulate.candidates import Indices, StrategyMenu, TableMenu
-from tensoropt.simulate.effects import Piece
+from tensoropt.simulate.batch import Batch, Known
+from tensoropt.simulate.candidates import Indices, StrategyCandidates, TableCandidates
+from tensoropt.simulate.collectives import Collective, collectives
 from tensoropt.simulate.overlap import Overlap
-from tensoropt.simulate.simulator import SOURCES, Played, Walk
-from tensoropt.simulate.step_schedule import course_of
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.simulator import SOURCES, StepMetrics, simulate
+from tensoropt.simulate.step_schedule import step_schedule
 
 CHUNK = 4096
-"""Strategies played at once: enough for numpy, few enough for memory."""
+"""Strategies simulated at once: enough for numpy, few enough for memory."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
@@ -68,11 +68,11 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The strategies of one space with the judge's figures, in the order given."""
+class Evaluation:
+    """Strategies of one space with the simulator's figures, in the order given."""
 
-    play: Play
-    played: Played
+    batch: Batch
+    metrics: StepMetrics
     choices: Mapping[str, Indices]
     options: Mapping[str, Indices]
 
@@ -89,7 +89,7 @@ class Judged:
 
         ``additive``: the search's memory and time.
         """
-        p = self.played
+        p = self.metrics
         total, communication = float(p.total_s[row]), float(p.communication_s[row])
         exposed = float(p.exposed_s[row])
         of_source = p.sources[row]
@@ -117,78 +117,60 @@ class Judged:
 
     def collectives(self, row: int) -> Counter[Collective]:
         """What one strategy sends in a step."""
-        found: Counter[Collective] = Counter()
-        play, micro = self.play, self.play.mesh[0]
-        for owner in play.owners:
-            for effect in owner.pieces[owner.which[row]].effects:
-                times = micro if owner.slots[effect.slot] < play.course.last else 1
-                for send in effect.sends:
-                    found[Collective(send.kind, send.axes, send.bytes)] += times
-        for send in play.reductions(row):
-            found[Collective(send.kind, send.axes, send.bytes)] += 1
-        return found
+        return collectives(self.batch, row)
 
 
-class TableJudge:
-    """The judge of one space's tables: what it worked out of one strategy it knows for the next."""
+class Evaluator:
+    """Evaluates strategies of one space's tables: the effects that it worked out of one it knows for the
+    next."""
 
-    def __init__(self, tables: CostTables, optimizer: str, overlap: Overlap):
-        self.menu, self.prices = TableMenu(tables), tables.prices
-        self.optimizer, self.overlap = optimizer, overlap
-        self.course = course_of(self.menu.graph, self.menu.regions)
-        self.known: dict[Hashable, Piece] = {}
+    def __init__(self, tables: CostTables, overlap: Overlap):
+        self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
+        self.schedule = step_schedule(self.candidates.graph, self.candidates.regions)
+        self.known: Known = {}
 
-    def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Judged]:
-        """Play strategies, each given as (choice, options); in parts of :data:`CHUNK`."""
+    def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Evaluation]:
+        """Simulate strategies, each given as (choice, options); in parts of :data:`CHUNK`."""
         result = []
         for start in range(0, len(chosen), CHUNK):
-            choices, options = self.menu.rows(chosen[start : start + CHUNK])
-            play = Play(
-                self.menu,
-                choices,
-                options,
-                self.optimizer,
-                self.prices,
-                self.overlap,
-                self.known,
-                self.course,
+            choices, options = self.candidates.rows(chosen[start : start + CHUNK])
+            batch = Batch(
+                self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule
             )
-            result.append(Judged(play, Walk(play).run(), choices, options))
+            result.append(Evaluation(batch, simulate(batch), choices, options))
         return result
 
 
-def judge(
-    tables: CostTables,
-    chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]],
-    optimizer: str,
-    overlap: Overlap,
-) -> list[Judged]:
-    """Play strategies of the tables, each given as (choice, options); in parts of :data:`CHUNK`."""
-    return TableJudge(tables, optimizer, overlap)(chosen)
+def evaluate(
+    tables: CostTables, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]], overlap: Overlap
+) -> list[Evaluation]:
+    """Simulate strategies of the tables, each given as (choice, options); in parts of :data:`CHUNK`."""
+    return Evaluator(tables, overlap)(chosen)
 
 
-def judge_strategy(
+def evaluate_strategy(
     strategy: Strategy,
     works: Mapping[str, Workload],
     facts: Mapping[str, Facts],
     prices: Prices,
-    optimizer: str,
     overlap: Overlap,
-) -> Judged:
-    """Play one strategy, which need not be in any table.
+    recorder: StepRecorder | None = None,
+) -> Evaluation:
+    """Simulate one strategy, which need not be in any table.
 
     Args:
         works, facts: per group name the workload and facts of its configuration.
+        recorder: is told all that happens in the step.
     """
-    menu = StrategyMenu(strategy, facts, works)
-    choices, options = menu.row()
-    play = Play(menu, choices, options, optimizer, prices, overlap)
-    return Judged(play, Walk(play).run(), choices, options)
+    candidates = StrategyCandidates(strategy, facts, works)
+    choices, options = candidates.row()
+    batch = Batch(candidates, choices, options, prices, overlap)
+    return Evaluation(batch, simulate(batch, recorder), choices, options)
 
 
-def costs_of(judged: Sequence[Judged]) -> np.ndarray:
+def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:
     """(n, 2) memory and time of all strategies."""
     return np.concatenate(
-        [np.stack([j.played.memory.sum(axis=1), j.played.total_s], axis=1) for j in judged]
+        [np.stack([e.metrics.memory.sum(axis=1), e.metrics.total_s], axis=1) for e in evaluated]
         or [np.zeros((0, 2))]
     )

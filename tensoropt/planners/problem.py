@@ -20,7 +20,7 @@ from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan import problem as prepared
-from tensoropt.plan.evaluate import CHUNK, judge
+from tensoropt.plan.evaluate import CHUNK, evaluate
 from tensoropt.plan.exploration import Exploration, Point, Space, reduce_points
 from tensoropt.planners.placed.placing import PlacedAnswer
 from tensoropt.simulate.overlap import overlap_of
@@ -101,7 +101,7 @@ class Problem:
             mine = [i for i, s in enumerate(selections) if s.space == number]
             chosen = [(selections[i].choice, selections[i].options) for i in mine]
             overlap = overlap_of(self.cluster, space.mesh)
-            judged = judge(space.tables, chosen, self.optimizer, overlap)
+            judged = evaluate(space.tables, chosen, overlap)
             for at, i in enumerate(mine):
                 memory, compute, communication = space.tables.breakdown(*chosen[at])
                 found[i] = judged[at // CHUNK].point(

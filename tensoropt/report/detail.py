@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensoropt.cluster import Cluster
+from tensoropt.costs.effects import COMPUTE as COMPUTE_FORWARD
+from tensoropt.costs.effects import COMPUTE_AGAIN, COMPUTE_BACK, READ, READ_BACK
+from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.evaluate import Judged, judge_strategy
+from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.recorded import Recorded, mesh_of
 from tensoropt.profiling.facts import Facts
@@ -23,8 +26,9 @@ from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy
-from tensoropt.simulate.batch import Play
+from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.overlap import Overlap, overlap_of
+from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.recording import (
     COMPUTE,
     MEMORY_KINDS,
@@ -34,8 +38,7 @@ from tensoropt.simulate.recording import (
     StepTime,
     TimelineEvent,
 )
-from tensoropt.simulate.step_tasks import DEVICE, schedule_of
-from tensoropt.simulate.timeline import Timeline, length_s
+from tensoropt.simulate.simulator import StepMetrics
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
@@ -67,7 +70,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 class _Telling:
-    """Rebuilds a point's strategy and prices, plays it, and words what it finds."""
+    """Rebuilds a point's strategy and prices, simulates it, and words what it finds."""
 
     def __init__(self, exploration: Exploration, index: int, recorded: Recorded):
         self.exploration, self.index = exploration, index
@@ -79,7 +82,6 @@ class _Telling:
         cluster = Cluster.from_dict(exploration.cluster)
         mesh = mesh_of(cluster, self.space.mesh.shape, self.space.mesh.names)
         optimizer = str(exploration.settings["optimizer"])
-        self.optimizer = optimizer
         self.works: dict[str, Workload] = {
             name: workload(recorded.grouped, c, self.strategy.mesh)
             for name, c in self.strategy.configurations.items()
@@ -89,32 +91,35 @@ class _Telling:
         self.overlap: Overlap = overlap_of(cluster, mesh)
 
     def tell(self) -> Detail:
-        judged = judge_strategy(
-            self.strategy, self.works, self.facts, self.prices, self.optimizer, self.overlap
+        recorder = StepRecorder()
+        evaluated = evaluate_strategy(
+            self.strategy, self.works, self.facts, self.prices, self.overlap, recorder
         )
-        timeline, axes = schedule_of(judged.play)
         names = self.space.mesh.names
-        lanes = [COMPUTE if a is None else "link " + "+".join(names[i] for i in a) for a in axes]
         events = tuple(
-            TimelineEvent(e.task.name, lane, e.start_s, e.task.duration_s, e.task.phase, e.task.group)
-            for e, lane in zip(timeline.events, lanes, strict=True)
-            if e.task.duration_s
+            TimelineEvent(
+                event.name,
+                COMPUTE if event.axes is None else "link " + "+".join(names[i] for i in event.axes),
+                event.start_s,
+                event.duration_s,
+                event.phase,
+                event.group,
+            )
+            for event in recorder.events
         )
+        lasting = dict(zip(MEMORY_KINDS, map(float, evaluated.metrics.memory[0, :3]), strict=False))
         return Detail(
             point=self.index,
-            operators=self._operators(events, judged.play),
+            operators=self._operators(events, evaluated.batch),
             edges=tuple(row for edge in self.strategy.edges() if (row := self._edge(edge))),
             timeline=events,
-            memory_curve=tuple(
-                MemoryAt(time_s, **{kind: kinds.get(kind, 0.0) for kind in MEMORY_KINDS})
-                for time_s, kinds in timeline.memory(DEVICE)
-            ),
-            step=step_time(timeline, judged),
+            memory_curve=tuple(MemoryAt(time_s, **kinds) for time_s, kinds in recorder.memory_at(lasting)),
+            step=step_time(evaluated.metrics),
             overlap=self.overlap.words,
             sources=dict(self.point.sources),
         )
 
-    def _operators(self, events: tuple[TimelineEvent, ...], play: Play) -> tuple[OperatorRow, ...]:
+    def _operators(self, events: tuple[TimelineEvent, ...], batch: Batch) -> tuple[OperatorRow, ...]:
         sent: dict[str, float] = {}
         for event in events:
             if event.lane != COMPUTE:
@@ -124,48 +129,54 @@ class _Telling:
         for group in self.strategy.graph.groups:
             own = [n for n in (*group.parameters, *group.shared) if n not in counted]
             counted.update(own)
-            rows.append(self._operator(group, sent.get(group.name, 0.0), own, play))
+            rows.append(self._operator(group, sent.get(group.name, 0.0), own, batch))
         return tuple(rows)
 
-    def _operator(self, group: Group, sent_s: float, own: Sequence[str], play: Play) -> OperatorRow:
+    def _operator(self, group: Group, sent_s: float, own: Sequence[str], batch: Batch) -> OperatorRow:
         """One row, with the parameters ``own``: a tied one counts with the first group that uses it."""
         facts, micro = self.facts[group.name], self.strategy.micro_batches
-        forwards = self.strategy.forwards(group.name)
-        learning = self.strategy.graph.atoms.graph.training
-        held = [play.piece_of(group.name), *(play.piece_of(n) for n in own)]
-        forward, backward = self.prices.compute.seconds(self.works[group.name], facts)
+        owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
+        effects = [owner.effects.at(0) for owner in owners]
         labels = [s.label for s in self.strategy.configurations[group.name].strategies[1:]]
         stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
+        computed = {COMPUTE_FORWARD: 0.0, COMPUTE_AGAIN: 0.0, COMPUTE_BACK: 0.0}
+        for effect in effects[0].effects:
+            if effect.when in computed:
+                computed[effect.when] += effect.local_s
+        learning = self.strategy.graph.atoms.graph.training
+        recomputed = self.strategy.forwards(group.name) > 1
         return OperatorRow(
             group=group.name,
             members=tuple(op.name for op in group.operators),
             module=group.anchor.module,
             configuration=dict(zip(self.space.mesh.names, labels, strict=True)),
             options=tuple(stored) if labels else (),
-            parameters_bytes=sum(piece.parameters for piece in held),
-            gradients_bytes=sum(piece.gradients for piece in held),
-            state_bytes=sum(piece.optimizer for piece in held),
-            kept_bytes=facts.kept_bytes if learning and forwards == 1 else 0,
+            parameters_bytes=sum(one.parameters for one in effects),
+            gradients_bytes=sum(one.gradients for one in effects),
+            state_bytes=sum(one.optimizer for one in effects),
+            kept_bytes=facts.kept_bytes if learning and not recomputed else 0,
             transient_bytes=max(facts.forward_peak_bytes, facts.backward_peak_bytes),
-            forward_s=forward * forwards * micro,
-            backward_s=backward * micro,
+            forward_s=(computed[COMPUTE_FORWARD] + computed[COMPUTE_AGAIN]) * micro,
+            backward_s=computed[COMPUTE_BACK] * micro,
             communication_s=sent_s,
             source=self.prices.compute.source_of(self.works[group.name]),
-            recomputed=forwards > 1,
+            recomputed=recomputed,
         )
 
     def _edge(self, edge: Edge) -> EdgeRow | None:
+        """A resharding: its effects, added up."""
+        effects = MoveEffects(self.prices)
         forward, backward = self.strategy.steps(edge)
         if not forward and not backward:
             return None
-        size, times = self.strategy.tensor(edge.tensor).element_bytes, self.strategy.times(edge)
-        ways = [forward] * self.strategy.forwards_of(edge) + [backward]
-        sends = [s for steps in ways for s in self.prices.steps(steps, size)[1]]
+        ways = [effects.stepped(READ, edge.tensor, forward, forward)] * self.strategy.forwards_of(edge)
+        ways.append(effects.stepped(READ_BACK, edge.tensor, backward, backward))
+        times = self.strategy.times(edge)
         maker = self.strategy.graph.atoms.graph.producer.get(edge.tensor)
         words = [
-            f"{way} {s.kind} over {'+'.join(self.space.mesh.names[a] for a in s.axes)}"
-            for way, steps in (("forward", forward), ("backward", backward))
-            for s in self.prices.steps(steps, size)[1]
+            f"{way.when.phase} {s.kind} over {'+'.join(self.space.mesh.names[a] for a in s.axes)}"
+            for way in dict.fromkeys(ways)
+            for s in way.sends
         ]
         return EdgeRow(
             tensor=edge.tensor,
@@ -175,17 +186,19 @@ class _Telling:
             source=layout_names(edge.source)[1:],
             target=layout_names(edge.target)[1:],
             collectives=tuple(words),
-            bytes=sum(s.bytes for s in sends) * times,
-            seconds=sum(self.prices.steps_s(steps, size) for steps in ways) * times,
+            bytes=sum(s.bytes for way in ways for s in way.sends) * times,
+            seconds=sum(self.prices.amid_work(way.local_s, way.sends) for way in ways) * times,
         )
 
 
-def step_time(timeline: Timeline, judged: Judged) -> StepTime:
-    """The breakdown of a played step, from its timeline."""
-    resources = {r for e in timeline.events for r in e.task.resources}
-    idle = max(timeline.total_s - length_s(timeline.busy(resources)), 0.0)
-    if idle < 1e-9 * timeline.total_s:  # rounding between touching spans
-        idle = 0.0
-    compute, communication = float(judged.played.compute_s[0]), float(judged.played.communication_s[0])
-    exposed = min(max(timeline.total_s - compute - idle, 0.0), communication)
-    return StepTime(timeline.total_s, compute, exposed, max(communication - exposed, 0.0), idle)
+def step_time(metrics: StepMetrics) -> StepTime:
+    """The breakdown of the first of some simulated steps.
+
+    A sharded plan's device never waits for another device, so that it has no idle time of its own: what is
+    not compute is waiting for communication.
+    """
+    total, compute, communication = (
+        float(figures[0]) for figures in (metrics.total_s, metrics.compute_s, metrics.communication_s)
+    )
+    exposed = min(max(total - compute, 0.0), communication)
+    return StepTime(total, compute, exposed, max(communication - exposed, 0.0), 0.0)

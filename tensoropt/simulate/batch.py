@@ -1,385 +1,190 @@
-"""Many strategies of one menu, taken apart into pieces: what the judge's walk goes through.
+"""Many strategies of the same candidates, taken apart into owners of effects: what the simulator steps
+through.
 
-Every strategy runs the same course of moments (:mod:`tensoropt.simulate.step_schedule`); what a group, a
-tensor or a parameter does there is worked out once per distinct choice (:mod:`tensoropt.simulate.effects`).
+An owner is a group, a tensor or a parameter. What it does depends on few choices, so its effects are worked
+out once per distinct choice and shared by strategies, and by layers that look alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import numpy as np
-
-from tensoropt.costs.prices import Prices, Send
-from tensoropt.graph import DTYPE_BYTES
-from tensoropt.sharding.buckets import arrival_order, fill_buckets, reduction_axes
+from tensoropt.costs.effects import USED, Effect, Effects, When, joined, reader
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.prices import Prices
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.placement import Layout
-from tensoropt.sharding.regions import region_of
-from tensoropt.simulate.candidates import Indices, Menu
-from tensoropt.simulate.effects import USED, Piece, Reading, reader_slot
-from tensoropt.simulate.gradient_aliases import Flags, Heirs
-from tensoropt.simulate.group_effects import GroupPieces
+from tensoropt.sharding.storage import whole_layout
+from tensoropt.simulate.candidates import Candidates, Indices
+from tensoropt.simulate.gradient_aliases import GradientAliases
 from tensoropt.simulate.overlap import BLOCKING, Overlap
-from tensoropt.simulate.step_schedule import Course, Moment, course_of
-from tensoropt.simulate.tensor_effects import TensorPieces
-from tensoropt.simulate.view_aliases import Column, Lodgers, Lodging
+from tensoropt.simulate.readings import Column, Readings, distinct
+from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
+from tensoropt.simulate.tensor_effects import TensorEffects
+from tensoropt.simulate.view_aliases import ViewAliases
 
-_GROUP_KINDS = ("gather", "compute", "inner")
+Known = dict[Hashable, Effects]
+"""Effects by what they depend on, kept from one batch of the same candidates and prices to the next."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A group, tensor or parameter with its pieces and, per strategy, which one it is."""
-
-    slots: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    which: Indices
-
-
-@dataclass(frozen=True)
-class Issue:
-    """Reductions of gradients issued at one moment.
+    """A group, a tensor or a parameter: its effects, and where in a step they take place.
 
     Attributes:
-        moment: after which; the one after backward when several micro-batches have to be over.
-        rows: the strategies that issue one here.
-        sends: the distinct ones.
-        which: per row its number in ``sends``.
+        kind: ``group``, ``tensor`` or ``parameter``.
+        positions: per moment of its effects the position in the step schedule.
+        effects: the distinct ones, and per strategy which.
     """
 
-    moment: int
-    rows: Indices
-    sends: tuple[Send, ...]
-    which: Indices
+    kind: str
+    name: str
+    positions: Mapping[When, int]
+    effects: Column[Effects]
+
+    def of(self, row: int) -> Iterator[tuple[int, Effect]]:
+        """The effects of one strategy with their positions."""
+        for effect in self.effects.at(row).effects:
+            yield self.positions[effect.when], effect
 
 
-class Play:
-    """Strategies of one menu, ready to be walked through.
+def _owner(kind: str, name: str, resolve: Resolver, effects: Sequence[Effects], which: Indices) -> Owner:
+    whens = dict.fromkeys(effect.when for one in effects for effect in one.effects)
+    return Owner(kind, name, {when: resolve(when) for when in whens}, Column(which, list(effects)))
+
+
+class Batch:
+    """Strategies ready to be simulated together.
 
     Args:
         choices, options: per variable and per group the index of every strategy.
-        prices: None to follow bytes only.
+        prices: :func:`~tensoropt.costs.prices.free_prices` to follow bytes and collectives only.
+        known: effects that were worked out before, of the same candidates and prices; filled here.
+        schedule: that of the candidates' graph and regions.
     """
 
     def __init__(
         self,
-        menu: Menu,
+        candidates: Candidates,
         choices: Mapping[str, Indices],
         options: Mapping[str, Indices],
-        optimizer: str,
-        prices: Prices | None,
+        prices: Prices,
         overlap: Overlap = BLOCKING,
-        known: dict[Hashable, Piece] | None = None,
-        course: Course | None = None,
+        known: Known | None = None,
+        schedule: StepSchedule | None = None,
     ):
-        self.menu, self.choices, self.options = menu, choices, options
-        self.graph, self.mesh = menu.graph, menu.mesh
-        self.training = menu.graph.atoms.graph.training
-        self.course = course or course_of(menu.graph, menu.regions)
-        self.region_of = region_of(menu.regions)
-        self.group_pieces = GroupPieces(menu.graph, menu.mesh, optimizer, prices)
-        self.tensor_pieces = TensorPieces(menu.graph, menu.mesh, optimizer, prices)
-        self.prices, self.overlap = prices, overlap
-        self.count = len(next(iter(choices.values()))) if choices else 1
-        self._known: dict[Hashable, Piece] = {} if known is None else known
-        self.stored: dict[str, tuple[Indices, list[Layout]]] = {}
-        self._seen: dict[tuple[str, str, bool], Column] = {}
-        self.lodgers = Lodgers(
-            menu,
-            self.course,
-            self.tensor_pieces,
-            lambda group, name, writes: self._readings(group, name, writes=writes),
-            self._homes,
-            self._inside,
-        )
-        self.heirs = Heirs(menu, self.course, choices, self._sent_back, self._home_left)
-        self._store_parameters()
-        self.owners = [*self._groups(), *self._tensors(), *self._parameters()]
+        self.candidates, self.prices, self.overlap = candidates, prices, overlap
+        self.graph, self.mesh = candidates.graph, candidates.mesh
+        self.schedule = schedule or step_schedule(candidates.graph, candidates.regions)
+        self.readings = Readings(candidates, choices, options)
+        self.count = self.readings.count
+        self.stored: dict[str, Column[Layout]] = self.readings.stored()
+        self._choices = choices
+        self._known: Known = {} if known is None else known
+        self._of_groups, self._of_tensors = GroupEffects(prices), TensorEffects(prices)
+        told = candidates, self.schedule, self._of_tensors, self.readings
+        self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
+        groups = [self._group(group) for group in self.graph.groups]
+        tensors = [self._tensor(group, name) for group in self.graph.groups for name in group.writes]
+        self.owners = (*groups, *tensors, *(self._parameter(name) for name in self.stored))
 
-    # -- owners -----------------------------------------------------------------------------------
+    def owner(self, kind: str, name: str) -> Owner:
+        """The owner of a kind and name."""
+        return next(owner for owner in self.owners if (owner.kind, owner.name) == (kind, name))
 
-    def _slot(self, *moment: Any) -> int:
-        return self.course.index.get(Moment(*moment), -1)
-
-    def _piece(self, key: Hashable, make: Callable[[], Piece]) -> Piece:
+    def _worked_out(self, key: Hashable, make: Callable[[], Effects]) -> Effects:
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
 
-    def _store_parameters(self) -> None:
-        """Per parameter which of its stored layouts each strategy has."""
-        for group in self.graph.groups:
-            firsts, which = distinct([self.choices[group.name], self.options[group.name]])
-            for position, name in enumerate(group.parameters):
-                layouts = [
-                    self.menu.homes(
-                        group, int(self.choices[group.name][r]), int(self.options[group.name][r])
-                    )[position]
-                    for r in firsts
-                ]
-                self.stored[name] = _merged(layouts, which)
-        for name in self.graph.shared:
-            layouts = list(self.menu.shared(name))
-            self.stored[name] = _merged(layouts, self.choices[f"parameter:{name}"])
+    def _group(self, group: Group) -> Owner:
+        chosen, outlasting = self._choices[group.name], self._gradients.outlasting(group)
+        names = (*group.parameters, *group.shared)
+        joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
+        firsts, which = distinct([chosen, outlasting, *(self.stored[name].which for name in names)])
+        found = []
+        for row in firsts:
+            number, handed = int(chosen[row]), bool(outlasting[row])
+            stored = {name: self.stored[name].at(row) for name in names}
+            key = ("group", self.candidates.signature(group), number, tuple(stored.values()), handed, joins)
 
-    def _groups(self) -> list[Owner]:
-        owners = []
-        for group in self.graph.groups:
-            names = (*group.parameters, *group.shared)
-            chosen, handed = self.choices[group.name], self.heirs.handed(group)
-            joins = tuple(self.course.users[name][1] != group.name for name in group.shared)
-            firsts, which = distinct([chosen, handed, *(self.stored[n][0] for n in names)])
-            configurations, facts = self.menu.configurations(group), self.menu.facts(group)
-            works, again, pieces = self.menu.works(group), self.menu.again(group), []
-            for r in firsts:
-                i = int(chosen[r])
-                stored = {n: self.stored[n][1][self.stored[n][0][r]] for n in names}
-                given = bool(handed[r])
-                key = ("group", self.menu.look(group), i, tuple(stored.values()), given, joins)
-                told = configurations[i], works[i], facts[i], stored, again[i], given, joins
-                make = partial(self.group_pieces.group, *told)
-                pieces.append(self._piece(key, make))
-            slots = [self._slot(p, k, group.name) for p in ("forward", "backward") for k in _GROUP_KINDS]
-            slots.append(self._slot("backward", "parameters", group.name))
-            slots += [self._slot("again", kind, group.name) for kind in _GROUP_KINDS]
-            slots += [self._slot("optimizer", kind, group.name) for kind in ("waited", "held")]
-            for part in range(1, len(self.course.parts[group.name].starts)):
-                slots += [self._slot(p, "compute", group.name, "", part) for p in ("forward", "again")]
-            owners.append(Owner(tuple(slots), tuple(pieces), which))
-        return owners
+            choice = self._choice(group, number, stored)
+            make = partial(self._of_groups.group, choice, handed=handed, joins=joins)
 
-    def _sent_back(self, name: str, reader: Group) -> Flags:
-        """Per strategy whether a reader's gradient moves to where the tensor was found."""
-        read, wanted = self._readings(reader.name, name, writes=False)
-        found = self._homes(name)
-        if found is not None:
-            at, homes = found
-        else:
-            at, written = self._readings(self.heirs.writer[name].name, name, writes=True)
-            homes = [writing.layout for writing in written]
-        return self._move_back(name, at, homes, read, [reading.layout for reading in wanted])
+            found.append(self._worked_out(key, make))
+        return _owner("group", group.name, self.schedule.of_group(group.name), found, which)
 
-    def _home_left(self, name: str) -> Flags:
-        """Per strategy whether a gradient moves from where the tensor was found to its writer."""
-        found = self._homes(name)
-        if found is None:
-            return np.zeros(self.count, dtype=bool)
-        at, written = self._readings(self.heirs.writer[name].name, name, writes=True)
-        return self._move_back(name, at, [writing.layout for writing in written], *found)
-
-    def _move_back(
-        self, name: str, to: Indices, sources: Sequence[Layout], by: Indices, targets: Sequence[Layout]
-    ) -> Flags:
-        firsts, which = distinct([to, by])
-        moved = [bool(self.tensor_pieces.steps(name, sources[to[r]], targets[by[r]])[1]) for r in firsts]
-        return np.array(moved)[which]
-
-    def _tensors(self) -> list[Owner]:
-        return [self._tensor(group, name) for group in self.graph.groups for name in group.writes]
+    def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:
+        of = self.candidates
+        return Choice(
+            of.configurations(group)[number],
+            of.works(group)[number],
+            of.facts(group)[number],
+            stored,
+            of.again(group)[number],
+        )
 
     def _tensor(self, group: Group, name: str) -> Owner:
-        readers, views = self.course.readers.get(name, ()), self.lodgers.of(name)
-        columns = [self._readings(group.name, name, writes=True)]
-        columns += [self._readings(reader.name, name, writes=False) for reader in readers]
-        homes = self._homes(name)
-        slots = self._tensor_slots(group.name, name, views)
-        ends, estates = self.heirs.estates(group, name, len(slots))
-        ids = [which for which, _ in columns] + ([homes[0]] if homes else []) + [*self.lodgers.columns(views)]
-        firsts, which = distinct([*ids, estates[0]])
-        tensor, order = self.graph.atoms.graph.tensors[name], self.tensor_pieces.orders.get(name)
-        like = (self.graph.atoms.atoms[name], order, tensor.dtype, tensor.requires_grad)
-        inside = tuple(self._inside(group.name, reader.name) for reader in readers)
-        final = self.course.slot("forward", "output", group.name, name)
-        mutated, pieces = name in self.graph.atoms.graph.mutations.values(), []
-        used = slots[reader_slot(0, USED) :: reader_slot(1, 0) - reader_slot(0, 0)]
-        turns = tuple(sorted(range(len(used)), key=used.__getitem__).index(i) for i in range(len(used)))
-        for r in firsts:
-            write, *reads = [found[number[r]] for number, found in columns]
-            home = homes[1][homes[0][r]] if homes else None
-            estate = estates[1][estates[0][r]]
-            told = inside, estate, tuple(self.lodgers.users(views, int(r), turns)), turns[: len(reads)]
-            key = ("tensor", *like, final >= 0, mutated, write, home, tuple(reads), *told)
-            make = partial(self.tensor_pieces.tensor, name, write, home, reads, *told)
-            pieces.append(self._piece(key, make))
-        return Owner((*slots, *ends), tuple(pieces), which)
-
-    def _homes(self, name: str) -> tuple[Indices, list[Layout]] | None:
-        """Where a tensor with several readers is put."""
-        if f"hub:{name}" not in self.choices:
-            return None
-        return _merged(list(self.menu.hubs(name)), self.choices[f"hub:{name}"])
-
-    def _inside(self, producer: str, reader: str) -> bool:
-        """Whether a tensor is made and read in one region."""
-        region = self.region_of.get(reader)
-        return region is not None and region is self.region_of.get(producer)
-
-    def _tensor_slots(self, producer: str, name: str, views: Sequence[Lodging]) -> tuple[int, ...]:
-        course = self.course
-        slots = [
-            course.computed("forward", producer),
-            self._slot("forward", "home", producer, name),
-            self._slot("forward", "output", producer, name),
-            self.course.forward_end,
-            self._slot("backward", "output", producer, name),
-            self._slot("backward", "home", producer, name),
-            self._slot("backward", "compute", producer),
-            course.computed("again", producer),
-            self._slot("again", "home", producer, name),
-        ]
-        for reader in self.course.readers.get(name, ()):
-            slots += self._reader_slots(reader.name, name)
-        for group, view, puts in self.lodgers.slots(views):
-            slots += self._put_slots(group.name, view) if puts else self._reader_slots(group.name, view)
-        return tuple(slots)
-
-    def _reader_slots(self, reader: str, name: str) -> list[int]:
-        return [
-            self._slot("forward", "read", reader, name),
-            self.course.computed("forward", reader, name),
-            self._slot("backward", "compute", reader),
-            self._slot("backward", "read", reader, name),
-            self._slot("again", "read", reader, name),
-            self.course.computed("again", reader, name),
-        ]
-
-    def _put_slots(self, maker: str, view: str) -> list[int]:
-        """Those of a view on its way home, which nothing needs in backward."""
-        home, again = self._slot("forward", "home", maker, view), self._slot("again", "home", maker, view)
-        return [home, home, -1, -1, again, again]
-
-    def _readings(self, group_name: str, name: str, *, writes: bool) -> tuple[Indices, list[Reading]]:
-        asked = group_name, name, writes
-        if asked not in self._seen:
-            group = self.graph.group_of[group_name]
-            short = group.short_names[name]
-            looks = zip(
-                self.menu.configurations(group), self.menu.facts(group), self.menu.again(group), strict=True
-            )
-            if writes:
-                found = [
-                    Reading(
-                        c.layout(name),
-                        short in f.writes_kept,
-                        again,
-                        f.lies_in.get(short, ""),
-                        f.extents.get(short),
-                    )
-                    for c, f, again in looks
-                ]
-            else:
-                found = [
-                    Reading(
-                        c.layout(name),
-                        short in f.reads_kept,
-                        again,
-                        extent=f.gradient_extents.get(short),
-                    )
-                    for c, f, again in looks
-                ]
-            self._seen[asked] = _merged(found, self.choices[group_name])
-        return self._seen[asked]
-
-    def _parameters(self) -> list[Owner]:
-        owners = []
-        step = self._slot("optimizer", "step", "")
-        for name, (which, layouts) in self.stored.items():
-            tensor = self.graph.atoms.graph.tensors[name]
-            dtypes = tensor.dtype, tensor.stored_dtype
-            like = (self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad)
-            first, last = self.course.users[name]
-
-            def make(x: Layout, name: str = name, shared: bool = first != last) -> Piece:
-                return self.group_pieces.parameter(name, x, shared=shared)
-
-            pieces = tuple(
-                self._piece(("parameter", *like, first != last, x), partial(make, x)) for x in layouts
-            )
-            slots = [self._slot("backward", "parameters", group) for group in (first, last)]
-            slots += [self._slot("optimizer", "waited", first), step, self._slot("optimizer", "held", first)]
-            owners.append(Owner(tuple(slots), pieces, which))
-        return owners
-
-    def piece_of(self, name: str) -> Piece:
-        """The piece of a group or a parameter in the first strategy."""
-        groups = [group.name for group in self.graph.groups]
-        if name in groups:
-            owner = self.owners[groups.index(name)]
-        else:
-            names = list(self.stored)
-            owner = self.owners[names.index(name) - len(names)]
-        return owner.pieces[owner.which[0]]
-
-    # -- buckets ----------------------------------------------------------------------------------
-
-    def issues(self) -> list[Issue]:
-        """Reductions of gradients in the order in which they are issued."""
-        if not self.training or self.prices is None:
-            return []
-        names = [n for n in arrival_order(self.graph) if n in self.stored]
-        if not names:
-            return []
-        firsts, which = distinct([self.stored[n][0] for n in names])
-        rows: dict[tuple[int, int], dict[int, Send]] = {}
-        for number, row in enumerate(firsts):
-            places: dict[int, int] = {}
-            for moment, send in self._buckets_of(int(row), names):
-                place = places[moment] = places.get(moment, -1) + 1
-                rows.setdefault((moment, place), {})[number] = send
-        result = []
-        for (moment, _), sends in sorted(rows.items(), key=lambda item: item[0]):
-            table = np.full(len(firsts), -1, dtype=np.int64)
-            table[list(sends)] = np.arange(len(sends))
-            chosen = table[which]
-            concerned = np.flatnonzero(chosen >= 0)
-            result.append(Issue(moment, concerned, tuple(sends.values()), chosen[concerned]))
-        return result
-
-    def reductions(self, row: int) -> list[Send]:
-        """Reductions of gradients of one strategy, in the order in which they are issued."""
-        names = [n for n in arrival_order(self.graph) if n in self.stored]
-        if not self.training or self.prices is None:
-            return []
-        return [send for _, send in self._buckets_of(row, names)]
-
-    def _buckets_of(self, row: int, names: Sequence[str]) -> list[tuple[int, Send]]:
-        gradients, tensors = [], self.graph.atoms.graph.tensors
-        for name in names:
-            which, layouts = self.stored[name]
-            layout, tensor = layouts[which[row]], tensors[name]
-            elements = self.group_pieces.elements(name, layout)
-            gradients.append((name, reduction_axes(layout, self.mesh), tensor.stored_dtype, elements))
-        found = []
-        assert self.prices is not None
-        for bucket in fill_buckets(gradients):
-            size = bucket.elements * DTYPE_BYTES[bucket.dtype]
-            send = self.prices.send("all_reduce", bucket.axes, size)
-            if send is None:
-                continue
-            arrived = max(
-                self._slot("backward", "parameters", self.course.users[n][0]) for n in bucket.parameters
-            )
-            found.append((arrived if self.mesh[0] == 1 else self.course.last, send))
-        return sorted(found, key=lambda item: item[0])
-
-
-def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """(a row of each distinct combination, per row the number of its combination)."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    firsts = np.zeros(1, dtype=np.int64)
-    for column in columns:
-        _, firsts, code = np.unique(
-            code * (int(column.max(initial=0)) + 1) + column, return_index=True, return_inverse=True
+        """The owner of a tensor: its effects depend on how it is written, materialised and read, on who reads
+        views of it, and on where its gradients lie."""
+        readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
+        written, hub = self.readings.written(group.name, name), self.readings.hub(name)
+        read = [self.readings.read(one.name, name) for one in readers]
+        ends, gradients = self._gradients.storages(group, name)
+        places = [*(Reader(one.name, name) for one in readers), *self._views.places(views)]
+        resolve = self.schedule.of_tensor(group.name, name, places, ends)
+        orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
+        inside = tuple(self.readings.inside(group.name, one.name) for one in readers)
+        tensor = self.graph.atoms.graph.tensors[name]
+        alike = (
+            self.graph.atoms.atoms[name],
+            self._of_tensors.orders.get(name),
+            tensor.dtype,
+            tensor.requires_grad,
+            self.schedule.position("forward", "output", group.name, name) >= 0,
+            name in self.graph.atoms.graph.mutations.values(),
         )
-    return firsts, code
+        columns = [written.which, *(one.which for one in read), *((hub.which,) if hub else ())]
+        columns += [*self._views.columns(views), gradients.which]
+        firsts, which = distinct(columns)
+        found = []
+        for row in firsts:
+            told = (
+                written.at(row),
+                hub.at(row) if hub else None,
+                tuple(one.at(row) for one in read),
+                inside,
+                gradients.at(row),
+                tuple(self._views.users(views, int(row), orders)),
+                orders[: len(readers)],
+            )
+
+            make = partial(self._of_tensors.tensor, name, *told)
+            found.append(self._worked_out(("tensor", *alike, *told), make))
+        return _owner("tensor", name, resolve, found, which)
+
+    def _parameter(self, name: str) -> Owner:
+        tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]
+        first, last = self.schedule.users[name]
+        dtypes = tensor.dtype, tensor.stored_dtype
+        alike = ("parameter", self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad, first != last)
+        shared = name in self.graph.shared
+        found = []
+        for layout in stored.values:
+
+            def make(layout: Layout = layout) -> Effects:
+                own = self._of_groups.stored(name, layout, joins=first != last)
+                if not shared:  # a copy that stays gathered is its only group's
+                    return own
+                return joined([own, self._of_groups.unsharded(name, layout, whole_layout(tensor, self.mesh))])
+
+            found.append(self._worked_out((*alike, shared, layout), make))
+        return _owner("parameter", name, self.schedule.of_parameter(name), found, stored.which)
 
 
-def _merged(values: Sequence[Any], which: Indices) -> tuple[Indices, list[Any]]:
-    """Equal values become one."""
-    found: dict[Any, int] = {}
-    number = np.array([found.setdefault(v, len(found)) for v in values], dtype=np.int64)
-    return number[which], list(found)
+def _orders(positions: Sequence[int]) -> tuple[int, ...]:
+    """Per position its rank among all."""
+    ranked = sorted(range(len(positions)), key=positions.__getitem__)
+    return tuple(ranked.index(i) for i in range(len(positions)))

@@ -1,6 +1,8 @@
-"""What can be chosen, by index: the configurations of cost tables, or the single ones of a given strategy.
+"""Candidates: what can be chosen, by index. The configurations of cost tables, or the single ones of a
+strategy.
 
-The judge plays rows of indices from a menu, so that many strategies share what they have in common.
+The simulator is given rows of indices into candidates, so that many strategies share what they have in
+common.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 
 from tensoropt.costs.tables import CostTables
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload
+from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import Configuration, Mesh
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import Layout
@@ -24,8 +26,8 @@ Indices = NDArray[np.int64]
 Value = TypeVar("Value")
 
 
-class Menu(Protocol):
-    """Configurations, homes and stored layouts by index."""
+class Candidates(Protocol):
+    """Configurations, placements of hubs and stored layouts by index."""
 
     @property
     def graph(self) -> GroupGraph: ...
@@ -35,7 +37,7 @@ class Menu(Protocol):
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The blocks that some strategy of the menu recomputes."""
+        """The blocks that some strategy recomputes."""
         ...
 
     def again(self, group: Group) -> Sequence[bool]:
@@ -48,7 +50,7 @@ class Menu(Protocol):
 
     def works(self, group: Group) -> Sequence[Workload]: ...
 
-    def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+    def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
         """Stored layouts of the group's own parameters."""
         ...
 
@@ -56,13 +58,13 @@ class Menu(Protocol):
 
     def shared(self, name: str) -> Sequence[Layout]: ...
 
-    def look(self, group: Group) -> Hashable:
+    def signature(self, group: Group) -> Hashable:
         """Equal for groups with the same configurations, facts and works."""
         ...
 
 
-class TableMenu:
-    """The menu of cost tables."""
+class TableCandidates:
+    """The candidates of cost tables."""
 
     def __init__(self, tables: CostTables):
         self.tables = tables
@@ -88,7 +90,7 @@ class TableMenu:
         """What a template has once, for every configuration: once plain, once more recomputed."""
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
-    def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+    def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
         return self.tables.by_name[group.name].options[configuration][option]
 
     def hubs(self, name: str) -> Sequence[Layout]:
@@ -97,7 +99,7 @@ class TableMenu:
     def shared(self, name: str) -> Sequence[Layout]:
         return self.tables.by_name[f"parameter:{name}"].layouts
 
-    def look(self, group: Group) -> Hashable:
+    def signature(self, group: Group) -> Hashable:
         # Of two groups of one template, only one may lie in a region and come recomputed, too.
         return id(self.tables.templates[group.name]), len(self.again(group))
 
@@ -115,12 +117,11 @@ class TableMenu:
         )
 
 
-class StrategyMenu:
-    """A menu with one strategy on it, which need not be in any table.
+class StrategyCandidates:
+    """One strategy as the only candidate; it need not be in any table.
 
     Args:
-        works, facts: per group name those of its configuration; works may be missing when only bytes are
-            followed.
+        works, facts: per group name those of its configuration; works are made where they are not given.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class StrategyMenu:
     ):
         self.strategy = strategy
         self.graph, self.mesh, self.regions = strategy.graph, strategy.mesh, strategy.recomputed
-        self._facts, self._works = facts, works
+        self._facts, self._works = facts, dict(works or {})
 
     def again(self, group: Group) -> Sequence[bool]:
         return (self.strategy.forwards(group.name) > 1,)
@@ -139,10 +140,13 @@ class StrategyMenu:
     def facts(self, group: Group) -> Sequence[Facts]:
         return (self._facts[group.name],)
 
-    def works(self, group: Group) -> Sequence[Any]:
-        return (self._works[group.name] if self._works is not None else None,)
+    def works(self, group: Group) -> Sequence[Workload]:
+        if group.name not in self._works:
+            made = workload(self.graph, self.strategy.configurations[group.name], self.mesh)
+            self._works[group.name] = made
+        return (self._works[group.name],)
 
-    def homes(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+    def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
         return tuple(self.strategy.stored[name] for name in group.parameters)
 
     def hubs(self, name: str) -> Sequence[Layout]:
@@ -151,7 +155,7 @@ class StrategyMenu:
     def shared(self, name: str) -> Sequence[Layout]:
         return (self.strategy.stored[name],)
 
-    def look(self, group: Group) -> Hashable:
+    def signature(self, group: Group) -> Hashable:
         return group.name
 
     def row(self) -> tuple[dict[str, Indices], dict[str, Indices]]:

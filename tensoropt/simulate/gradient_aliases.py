@@ -10,91 +10,102 @@ first of these. A gradient that is handed on to one tensor only just becomes tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tensoropt.costs.effects import Reading
+from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
 from tensoropt.sharding.groups import Group
-from tensoropt.simulate.candidates import Indices, Menu
-from tensoropt.simulate.step_schedule import Course
-from tensoropt.simulate.tensor_effects import Estate
+from tensoropt.sharding.placement import Layout
+from tensoropt.simulate.candidates import Candidates, Indices
+from tensoropt.simulate.readings import Column, Readings, distinct
+from tensoropt.simulate.step_schedule import StepSchedule
+from tensoropt.simulate.tensor_effects import GradientStorage
 
 Flags = NDArray[np.bool_]
 Relation = tuple[str, tuple[str, ...]]
 """A result whose gradient these reads' gradients lie in; "" where they lie in a storage made for them."""
 
 
-class Heirs:
-    """The shared storages of gradients, of all strategies at once. Ends are moments' places in the course; -1
-    where there is nothing.
-
-    Args:
-        choices: per group the configuration of each strategy.
-        sent_back: (tensor, reader) -> whether the reader's gradient moves to where the tensor was found.
-        home_left: tensor -> whether its gradient moves from there to its writer.
-    """
+class GradientAliases:
+    """The shared storages of gradients, of all strategies at once. Ends are positions in the step schedule;
+    -1 where there is nothing."""
 
     def __init__(
-        self,
-        menu: Menu,
-        course: Course,
-        choices: Mapping[str, Indices],
-        sent_back: Callable[[str, Group], Flags],
-        home_left: Callable[[str], Flags],
+        self, candidates: Candidates, schedule: StepSchedule, moves: MoveEffects, readings: Readings
     ):
-        self.menu, self.course, self.choices = menu, course, choices
-        self.graph = menu.graph
-        self.count = len(next(iter(choices.values()))) if choices else 1
+        self.candidates, self.schedule, self.moves, self.readings = candidates, schedule, moves, readings
+        self.graph, self.choices, self.count = candidates.graph, readings.choices, readings.count
         self.writer = {name: group for group in self.graph.groups for name in group.writes}
-        self._sent_back, self._home_left = sent_back, home_left
         self._relations = self._all_relations()
         self._ends: dict[tuple[str, str, int], Indices] = {}
-        self._held: dict[tuple[str, str], Indices] = {}
-        self._left: dict[str, Indices] = {}
+        self._end_of: dict[tuple[str, str], Indices] = {}
+        self._own_end: dict[str, Indices] = {}
         self._common: dict[str, list[tuple[int, Indices]]] = {}
-        self._handed: dict[str, Indices] = {}
+        self._outlasting: dict[str, Indices] = {}
         self._found = False
 
-    def handed(self, group: Group) -> Indices:
+    def outlasting(self, group: Group) -> Indices:
         """Per strategy 1 where the gradient of something that a group writes outlasts its backward."""
         self._find()
-        return self._handed.get(group.name, np.zeros(self.count, dtype=np.int64))
+        return self._outlasting.get(group.name, np.zeros(self.count, dtype=np.int64))
 
-    def estates(
-        self, group: Group, name: str, first: int
-    ) -> tuple[tuple[int, ...], tuple[Indices, list[Estate]]]:
-        """(further slots of a tensor that a group writes, counted from ``first``; per strategy the number of
-        where its gradients lie, and these)."""
+    def storages(self, group: Group, name: str) -> tuple[tuple[int, ...], Column[GradientStorage]]:
+        """(the ends of storages that a tensor's gradients share, by number; per strategy where the gradients
+        of the tensor, which ``group`` writes, lie)."""
         self._find()
-        readers = self.course.readers.get(name, ())
-        held = [self._held.get((reader.name, name)) for reader in readers]
-        common, left = self._common.get(name, []), self._left.get(name)
-        handed = self._handed.get(group.name)
+        readers = self.schedule.readers.get(name, ())
+        shared = [self._end_of.get((reader.name, name)) for reader in readers]
+        common, own = self._common.get(name, []), self._own_end.get(name)
+        outlasting = self._outlasting.get(group.name)
         columns = [
-            *((column >= 0).astype(np.int64) for column in held if column is not None),
+            *((column >= 0).astype(np.int64) for column in shared if column is not None),
             *(column for _, column in common),
-            *((left,) if left is not None else ()),
-            *((handed,) if handed is not None else ()),
+            *((own,) if own is not None else ()),
+            *((outlasting,) if outlasting is not None else ()),
         ]
         if not columns:
-            return (), (np.zeros(self.count, dtype=np.int64), [Estate()])
+            return (), Column(np.zeros(self.count, dtype=np.int64), [GradientStorage()])
         _, firsts, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-        storages = [*(column for _, column in common), *((left,) if left is not None else ())]
-        ends = sorted({int(end) for column in storages for end in column[firsts] if end >= 0})
-        slot = {end: first + number for number, end in enumerate(ends)} | {-1: -1}
+        ended = [*(column for _, column in common), *((own,) if own is not None else ())]
+        ends = sorted({int(end) for column in ended for end in column[firsts] if end >= 0})
+        number = {end: i for i, end in enumerate(ends)} | {-1: -1}
         found = [
-            Estate(
-                tuple(column is not None and bool(column[row] >= 0) for column in held),
-                tuple((number, slot[int(column[row])]) for number, column in common if column[row] >= 0),
-                slot[int(left[row])] if left is not None else -1,
-                bool(handed[row]) if handed is not None else False,
+            GradientStorage(
+                tuple(column is not None and bool(column[row] >= 0) for column in shared),
+                tuple((i, number[int(column[row])]) for i, column in common if column[row] >= 0),
+                number[int(own[row])] if own is not None else -1,
+                bool(outlasting[row]) if outlasting is not None else False,
             )
             for row in firsts
         ]
-        return tuple(ends), (which.reshape(-1), found)
+        return tuple(ends), Column(which.reshape(-1), found)
+
+    # -- moves ------------------------------------------------------------------------------------
+
+    def _sent_back(self, name: str, reader: Group) -> Flags:
+        """Per strategy whether a reader's gradient moves to where the tensor was found."""
+        return self._moves_back(name, self._found_at(name), _layouts(self.readings.read(reader.name, name)))
+
+    def _hub_left(self, name: str) -> Flags:
+        """Per strategy whether a gradient moves from where the tensor was found to its writer."""
+        hub = self.readings.hub(name)
+        if hub is None:
+            return np.zeros(self.count, dtype=bool)
+        return self._moves_back(name, _layouts(self.readings.written(self.writer[name].name, name)), hub)
+
+    def _found_at(self, name: str) -> Column[Layout]:
+        hub = self.readings.hub(name)
+        return hub or _layouts(self.readings.written(self.writer[name].name, name))
+
+    def _moves_back(self, name: str, sources: Column[Layout], targets: Column[Layout]) -> Flags:
+        firsts, which = distinct([sources.which, targets.which])
+        moved = [bool(self.moves.steps(name, sources.at(r), targets.at(r))[1]) for r in firsts]
+        return np.array(moved)[which]
 
     # -- relations --------------------------------------------------------------------------------
 
@@ -103,22 +114,22 @@ class Heirs:
         known: dict[Hashable, dict[Relation, Flags]] = {}
         found = {}
         for group in self.graph.groups:
-            look = self.menu.look(group)
-            if look not in known:
-                known[look] = self._by_configuration(group)
-            if not known[look]:
+            alike = self.candidates.signature(group)
+            if alike not in known:
+                known[alike] = self._by_configuration(group)
+            if not known[alike]:
                 continue
             names = {short: name for name, short in group.short_names.items()} | {"": ""}
             found[group.name] = {
                 (names[of], tuple(names[member] for member in members)): flags[self.choices[group.name]]
-                for (of, members), flags in known[look].items()
+                for (of, members), flags in known[alike].items()
             }
         return found
 
     def _by_configuration(self, group: Group) -> dict[Relation, Flags]:
         """A group's relations by short names, and the configurations in which there are these."""
         written = {group.short_names[name] for name in group.writes}
-        looks = self.menu.facts(group)
+        looks = self.candidates.facts(group)
         found: dict[Relation, Flags] = {}
         for number, facts in enumerate(looks):
             members: dict[str, list[str]] = {}
@@ -143,15 +154,15 @@ class Heirs:
 
     def _lies(self, name: str) -> Indices | None:
         """The end of the shared storage in which the gradient lies that comes to a tensor's writer."""
-        readers = self.course.readers.get(name, ())
-        if len(readers) != 1 or (readers[0].name, name) not in self._held or leaves_model(self.graph, name):
+        readers = self.schedule.readers.get(name, ())
+        if len(readers) != 1 or (readers[0].name, name) not in self._end_of or leaves_model(self.graph, name):
             return None
-        moved = self._sent_back(name, readers[0]) | self._home_left(name)
-        return np.where(moved, -1, self._held[readers[0].name, name])
+        moved = self._sent_back(name, readers[0]) | self._hub_left(name)
+        return np.where(moved, -1, self._end_of[readers[0].name, name])
 
     def _follow(self, group: Group, incoming: Mapping[str, Indices]) -> None:
         """What becomes of the gradients that come to a group's backward, and of those it makes."""
-        done = self.course.slot("backward", "compute", group.name)
+        done = self.schedule.position("backward", "compute", group.name)
         outlasts = np.zeros(self.count, dtype=bool)
         for end in incoming.values():
             outlasts |= end > done
@@ -164,16 +175,16 @@ class Heirs:
                 ends = np.where(lies >= 0, lies, last)
                 begun = np.where(active & (lies < 0), last, -1)
                 if of:
-                    self._left[of] = np.maximum(self._left.get(of, begun), begun)
+                    self._own_end[of] = np.maximum(self._own_end.get(of, begun), begun)
                     outlasts |= begun >= 0
                 else:
-                    place = [r.name for r in self.course.readers[members[0]]].index(group.name)
+                    place = [r.name for r in self.schedule.readers[members[0]]].index(group.name)
                     self._common.setdefault(members[0], []).append((place, begun))
             ends = np.where(active, ends, -1)
             for member in members:
                 at = group.name, member
-                self._held[at] = np.maximum(self._held.get(at, ends), ends)
-        self._handed[group.name] = outlasts.astype(np.int64)
+                self._end_of[at] = np.maximum(self._end_of.get(at, ends), ends)
+        self._outlasting[group.name] = outlasts.astype(np.int64)
 
     def _end(self, group: Group, name: str, size: int) -> Indices:
         """When a tensor that gets its gradient from a group lets go of its storage.
@@ -187,22 +198,29 @@ class Heirs:
         return self._ends[at]
 
     def _find_end(self, group: Group, name: str, size: int) -> Indices:
-        readers, at = self.course.readers[name], self.course.slot("backward", "read", group.name, name) + 1
+        readers, at = (
+            self.schedule.readers[name],
+            self.schedule.position("backward", "read", group.name, name) + 1,
+        )
         last, sent_back = at, self._sent_back(name, group)
         if len(readers) > 1 or leaves_model(self.graph, name):
             if len(readers) > 1 and readers[-1].name == group.name:  # the next one's sum is a new tensor
-                last = self.course.slot("backward", "read", readers[-2].name, name) + 1
+                last = self.schedule.position("backward", "read", readers[-2].name, name) + 1
             return np.where(sent_back, at, last)
         writer = self.writer[name]
-        done = np.full(self.count, self.course.slot("backward", "compute", writer.name))
+        done = np.full(self.count, self.schedule.position("backward", "compute", writer.name))
         if self._elements(name) != size:  # nobody lets go of a part of it
             done += 1
         for (of, members), active in self._relations.get(writer.name, {}).items():
             if of == name:
                 ends = [self._end(writer, member, size) for member in members]
                 done = np.where(active, np.maximum.reduce(ends), done)
-        home = self.course.slot("backward", "home", writer.name, name) + 1
-        return np.where(sent_back, at, np.where(self._home_left(name), home, done))
+        home = self.schedule.position("backward", "hub", writer.name, name) + 1
+        return np.where(sent_back, at, np.where(self._hub_left(name), home, done))
 
     def _elements(self, name: str) -> int:
         return prod(self.graph.atoms.graph.tensors[name].shape)
+
+
+def _layouts(readings: Column[Reading]) -> Column[Layout]:
+    return Column(readings.which, [reading.layout for reading in readings.values])

@@ -1,20 +1,17 @@
-"""The judge: one step of a strategy, followed moment by moment.
-
-:func:`simulate` gives the memory curve of one strategy; :mod:`tensoropt.plan.evaluate` plays whole frontiers.
-"""
+"""The memory of one strategy's step, moment by moment: read off the recording of its simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
+from tensoropt.costs.prices import free_prices
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.batch import Play
-from tensoropt.simulate.candidates import StrategyMenu
-from tensoropt.simulate.simulator import Walk
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.candidates import StrategyCandidates
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.simulator import StepSimulator
 
 
 @dataclass(frozen=True)
@@ -34,33 +31,35 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """Memory curve of one step on the rank with the largest shards."""
+class MemoryCurve:
+    """Memory of one step on the rank with the largest shards."""
 
-    curve: tuple[MemoryPoint, ...]
+    points: tuple[MemoryPoint, ...]
 
     @property
     def peak(self) -> MemoryPoint:
-        return max(self.curve, key=lambda p: p.total)
+        return max(self.points, key=lambda p: p.total)
 
 
-def simulate(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> Simulation:
-    """The memory curve of one strategy. ``facts``: per group name the facts of its configuration."""
-    menu = StrategyMenu(strategy, facts)
-    return Simulation(tuple(memory_curve(Play(menu, *menu.row(), optimizer, None))))
+def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
+    """The memory curve of one strategy: a point for every moment at which something is computed or needed.
 
-
-def memory_curve(play: Play) -> list[MemoryPoint]:
-    """What is alive at every moment at which something happens, of a play of one strategy."""
-    walk = Walk(play)
+    Args:
+        facts: per group name the facts of its configuration.
+    """
+    candidates = StrategyCandidates(strategy, facts)
+    batch = Batch(candidates, *candidates.row(), free_prices(strategy.graph, strategy.mesh, optimizer))
+    recorder = StepRecorder()
+    simulator = StepSimulator(batch, recorder)
+    simulator.simulate()
     found: list[MemoryPoint] = []
-    parameters, gradients, optimizer = (int(x) for x in walk.held[0])
-    for number, moment in enumerate(play.course.moments):
-        spot = int(np.sum(walk.step(number)))
-        if spot or moment.kind in ("compute", "step"):
-            kept, transient = (int(x) for x in walk.alive[0])
-            point = MemoryPoint(moment.words, parameters, gradients, optimizer, kept, transient + spot)
-            if found and found[-1].moment == point.moment:  # parts of one group
-                point = max(found.pop(), point, key=lambda p: p.total)
-            found.append(point)
-    return found
+    parameters, gradients, state = (int(x) for x in simulator.lasting[0])
+    for at in recorder.moments:
+        if not at.workspace and at.moment.kind not in ("compute", "step"):
+            continue
+        words = at.moment.words
+        point = MemoryPoint(words, parameters, gradients, state, int(at.kept), int(at.transient))
+        if found and found[-1].moment == words:  # parts of one group
+            point = max(found.pop(), point, key=lambda p: p.total)
+        found.append(point)
+    return MemoryCurve(tuple(found))

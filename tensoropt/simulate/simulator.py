@@ -1,4 +1,4 @@
-"""The walk through a step: one array over the strategies, moment after moment.
+"""The step simulator: many strategies stepped through the moments of a step at once, one array over them all.
 
 What overlaps is what the executor overlaps: resharding and gathering block, forward and backward; a bucket
 of gradients is reduced from the moment its last gradient is there, beside the rest of backward
@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensoropt.simulate.batch import Issue, Owner, Play
+from tensoropt.costs.effects import Effects
+from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.candidates import Indices
+from tensoropt.simulate.recorder import StepRecorder
+from tensoropt.simulate.reductions import Reductions, reductions
 
 Floats = NDArray[np.float64]
 Axes = tuple[int, ...]
@@ -25,11 +28,11 @@ SOURCES = ("measured", "fitted", "data sheet")
 
 
 @dataclass(frozen=True)
-class Played:
+class StepMetrics:
     """Figures of one step per strategy; bytes and seconds of one rank.
 
     Attributes:
-        memory: (n, 5) the peak by kind, parameters, gradients, optimizer, kept, transient.
+        memory: (n, 5) the peak by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         total_s: the step.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
@@ -47,7 +50,7 @@ class Played:
 
 @dataclass
 class _Sends:
-    """Collectives of one moment over one set of axes, by piece: seconds of all, bytes of the largest."""
+    """Collectives of one moment over one set of axes, per choice: seconds of all, bytes of the largest."""
 
     seconds: Floats
     bytes: Floats
@@ -55,24 +58,36 @@ class _Sends:
 
 @dataclass
 class _Share:
-    """What one owner does at one moment: tables by piece."""
+    """What one owner does at one moment: tables by its choice."""
 
     which: Indices
     bytes: Floats | None = None
-    spot: Floats | None = None
+    workspace: Floats | None = None
     local: Floats | None = None
     sends: dict[Axes, _Sends] = field(default_factory=dict)
 
 
-class Walk:
-    def __init__(self, play: Play):
-        self.play = play
-        n, course = play.count, play.course
-        self.shares: list[list[_Share]] = [[] for _ in range(len(course.moments) + 1)]
+def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
+    """One step of every strategy of a batch.
+
+    Args:
+        recorder: of a batch of one strategy: is told all that happens.
+    """
+    return StepSimulator(batch, recorder).simulate()
+
+
+class StepSimulator:
+    """The state of a simulation: where time and memory of every strategy stand."""
+
+    def __init__(self, batch: Batch, recorder: StepRecorder | None = None):
+        assert recorder is None or batch.count == 1, "one strategy can be recorded, many have only figures"
+        self.batch, self.recorder = batch, recorder
+        n, schedule = batch.count, batch.schedule
+        self.shares: list[list[_Share]] = [[] for _ in range(len(schedule.moments) + 1)]
         self.sources = np.zeros((n, len(SOURCES)))
-        self.held = np.zeros((n, 3))
-        for owner in play.owners:
-            self._place(owner)
+        self.lasting = np.zeros((n, 3))
+        for owner in batch.owners:
+            self._lay_out(owner)
         self.alive = np.zeros((n, 2))
         self.time, self.compute, self.communication = np.zeros(n), np.zeros(n), np.zeros(n)
         self.since = np.zeros(n)  # seconds of work since the last collective
@@ -81,79 +96,100 @@ class Walk:
         self.busy: dict[str, Floats] = {}
         self.peak, self.at_peak = np.full(n, -1.0), np.zeros((n, 2))
 
-    def _place(self, owner: Owner) -> None:
-        """Tables of an owner's pieces at the moments they touch."""
-        count, micro = len(owner.pieces), self.play.mesh[0]
+    def _lay_out(self, owner: Owner) -> None:
+        """Put an owner's effects where they take place."""
+        choices, which = owner.effects.values, owner.effects.which
         found: dict[int, _Share] = {}
-        seconds = np.zeros((count, len(SOURCES)))
-        constant = np.array([[p.parameters, p.gradients, p.optimizer] for p in owner.pieces], dtype=float)
-        if constant.any():
-            self.held += constant[owner.which]
-        for number, piece in enumerate(owner.pieces):
-            for e in piece.effects:
-                moment = owner.slots[e.slot] + e.later
-                share = found.setdefault(moment, _Share(owner.which))
-                if e.kept or e.transient:
-                    share.bytes = np.zeros((count, 2)) if share.bytes is None else share.bytes
-                    share.bytes[number] += e.kept, e.transient
-                if e.spot:
-                    share.spot = np.zeros(count) if share.spot is None else share.spot
-                    share.spot[number] += e.spot
-                times = micro if moment < self.play.course.last else 1
-                if e.local_s:
-                    share.local = np.zeros(count) if share.local is None else share.local
-                    share.local[number] += e.local_s
-                    seconds[number, SOURCES.index(e.source)] += e.local_s * times
-                for send in e.sends:
-                    sends = share.sends.setdefault(send.axes, _Sends(np.zeros(count), np.zeros(count)))
-                    sends.seconds[number] += send.seconds
-                    sends.bytes[number] = max(sends.bytes[number], send.bytes)
-                    seconds[number, SOURCES.index(send.source)] += send.seconds * times
-        for moment, share in found.items():
-            # One order for all strategies, whichever others they are played with.
+        seconds = np.zeros((len(choices), len(SOURCES)))
+        lasting = np.array([[c.parameters, c.gradients, c.optimizer] for c in choices], dtype=float)
+        if lasting.any():
+            self.lasting += lasting[which]
+        for number, choice in enumerate(choices):
+            self._lay_out_choice(owner, number, choice, found, seconds)
+        for position, share in found.items():
+            # One order for all strategies, whichever others they are simulated with.
             share.sends = dict(sorted(share.sends.items()))
-            self.shares[moment].append(share)
+            self.shares[position].append(share)
         if seconds.any():
-            self.sources += seconds[owner.which]
+            self.sources += seconds[which]
 
-    def run(self) -> Played:
-        play, course = self.play, self.play.course
-        micro, everywhere = play.mesh[0], np.ones(play.count, dtype=bool)
-        issued: dict[int, list[Issue]] = {}
-        for issue in play.issues():
-            issued.setdefault(issue.moment, []).append(issue)
-        for moment in range(course.last):
-            self.step(moment)
-            for issue in issued.get(moment, ()):
+    def _lay_out_choice(
+        self, owner: Owner, number: int, choice: Effects, found: dict[int, _Share], seconds: Floats
+    ) -> None:
+        count = len(owner.effects.values)
+        for e in choice.effects:
+            share = found.setdefault(owner.positions[e.when] + e.after, _Share(owner.effects.which))
+            if e.kept or e.transient:
+                share.bytes = np.zeros((count, 2)) if share.bytes is None else share.bytes
+                share.bytes[number] += e.kept, e.transient
+            if e.workspace_bytes:
+                share.workspace = np.zeros(count) if share.workspace is None else share.workspace
+                share.workspace[number] += e.workspace_bytes
+            times = 1 if e.when.once else self.batch.mesh[0]
+            if e.local_s:
+                share.local = np.zeros(count) if share.local is None else share.local
+                share.local[number] += e.local_s
+                seconds[number, SOURCES.index(e.source)] += e.local_s * times
+            for send in e.sends:
+                sends = share.sends.setdefault(send.axes, _Sends(np.zeros(count), np.zeros(count)))
+                sends.seconds[number] += send.seconds
+                sends.bytes[number] = max(sends.bytes[number], send.bytes)
+                seconds[number, SOURCES.index(send.source)] += send.seconds * times
+
+    def simulate(self) -> StepMetrics:
+        """Go through all moments; once."""
+        batch, schedule = self.batch, self.batch.schedule
+        micro, everywhere = batch.mesh[0], np.ones(batch.count, dtype=bool)
+        issued: dict[int, list[Reductions]] = {}
+        for issue in reductions(batch):
+            issued.setdefault(issue.position, []).append(issue)
+        for position in range(schedule.last):
+            self._advance(position)
+            for issue in issued.get(position, ()):
                 self._reduce(issue)
         self._settle(everywhere)
         if micro > 1:
-            self.time, self.compute = self.time * micro, self.compute * micro
-            self.communication, self.turns = self.communication * micro, self.turns * micro
-            for issue in issued.get(course.last, ()):
+            self._repeat(micro)
+            for issue in issued.get(schedule.last, ()):
                 self._reduce(issue)
         for busy in self.busy.values():
             self.time = np.maximum(self.time, busy)
-        for moment in range(course.last, len(course.moments)):
-            self.step(moment)
+        for position in range(schedule.last, len(schedule.moments)):
+            self._advance(position)
         self._settle(everywhere)
+        if self.recorder is not None:
+            self.recorder.finish(float(self.time[0]))
         self.sources[:, SOURCES.index("measured")] += self.turns
-        memory = np.concatenate([self.held, self.at_peak], axis=1)
+        memory = np.concatenate([self.lasting, self.at_peak], axis=1)
         exposed = np.clip(self.time - self.compute, 0.0, self.communication)
-        return Played(memory, self.time, self.compute, self.communication, exposed, self.sources)
+        return StepMetrics(memory, self.time, self.compute, self.communication, exposed, self.sources)
 
-    def step(self, moment: int) -> Any:
-        """Go through one moment; gives the bytes alive during it only."""
-        spot: Any = 0.0
-        if not self.shares[moment]:
-            return spot
+    def _repeat(self, micro: int) -> None:
+        """All micro-batches take as long as the first."""
+        if self.recorder is not None:
+            self.recorder.repeat(micro, float(self.time[0]))
+        self.time, self.compute = self.time * micro, self.compute * micro
+        self.communication, self.turns = self.communication * micro, self.turns * micro
+
+    def _advance(self, position: int) -> None:
+        """Go through one moment."""
+        shares, recorder = self.shares[position], self.recorder
+        if recorder is not None:
+            recorder.begin(self.batch.schedule.moments[position], float(self.time[0]))
+        if not shares:
+            if recorder is not None:
+                recorder.memory(float(self.time[0]), (0.0, 0.0), 0.0, self.alive[0].tolist())
+            return
+        workspace: Any = 0.0
         sends: dict[Axes, tuple[Any, Any]] = {}
-        for share in self.shares[moment]:
+        started_s, changed = float(self.time[0]), np.zeros(2)
+        for share in shares:
             which = share.which
             if share.bytes is not None:
                 self.alive += share.bytes[which]
-            if share.spot is not None:
-                spot = spot + share.spot[which]
+                changed = changed + share.bytes[which[0]]
+            if share.workspace is not None:
+                workspace = workspace + share.workspace[which]
             if share.local is not None:
                 seconds = share.local[which]
                 self.since += seconds
@@ -162,27 +198,30 @@ class Walk:
             for axes, each in share.sends.items():
                 seconds, size = sends.get(axes, (0.0, 0.0))
                 sends[axes] = seconds + each.seconds[which], np.maximum(size, each.bytes[which])
+        if recorder is not None:
+            recorder.memory(started_s, changed.tolist(), float(np.sum(workspace)), self.alive[0].tolist())
+            recorder.work(started_s, float(self.time[0]))
         for axes in sorted(sends):
             self._wait(axes, *sends[axes])
-        total = self.alive.sum(axis=1) + spot
+        total = self.alive.sum(axis=1) + workspace
         higher = np.flatnonzero(total > self.peak)
         if len(higher):
             self.peak[higher] = total[higher]
             self.at_peak[higher, 0] = self.alive[higher, 0]
             self.at_peak[higher, 1] = total[higher] - self.alive[higher, 0]
-        return spot
 
     def _settle(self, where: Any) -> None:
         """Count what the last collectives have cost the work since; of several in a row the worst."""
-        prices, longer = self.play.prices, np.zeros(self.play.count)
+        longer = np.zeros(self.batch.count)
         worked = where & (self.since > 0)
         for axes, size in self.left.items():
-            assert prices is not None, "what is sent has a price"
             marked = worked & (size > 0)
             if marked.any():
-                extra = prices.communication.leaving_s(axes, self.since, size)
+                extra = self.batch.prices.communication.leaving_s(axes, self.since, size)
                 longer = np.maximum(longer, np.where(marked, extra, 0.0))
                 size[marked] = 0.0
+        if self.recorder is not None:
+            self.recorder.work(float(self.time[0]), float(self.time[0] + longer[0]))
         self.time += longer
         self.compute += longer
         self.turns += longer
@@ -193,51 +232,56 @@ class Walk:
         seconds = seconds + self._turn(axes, sending, size)
         self.communication += seconds
         if not self.busy:
+            if self.recorder is not None:
+                self.recorder.send(axes, float(self.time[0]), float(seconds[0]))
             self.time += seconds
             return
         start = self.time.copy()
-        for link in self.play.overlap.links(axes):
+        for link in self.batch.overlap.links(axes):
             if link in self.busy:
                 start = np.maximum(start, self.busy[link])
+        if self.recorder is not None:
+            self.recorder.send(axes, float(start[0]), float(seconds[0]))
         self.time = np.where(sending, start + seconds, self.time)
-        for link in self.play.overlap.links(axes):
+        for link in self.batch.overlap.links(axes):
             if link in self.busy:
                 self.busy[link] = np.where(sending, self.time, self.busy[link])
 
     def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
         """Seconds that the first collective after some work takes longer (others find the ranks in step);
         notes that work will take longer after it."""
-        prices = self.play.prices
-        assert prices is not None, "what is sent has a price"
         self._settle(sending)
-        extra = np.where(sending, prices.communication.arriving_s(axes, self.since, size), 0.0)
-        left = self.left.setdefault(axes, np.zeros(self.play.count))
+        communication = self.batch.prices.communication
+        extra = np.where(sending, communication.arriving_s(axes, self.since, size), 0.0)
+        left = self.left.setdefault(axes, np.zeros(self.batch.count))
         np.copyto(left, np.maximum(left, size), where=sending)
         self.since = np.where(sending, 0.0, self.since)
         self.turns += extra
         return extra
 
-    def _reduce(self, issue: Issue) -> None:
+    def _reduce(self, issue: Reductions) -> None:
         """Buckets of gradients that are complete in some strategies."""
-        sends, which = issue.sends, issue.which
+        sends, which, overlap = issue.sends, issue.which, self.batch.overlap
         for axes in dict.fromkeys(send.axes for send in sends):
             sending = np.array([send.axes == axes for send in sends])[which]
             rows = issue.rows[sending]
             seconds = np.array([send.seconds for send in sends])[which[sending]]
-            if not self.play.overlap.beside:
-                waiting, size = np.zeros(self.play.count, dtype=bool), np.zeros(self.play.count)
+            if not overlap.beside:
+                waiting, size = np.zeros(self.batch.count, dtype=bool), np.zeros(self.batch.count)
                 waiting[rows] = True
                 size[rows] = np.array([send.bytes for send in sends])[which[sending]]
                 seconds = seconds + self._turn(axes, waiting, size)[rows]
             self.communication[rows] += seconds
-            if not self.play.overlap.beside:
-                self.time[rows] += seconds
-                continue
-            links = self.play.overlap.links(axes)
             start = self.time[rows]
-            for link in links:
-                start = np.maximum(start, self.busy.setdefault(link, np.zeros(self.play.count))[rows])
-            for link in links:
-                self.busy[link][rows] = start + seconds
+            if overlap.beside:
+                links = overlap.links(axes)
+                for link in links:
+                    start = np.maximum(start, self.busy.setdefault(link, np.zeros(self.batch.count))[rows])
+                for link in links:
+                    self.busy[link][rows] = start + seconds
+            if self.recorder is not None and len(rows):
+                self.recorder.reduction(axes, float(start[0]), float(seconds[0]))
+            if not overlap.beside:
+                self.time[rows] += seconds
         sources = np.array([[float(send.source == s) * send.seconds for s in SOURCES] for send in sends])
         self.sources[issue.rows] += sources[which]

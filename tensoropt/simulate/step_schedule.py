@@ -1,4 +1,4 @@
-"""The course of a step: what a rank does one after the other, the same list for every strategy.
+"""The schedule of a step: what a rank does one after the other, the same list of moments for every strategy.
 
 Forward in execution order, backward in reverse, then the optimizer; before a region's backward its forward
 ``again``, for strategies that recompute it. A strategy fills each moment with work and bytes, or with none.
@@ -6,28 +6,30 @@ Forward in execution order, backward in reverse, then the optimizer; before a re
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
+from tensoropt.costs.effects import ARRIVED, FORWARD_END, Phase, When
+from tensoropt.costs.group_parts import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region
 
-Phase = Literal["forward", "again", "backward", "reduction", "optimizer"]
-Kind = Literal["read", "gather", "compute", "inner", "home", "output", "parameters", "waited", "step", "held"]
+Kind = Literal[
+    "read", "gather", "compute", "inner", "hub", "output", "parameters", "reduce", "step", "unshard"
+]
 
 
 class Moment(NamedTuple):
     """One moment of a step.
 
     ``kind``: ``read`` a tensor is brought to a reader (its gradient back); ``gather`` parameters come to
-    their use; ``compute`` the operators run; ``inner`` collectives inside the group; ``home`` a tensor with
+    their use; ``compute`` the operators run; ``inner`` collectives inside the group; ``hub`` a tensor with
     several readers is put where they find it; ``output`` a result is made whole; ``parameters`` gradients
-    go to where parameters are stored; ``waited`` they go there once, having waited for the last micro-batch;
-    ``step`` the optimizer; ``held`` copies of parameters are made for the whole next step.
+    go to where parameters are stored; ``reduce`` they go there once, after the last micro-batch; ``step`` the
+    optimizer; ``unshard`` sharded parameters are gathered for the whole next step.
 
     ``part``: forward, which part of the group's operators (:func:`parts_of`) runs or is read for.
     """
@@ -57,54 +59,36 @@ class Moment(NamedTuple):
                 return f"{phase} {self.group}"
             case "inner":
                 return f"inside {phase} {self.group}"
-            case "home":
-                return f"home of {self.tensor}" if forward else f"gradient of the home of {self.tensor}"
+            case "hub":
+                return (
+                    f"materialising {self.tensor}" if forward else f"gradient of materialised {self.tensor}"
+                )
             case "output":
                 return f"result {self.tensor}" if forward else f"gradient of result {self.tensor}"
             case "parameters":
                 return f"gradients of the parameters of {self.group}"
-            case "waited":
-                return f"gradients of {self.group} that waited"
-            case "held":
-                return f"copies of the parameters of {self.group}"
+            case "reduce":
+                return f"reducing the gradients of {self.group} once"
+            case "unshard":
+                return f"unsharding the parameters of {self.group}"
         return "optimizer"
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A group's operators, cut where a tensor that the group reads is needed first or last.
+class Reader(NamedTuple):
+    """Somebody who reads a tensor or a view of it: a group, or (``materialises``) the hub in which a view is
+    put for its own readers."""
 
-    Attributes:
-        starts: position of the first operator of each part.
-        first, last: per tensor the parts that read it first and last.
-    """
-
-    starts: tuple[int, ...]
-    first: Mapping[str, int]
-    last: Mapping[str, int]
-
-    def of(self, position: int) -> int:
-        """The part an operator belongs to."""
-        return bisect_right(self.starts, position) - 1
+    group: str
+    tensor: str
+    materialises: bool = False
 
 
-def parts_of(group: Group) -> Parts:
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for position, op in enumerate(group.operators):
-        for name in op.inputs():
-            if name in group.reads:
-                first.setdefault(name, position)
-                last[name] = position
-    ends = {position + 1 for position in last.values() if position + 1 < len(group.operators)}
-    cut = Parts(tuple(sorted({0, *first.values(), *ends})), {}, {})
-    return Parts(
-        cut.starts, {n: cut.of(p) for n, p in first.items()}, {n: cut.of(p) for n, p in last.items()}
-    )
+Resolver = Callable[[When], int]
+"""From the moment of an effect, as its owner names it, to its position in the schedule."""
 
 
 @dataclass(frozen=True)
-class Course:
+class StepSchedule:
     """All moments of a step in order; ``index`` finds them.
 
     Attributes:
@@ -122,15 +106,73 @@ class Course:
     def parts(self) -> Mapping[str, Parts]:
         return {group.name: parts_of(group) for group in self.graph.groups}
 
-    def slot(self, phase: Phase, kind: Kind, group: str, tensor: str = "", part: int = 0) -> int:
-        """The place of a moment; -1 for one that this step does not have."""
+    def position(self, phase: Phase, kind: Kind, group: str, tensor: str = "", part: int = 0) -> int:
+        """The position of a moment; -1 for one that this step does not have."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
     def computed(self, phase: Phase, group: str, read: str | None = None) -> int:
-        """Where a group's operators are done, or those that read a tensor."""
+        """The position at which a group's operators are done, or those that read a tensor."""
+        if phase == "backward":
+            return self.position(phase, "compute", group)
         parts = self.parts[group]
         last = parts.last.get(read, 0) if read is not None else len(parts.starts) - 1
-        return self.slot(phase, "compute", group, part=last)
+        return self.position(phase, "compute", group, part=last)
+
+    # -- where owners' effects take place -----------------------------------------------------------
+
+    def of_group(self, group: str) -> Resolver:
+        """Where a group's effects take place."""
+
+        def resolve(when: When) -> int:
+            return self.index[Moment(when.phase, cast(Kind, when.what), group, "", when.number)]
+
+        return resolve
+
+    def of_parameter(self, name: str) -> Resolver:
+        """Where a parameter's effects take place."""
+        first, last = self.users[name]
+
+        def resolve(when: When) -> int:
+            match when.what:
+                case "arrived" | "first arrived":
+                    return self.position("backward", "parameters", first if when == ARRIVED else last)
+                case "step":
+                    return self.position("optimizer", "step", "")
+                case "bucket":
+                    return self.last
+            return self.position("optimizer", cast(Kind, when.what), first)
+
+        return resolve
+
+    def of_tensor(self, producer: str, name: str, readers: Sequence[Reader], ends: Sequence[int]) -> Resolver:
+        """Where a tensor's effects take place.
+
+        Args:
+            readers: by number, those of its views after its own.
+            ends: by number, the positions at which storages of gradients are let go of.
+        """
+
+        def resolve(when: When) -> int:
+            match when.what:
+                case "made":
+                    return self.computed(when.phase, producer)
+                case "end":
+                    return self.forward_end if when == FORWARD_END else ends[when.number]
+                case "read":
+                    return self._read(when.phase, readers[when.number])
+                case "used":
+                    return self._used(when.phase, readers[when.number])
+            return self.position(when.phase, cast(Kind, when.what), producer, name)
+
+        return resolve
+
+    def _read(self, phase: Phase, reader: Reader) -> int:
+        return self.position(phase, "hub" if reader.materialises else "read", reader.group, reader.tensor)
+
+    def _used(self, phase: Phase, reader: Reader) -> int:
+        if reader.materialises:  # a view on its way to its hub, which nothing needs in backward
+            return self._read(phase, reader)
+        return self.computed(phase, reader.group, reader.tensor)
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Group, ...]]:
@@ -152,8 +194,8 @@ class Course:
         return found
 
 
-def course_of(graph: GroupGraph, regions: Sequence[Region] = ()) -> Course:
-    """The course of a step (in inference, of a call) of this graph.
+def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
+    """The schedule of a step (in inference, of a call) of this graph.
 
     Args:
         regions: the blocks that some strategy recomputes.
@@ -164,17 +206,17 @@ def course_of(graph: GroupGraph, regions: Sequence[Region] = ()) -> Course:
     end = list(_end(graph)) if training else []
     moments = (*forward, *backward, *end)
     last = len(forward) + len(backward)
-    return Course(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)})
+    return StepSchedule(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)})
 
 
 def _end(graph: GroupGraph) -> Iterator[Moment]:
     """What is done once per step, however many micro-batches there are."""
     owners = [group.name for group in graph.groups if group.parameters or group.shared]
     for name in owners:
-        yield Moment("optimizer", "waited", name)
+        yield Moment("optimizer", "reduce", name)
     yield Moment("optimizer", "step", "")
     for name in owners:
-        yield Moment("optimizer", "held", name)
+        yield Moment("optimizer", "unshard", name)
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]:
@@ -204,7 +246,7 @@ def _needs_kept(graph: GroupGraph, group: Group) -> bool:
 def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:
     for name in group.writes:
         if name in graph.hubs:
-            yield "home", name
+            yield "hub", name
         if leaves_model(graph, name):
             yield "output", name
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.collectives import predicted_collectives
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource
 from tensoropt.placement import Placement, play_placement
 from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
-from tensoropt.plan.evaluate import judge_strategy
+from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.overlap import overlap_of
 
 Rows = list[dict[str, Any]]
@@ -86,7 +86,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         optimizer = costs.settings.optimizer
         prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, upkeep)
         overlap = overlap_of(costs.cluster, mesh)
-        played = judge_strategy(strategy, of_strategy, facts, prices, optimizer, overlap).played
+        played = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
         seconds = float(played.total_s[0]), float(played.communication_s[0])
         predictions.append(Prediction(rows, float(played.memory.sum()), *seconds))

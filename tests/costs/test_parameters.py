@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tensoropt.costs.parameters import held_options, sharded_home, storage_options, stored_bytes
+from tensoropt.costs.parameters import held_options, sharded_home, storage_options
 from tensoropt.graph import Tensor
 from tensoropt.sharding.placement import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
@@ -73,13 +73,6 @@ def test_every_option_comes_back_by_one_gather(mesh):
             if axes:
                 home = sharded_home(sizes, mesh, whole, axes)
                 assert home is None or home in found
-
-
-def test_bytes_between_steps():
-    """Parameter, gradient, and what the optimizer keeps; a frozen parameter has neither."""
-    assert [stored_bytes(WEIGHT, 10, o) for o in ("sgd", "momentum", "adam")] == [80, 120, 160]
-    assert stored_bytes(FROZEN, 10, "adam") == 40
-    assert stored_bytes(Tensor("h", (8,), "bfloat16", "parameter", True), 10, "adam") == 80
 
 
 def held(tensors, sizes, mesh):

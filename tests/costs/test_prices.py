@@ -25,13 +25,7 @@ class Linear:
 
 
 def prices(mesh=(4, 2, 1, 3), **upkeep) -> Prices:
-    tensors = {
-        "narrow": SimpleNamespace(master_dtype="float32", element_bytes=2, stored_element_bytes=4),
-        "same": SimpleNamespace(master_dtype=None, element_bytes=4, stored_element_bytes=4),
-    }
-    atoms = SimpleNamespace(
-        graph=SimpleNamespace(tensors=tensors, training=True), atoms=dict.fromkeys(tensors, ((6,), (10,)))
-    )
+    atoms = SimpleNamespace(graph=SimpleNamespace(training=True))
     return Prices(SimpleNamespace(atoms=atoms), mesh, None, Linear(), "sgd", Upkeep(**upkeep))
 
 
@@ -54,7 +48,8 @@ def test_a_collective_amid_work(axes, num_bytes, seconds):
 
 def test_a_cast_costs_a_call_and_the_bytes_read_and_written():
     known = prices(call_s=2.0, copy_s_per_byte=0.5)
-    whole, half = (-1, -1, -1, -1), (-1, 0, -1, -1)
-    assert known.cast_s("narrow", whole) == 2.0 + 0.5 * 60 * (2 + 4) / 2
-    assert known.cast_s("narrow", half) == 2.0 + 0.5 * 30 * (2 + 4) / 2
-    assert known.cast_s("same", whole) == 0.0
+    narrow = SimpleNamespace(master_dtype="float32", element_bytes=2, stored_element_bytes=4)
+    same = SimpleNamespace(master_dtype=None, element_bytes=4, stored_element_bytes=4)
+    assert known.cast_s(narrow, 60) == 2.0 + 0.5 * 60 * (2 + 4) / 2
+    assert known.cast_s(narrow, 30) == 2.0 + 0.5 * 30 * (2 + 4) / 2
+    assert known.cast_s(same, 60) == 0.0

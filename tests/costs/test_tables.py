@@ -107,6 +107,7 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
     for group in strategy.graph.groups:
         work = workload(strategy.graph, strategy.configurations[group.name], strategy.mesh)
         forward, backward = ToyCompute().seconds(work, facts[group.name])
+        backward = backward if strategy.graph.atoms.graph.training else 0.0
         again = runs(strategy, group.name) - 1
         total += (forward + again * (forward + len(work.calls) * AGAIN_S) + backward) * strategy.mesh[0]
     for name, layout in strategy.stored.items():

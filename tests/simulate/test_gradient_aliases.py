@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.simulate.test_memory_curve import OPTIMIZERS, tracked_peak, unsplit
 from torch import nn
 
 from tensoropt.api import explore
 from tensoropt.profiling.facts import find_facts
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.memory_curve import Simulation, simulate
+from tensoropt.simulate.memory_curve import MemoryCurve, memory_curve
+from tests.simulate.test_memory_curve import OPTIMIZERS, tracked_peak, unsplit
 
 ROWS, WIDTH, NARROW, WIDE = 16, 12, 8, 24
 A, B = ROWS * NARROW * 4, ROWS * WIDE * 4
@@ -55,12 +55,12 @@ def dense() -> tuple:
     return Dense(), (torch.randn(ROWS, WIDTH), torch.randn(ROWS)), {}
 
 
-def play(build, micro_batches: int = 1) -> Simulation:
+def play(build, micro_batches: int = 1) -> MemoryCurve:
     strategy = unsplit(build, micro_batches)
     facts = {
         n: find_facts(workload(strategy.graph, c, strategy.mesh)) for n, c in strategy.configurations.items()
     }
-    return simulate(strategy, facts, "sgd")
+    return memory_curve(strategy, facts, "sgd")
 
 
 def test_a_gradient_lives_until_its_last_slice_is_used_up():

@@ -12,7 +12,7 @@ from tensoropt.profiling.facts import Facts, find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.memory_curve import simulate
+from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.steps import tracked_memory
@@ -38,7 +38,7 @@ def errors(
     """(the prediction's relative error, the peak it is of) on the fuller of the first and the last rank."""
     works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     known.update({w.key: find_facts(w) for w in works.values() if w.key not in known})
-    predicted = simulate(strategy, {n: known[w.key] for n, w in works.items()}, optimizer).peak.total
+    predicted = memory_curve(strategy, {n: known[w.key] for n, w in works.items()}, optimizer).peak.total
     tracked = 0
     for rank in (0, math.prod(strategy.mesh[1:]) - 1):
         with step_on(rank, loaded, strategy, optimizer) as step:

@@ -15,7 +15,7 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.memory_curve import Simulation, simulate
+from tensoropt.simulate.memory_curve import MemoryCurve, memory_curve
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
 from tests.costs.models import facts_of, gates, gpt2, llama, llama_two, problem, two_layers
@@ -23,12 +23,12 @@ from tests.costs.models import facts_of, gates, gpt2, llama, llama_two, problem,
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 
 
-def play(strategy: Strategy, optimizer: str = "adam", training: bool = True) -> Simulation:
+def play(strategy: Strategy, optimizer: str = "adam", training: bool = True) -> MemoryCurve:
     facts = {
         name: facts_of(workload(strategy.graph, c, strategy.mesh), training)
         for name, c in strategy.configurations.items()
     }
-    return simulate(strategy, facts, optimizer)
+    return memory_curve(strategy, facts, optimizer)
 
 
 def two_layer_strategy(labels, stored, mesh=(1, 2), mode="train") -> Strategy:
@@ -45,8 +45,8 @@ def two_layer_strategy(labels, stored, mesh=(1, 2), mode="train") -> Strategy:
     return strategy_from_dict(data, graph)
 
 
-def points(simulation: Simulation) -> dict[str, tuple[int, int]]:
-    return {p.moment: (p.kept, p.transient) for p in simulation.curve}
+def points(simulation: MemoryCurve) -> dict[str, tuple[int, int]]:
+    return {p.moment: (p.kept, p.transient) for p in simulation.points}
 
 
 W1, W2, X, HIDDEN, OUT = 24 * 32 * 4, 32 * 8 * 4, 16 * 24 * 4, 16 * 32 * 4, 16 * 8 * 4
@@ -130,10 +130,10 @@ def test_the_peak_covers_all_that_is_kept(build):
                 facts_of(workload(prepared.graph, c, mesh)).kept_bytes
                 for c in strategy.configurations.values()
             )
-            assert simulation.peak.total >= simulation.curve[-1].total
-            assert max(p.kept for p in simulation.curve) >= kept
-            assert all(p.kept >= 0 and p.transient >= 0 for p in simulation.curve)
-            assert simulation.curve[-1].kept == 0
+            assert simulation.peak.total >= simulation.points[-1].total
+            assert max(p.kept for p in simulation.points) >= kept
+            assert all(p.kept >= 0 and p.transient >= 0 for p in simulation.points)
+            assert simulation.points[-1].kept == 0
 
 
 # -- reality --------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_recomputing_the_first_of_two_blocks_saves_its_inside():
     strategy = unsplit(gpt2, 1)
     first, second = find_regions(strategy.graph)
     kept, early, late = (
-        max(p.kept for p in play(replace(strategy, recomputed=chosen)).curve)
+        max(p.kept for p in play(replace(strategy, recomputed=chosen)).points)
         for chosen in ((), (first,), (second,))
     )
     assert early < 0.75 * kept

@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.memory_curve import simulate
+from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of
@@ -34,7 +34,9 @@ def test_the_peak_of_any_strategy_is_predicted(name, meshes, count, more) -> Non
         for _ in range(count):
             strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5)
             works = {n: workload(loaded.graph, c, mesh) for n, c in strategy.configurations.items()}
-            predicted_peak = simulate(strategy, {n: facts_of(w) for n, w in works.items()}, "sgd").peak.total
+            predicted_peak = memory_curve(
+                strategy, {n: facts_of(w) for n, w in works.items()}, "sgd"
+            ).peak.total
             tracked = check_on_fake_ranks(loaded, strategy, "sgd")["memory"]["peak"]
             errors.append(abs(predicted_peak / tracked - 1))
     assert max(errors) < 0.035

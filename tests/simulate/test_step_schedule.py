@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensoropt.simulate.step_schedule import Moment, parts_of
+from tensoropt.costs.group_parts import parts_of
+from tensoropt.simulate.step_schedule import Moment
 
 
 def group(*reads: str) -> SimpleNamespace:
@@ -49,13 +50,13 @@ def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_l
         ("backward", "gather", "parameters for backward g"),
         ("again", "compute", "again: forward g"),
         ("backward", "inner", "inside backward g"),
-        ("forward", "home", "home of x"),
-        ("backward", "home", "gradient of the home of x"),
+        ("forward", "hub", "materialising x"),
+        ("backward", "hub", "gradient of materialised x"),
         ("forward", "output", "result x"),
         ("backward", "output", "gradient of result x"),
         ("backward", "parameters", "gradients of the parameters of g"),
-        ("reduction", "waited", "gradients of g that waited"),
-        ("optimizer", "held", "copies of the parameters of g"),
+        ("reduction", "reduce", "reducing the gradients of g once"),
+        ("optimizer", "unshard", "unsharding the parameters of g"),
         ("optimizer", "step", "optimizer"),
     ],
 )

@@ -6,30 +6,44 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tensoropt.simulate.effects import Reading
-from tensoropt.simulate.view_aliases import Lodgers, Lodging
+from tensoropt.costs.effects import Reading
+from tensoropt.simulate.readings import Column
+from tensoropt.simulate.view_aliases import ViewAlias, ViewAliases
 
 ROWS, WHOLE = (0,), (-1,)
 
 
-def lodging(
-    name: str, first: int, *readers: str, inner: tuple[Lodging, ...] = (), through: int = 0
-) -> Lodging:
-    groups = tuple(SimpleNamespace(name=reader) for reader in readers)
-    maker = SimpleNamespace(name=f"cuts {name}")
-    return Lodging(name, maker, through, "x", first, groups, False, inner)
-
-
-def users(lodgings, written, *, turns=tuple(range(20)), through=None):
+class Seen:
     """``written``: per view what its maker says of it; readers read as it is written, ``far`` in rows."""
 
-    def readings(group, name, writes):
-        reading = written[name] if writes else Reading(ROWS if group == "far" else WHOLE, True)
-        return np.zeros(1, int), [reading]
+    def __init__(self, written):
+        self._written = written
 
-    makes = SimpleNamespace(steps=lambda name, a, b: ([], []) if a == b else (["all-gather"], []))
-    found = Lodgers(None, None, makes, readings, lambda name: None, lambda maker, reader: False)
-    return list(found.users(lodgings, 0, turns, through))
+    def written(self, group, name):
+        return Column(np.zeros(1, int), [self._written[name]])
+
+    def read(self, group, name):
+        return Column(np.zeros(1, int), [Reading(ROWS if group == "far" else WHOLE, True)])
+
+    def hub(self, name):
+        return None
+
+    def inside(self, maker, reader):
+        return False
+
+
+def alias(
+    name: str, first: int, *readers: str, inner: tuple[ViewAlias, ...] = (), through: int = 0
+) -> ViewAlias:
+    groups = tuple(SimpleNamespace(name=reader) for reader in readers)
+    maker = SimpleNamespace(name=f"cuts {name}")
+    return ViewAlias(name, maker, through, "x", first, groups, False, inner)
+
+
+def users(views, written, *, orders=tuple(range(20)), through=None):
+    moves = SimpleNamespace(steps=lambda name, a, b: ([], []) if a == b else (["all-gather"], []))
+    found = ViewAliases(None, None, moves, Seen(written))
+    return list(found.users(views, 0, orders, through))
 
 
 def view(lies_in: str = "x") -> Reading:
@@ -37,22 +51,22 @@ def view(lies_in: str = "x") -> Reading:
 
 
 def test_one_that_is_no_view_here_leaves_the_others_their_readers():
-    both = [lodging("a", 2, "reads a"), lodging("b", 4, "reads b", "also b")]
+    both = [alias("a", 2, "reads a"), alias("b", 4, "reads b", "also b")]
     assert [u.number for u in users(both, {"a": view(), "b": view()})] == [3, 5, 6]
     assert [u.number for u in users(both, {"a": view(""), "b": view()})] == [5, 6]
     assert [u.number for u in users(both, {"a": view(), "b": view("")})] == [3]
 
 
 def test_a_reader_of_a_view_comes_when_it_comes():
-    (user,) = users([lodging("a", 2, "reads a", through=7)], {"a": view()})
-    assert (user.number, user.turn, user.kept, user.moved, user.lodges) == (3, 3, True, False, 7)
+    (user,) = users([alias("a", 2, "reads a", through=7)], {"a": view()})
+    assert (user.number, user.order, user.kept, user.moved, user.through) == (3, 3, True, False, 7)
 
 
 def test_a_view_of_a_view_counts_unless_its_reader_has_a_copy():
-    inner = lodging("b", 6, "reads b", through=0)
+    inner = alias("b", 6, "reads b", through=0)
     for reader, numbers in (("reads a", [3, 7]), ("far", [3])):
-        outer = lodging("a", 2, reader, inner=(inner,), through=9)
+        outer = alias("a", 2, reader, inner=(inner,), through=9)
         found = users([outer], {"a": view(), "b": view()})
         assert [u.number for u in found] == numbers
-        assert {u.lodges for u in found} == {9}
+        assert {u.through for u in found} == {9}
         assert [u.moved for u in found] == [reader == "far"] + [False] * (len(numbers) - 1)

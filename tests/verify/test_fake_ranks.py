@@ -13,7 +13,7 @@ from tensoropt.profiling.facts import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_to_dict
-from tensoropt.simulate.memory_curve import simulate
+from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
 from tensoropt.verify.recorder import compare_collectives
 from tests.execute import jobs
@@ -39,7 +39,7 @@ def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: bool) 
         n: find_facts(workload(loaded.graph, configuration, mesh))
         for n, configuration in strategy.configurations.items()
     }
-    peak = simulate(strategy, facts, "adam").peak.total
+    peak = memory_curve(strategy, facts, "adam").peak.total
     assert found["memory"]["peak"] == pytest.approx(peak, rel=0.005)
 
 

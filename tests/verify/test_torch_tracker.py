@@ -12,7 +12,7 @@ from torch.distributed._tools.mod_tracker import ModTracker
 from tensoropt.engine.models import load_model
 from tensoropt.profiling.facts import find_facts
 from tensoropt.profiling.workload import workload
-from tensoropt.simulate.memory_curve import simulate
+from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.steps import tracked_memory
 from tests.execute import jobs
@@ -36,7 +36,7 @@ def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float
         n: find_facts(workload(loaded.graph, configuration, mesh))
         for n, configuration in strategy.configurations.items()
     }
-    predicted = simulate(strategy, facts, "adam").peak.total
+    predicted = memory_curve(strategy, facts, "adam").peak.total
     with step_on(0, loaded, strategy, "adam") as step:
         step()
         tracked = tracked_memory(step)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tensoropt.costs.collectives import predicted_collectives
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.facts import Facts, find_facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.verify.check import (
     DIFFERENCES,
     is_rounding,

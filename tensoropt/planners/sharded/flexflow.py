@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensoropt.costs.tables import CostTables, EdgeTable
-from tensoropt.plan.evaluate import TableJudge, costs_of
+from tensoropt.plan.evaluate import Evaluator, costs_of
 from tensoropt.planners.problem import Deadline, Problem, Selection, TableSpace, labels_of
 from tensoropt.planners.registry import UnsuitableError
 from tensoropt.planners.sharded.data_parallel import batch_labels
@@ -52,7 +52,7 @@ class _Walker:
         for edge in self.tables.edges:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
-        self.judge = TableJudge(self.tables, problem.optimizer, overlap_of(problem.cluster, self.space.mesh))
+        self.evaluate = Evaluator(self.tables, overlap_of(problem.cluster, self.space.mesh))
         costs = {v.name: v.costs for v in self.tables.variables}
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
         self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
@@ -87,7 +87,7 @@ class _Walker:
         options = self.options(choice)
         if not math.isfinite(self.tables.breakdown(choice, options)[0]):
             return math.inf
-        ((memory, seconds),) = costs_of(self.judge([(choice, options)]))
+        ((memory, seconds),) = costs_of(self.evaluate([(choice, options)]))
         excess = 0.0 if self.limit is None else max(0.0, float(memory) / self.limit - 1.0)
         return float(seconds) * (1.0 + 10.0 * excess)
 

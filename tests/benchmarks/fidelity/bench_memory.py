@@ -24,7 +24,7 @@ from tensoropt.profiling.facts import Facts, find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.memory_curve import simulate
+from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.steps import tracked_memory
@@ -83,7 +83,7 @@ def measure(name: str, plans: int) -> Iterator[Row]:
     for strategy in drawn(loaded, plans):
         works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
         known.update({w.key: find_facts(w) for w in works.values() if w.key not in known})
-        peak = simulate(strategy, {n: known[w.key] for n, w in works.items()}, OPTIMIZER).peak
+        peak = memory_curve(strategy, {n: known[w.key] for n, w in works.items()}, OPTIMIZER).peak
         tracked = watched = 0
         for rank in sorted({0, math.prod(strategy.mesh[1:]) - 1}):  # only others than the first hold zeros
             with step_on(rank, loaded, strategy, OPTIMIZER) as step:

@@ -20,7 +20,8 @@ from tests.planners.placed.placements import random_problem
 PLACED = [
     name
     for name, entry in ENTRIES.items()
-    if entry.kind == "placed" and hasattr(importlib.import_module(f"tensoropt.planners.placed.{name}"), "place")
+    if entry.kind == "placed"
+    and hasattr(importlib.import_module(f"tensoropt.planners.placed.{name}"), "place")
 ]
 LIST_SCHEDULERS = [name for name in ("placer", "m_topo", "m_etf", "m_sct", "dpos") if name in PLACED]
 

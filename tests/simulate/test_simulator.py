@@ -1,4 +1,4 @@
-"""The judge's time, against prices added up edge by edge and a schedule of the same step."""
+"""The simulator's time, against effects added up one by one and a schedule of the same step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.costs.collectives import predicted_collectives
+from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
-from tensoropt.plan.evaluate import Judged, costs_of, judge, judge_strategy
+from tensoropt.plan.evaluate import Evaluation, costs_of, evaluate, evaluate_strategy
 from tensoropt.profiling.overheads import Upkeep
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.memory_curve import simulate
+from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.simulate.overlap import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.step_tasks import DEVICE, schedule_of
+from tensoropt.simulate.recorder import REDUCTION, StepRecorder
+from tensoropt.simulate.reductions import reductions_of
+from tensoropt.simulate.simulator import simulate
+from tensoropt.simulate.timeline import Task, Timeline, schedule
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
     ToyCommunication,
@@ -67,11 +71,50 @@ class PerByte:
         return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
 
-def played(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Judged:  # noqa: B008
+def evaluated_at(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Evaluation:  # noqa: B008
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: facts_of(w) for n, w in works.items()}
     prices = Prices(strategy.graph, strategy.mesh, compute, communication, "sgd", upkeep)
-    return judge_strategy(strategy, works, facts, prices, "sgd", overlap)
+    return evaluate_strategy(strategy, works, facts, prices, overlap)
+
+
+def recorded(evaluated: Evaluation) -> StepRecorder:
+    """The recording of an evaluation of one strategy, simulated once more."""
+    recorder = StepRecorder()
+    simulate(evaluated.batch, recorder)
+    return recorder
+
+
+def scheduled(evaluated: Evaluation) -> Timeline:
+    """A slow twin of the simulator's clock: the recorded events without their times, placed anew by the event
+    scheduler, which knows only what waits for what and who occupies which links."""
+    overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
+    after_backward = False
+    for event in recorded(evaluated).events:
+        if event.phase == "optimizer" and not after_backward:  # before the optimizer all is waited for
+            last, after_backward = (*last, *beside), True
+        links = () if event.axes is None else tuple(f"link {name}" for name in overlap.links(event.axes))
+        aside = event.name == REDUCTION and overlap.beside
+        resources = links if aside else ("device", *links)
+        tasks.append(Task(name=event.name, duration_s=event.duration_s, resources=resources, after=last))
+        if aside:
+            beside.append(len(tasks) - 1)
+        else:
+            last = (len(tasks) - 1,)
+    return schedule(tasks)
+
+
+def assert_recorded_as_scheduled(evaluated: Evaluation) -> None:
+    """Every event's start, the step's end and the memory's peak."""
+    recorder, timeline = recorded(evaluated), scheduled(evaluated)
+    total = evaluated.metrics.total_s[0]
+    starts = [event.start_s for event in timeline.events]
+    assert [event.start_s for event in recorder.events] == pytest.approx(starts, abs=1e-9 * total)
+    assert timeline.total_s == pytest.approx(total)
+    peak = max(sum(kinds.values()) for _, kinds in recorder.memory_at({}))
+    assert peak == pytest.approx(evaluated.metrics.memory[0, 3:].sum())
+    times = [time_s for time_s, _ in recorder.memory_at({})]
+    assert times == sorted(times)
 
 
 def data_parallel(mesh=(1, 2)) -> Strategy:
@@ -88,8 +131,8 @@ def data_parallel(mesh=(1, 2)) -> Strategy:
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
 
 
-def figures(judged: Judged) -> tuple[float, float, float, float]:
-    p = judged.played
+def figures(evaluated: Evaluation) -> tuple[float, float, float, float]:
+    p = evaluated.metrics
     return tuple(float(x[0]) for x in (p.total_s, p.compute_s, p.communication_s, p.exposed_s))
 
 
@@ -98,7 +141,7 @@ def test_one_bucket_of_a_small_model_is_all_exposed():
     bucket = (W1 + W2) * 1e-3
     for overlap in (BESIDE, BLOCKING):
         total, compute, communication, exposed = figures(
-            played(data_parallel(), Hand(), PerByte(1e-3), overlap)
+            evaluated_at(data_parallel(), Hand(), PerByte(1e-3), overlap)
         )
         # the loss is reduced as well: 4 bytes
         assert (compute, communication) == pytest.approx((9.0, bucket + 0.004))
@@ -108,10 +151,10 @@ def test_one_bucket_of_a_small_model_is_all_exposed():
 
 def one_gradient_each(monkeypatch) -> None:
     """Buckets of one gradient."""
-    from tensoropt.simulate import batch as play
+    from tensoropt.simulate import reductions
 
-    fill = play.fill_buckets
-    monkeypatch.setattr(play, "fill_buckets", lambda gradients: fill(gradients, limit_bytes=1))
+    fill = reductions.fill_buckets
+    monkeypatch.setattr(reductions, "fill_buckets", lambda gradients: fill(gradients, limit_bytes=1))
 
 
 def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
@@ -119,15 +162,15 @@ def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
     one_gradient_each(monkeypatch)
     each = PerByte(1.5 / W2)
     first = W1 * 1.5 / W2
-    total, _, communication, exposed = figures(played(data_parallel(), Hand(), each, BESIDE))
+    total, _, communication, exposed = figures(evaluated_at(data_parallel(), Hand(), each, BESIDE))
     loss = 4 * 1.5 / W2
     assert communication == pytest.approx(1.5 + first + loss)
     assert exposed == pytest.approx(first + loss)  # 1.5 s of the 2 s are hidden
     assert total == pytest.approx(9.0 + first + loss)
     slow = PerByte(3.0 / W2)  # sticks out of the 2 s by 1 s, and the next bucket queues behind it
-    total, *_ = figures(played(data_parallel(), Hand(), slow, BESIDE))
+    total, *_ = figures(evaluated_at(data_parallel(), Hand(), slow, BESIDE))
     assert total == pytest.approx(9.0 + 1.0 + 2 * first + 2 * loss)
-    total, *_ = figures(played(data_parallel(), Hand(), slow, BLOCKING))
+    total, *_ = figures(evaluated_at(data_parallel(), Hand(), slow, BLOCKING))
     assert total == pytest.approx(9.0 + 3.0 + 2 * first + 2 * loss)
 
 
@@ -162,19 +205,19 @@ def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, 
     gradient is scattered, 9 s: on the same links a second later than on others. On two axes what it leaves is
     reduced over the other one at the end, half the bytes, 4.5 s."""
     one_gradient_each(monkeypatch)
-    judged = played(scattered_first(mesh), Hand(), PerByte(3.0 / W2), Overlap(True, "", links))
+    evaluated = evaluated_at(scattered_first(mesh), Hand(), PerByte(3.0 / W2), Overlap(True, "", links))
     loss, gather, scatter, last = 4 * 3.0 / W2, 9.0, 9.0, 4.5 * (len(mesh) - 2)
-    total, compute, communication, exposed = figures(judged)
+    total, compute, communication, exposed = figures(evaluated)
     assert communication == pytest.approx(gather + loss + 3.0 + scatter + last)
     assert compute == pytest.approx(9.0)
     assert total == pytest.approx(gather + 3.0 + loss + 4.0 + (3.0 if queues else 2.0) + scatter + last)
     assert exposed == pytest.approx(total - compute)
-    assert schedule_of(judged.play)[0].total_s == pytest.approx(total)
+    assert_recorded_as_scheduled(evaluated)
 
 
 def test_micro_batches_reduce_once_and_hide_nothing():
     total, compute, communication, exposed = figures(
-        played(data_parallel((2, 2)), Hand(), PerByte(1e-3), BESIDE)
+        evaluated_at(data_parallel((2, 2)), Hand(), PerByte(1e-3), BESIDE)
     )
     assert compute == pytest.approx(18.0)
     assert communication == pytest.approx((W1 + W2) * 1e-3 + 2 * 0.004)
@@ -184,8 +227,8 @@ def test_micro_batches_reduce_once_and_hide_nothing():
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
-    """With nothing beside anything, the walk's sum is that of the strategy's edges, kernels and buckets."""
+def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
+    """With nothing beside anything, a step takes the sum of its effects."""
     prepared, rng = problem(MODELS[name]), random.Random(f"{name}{mesh}")
     micro = micro_strategies(prepared.graph, mesh[0])
     for _ in range(2):
@@ -194,24 +237,30 @@ def test_blocking_time_is_the_sum_of_all_prices(name, mesh):
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
         facts = {n: facts_of(w) for n, w in works.items()}
         prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", upkeep)
-        judged = judge_strategy(strategy, works, facts, prices, "sgd", BLOCKING)
-        assert judged.collectives(0) == predicted_collectives(strategy, facts)
+        evaluated = evaluate_strategy(strategy, works, facts, prices, BLOCKING)
+        assert evaluated.collectives(0) == predicted_collectives(strategy, facts)
         sent = sum(
-            prices.communication.time_s(c.kind, c.axes, c.bytes) * n for c, n in judged.collectives(0).items()
+            prices.communication.time_s(c.kind, c.axes, c.bytes) * n
+            for c, n in evaluated.collectives(0).items()
         )
-        assert judged.played.communication_s[0] == pytest.approx(sent)
-        # the additive price shares buckets out by bytes; take its own reductions off and ours on
-        shares = sum(prices.parameter(n, s)[2] for n, s in strategy.stored.items())
-        reductions = sum(send.seconds for send in judged.play.reductions(0))
-        additive = sum(prices.strategy_s(strategy, works, facts))
-        assert judged.played.total_s[0] == pytest.approx(additive - shares + reductions)
-        beside = judge_strategy(strategy, works, facts, prices, "sgd", BESIDE).played
-        assert judged.played.compute_s[0] == pytest.approx(beside.compute_s[0])
-        assert beside.compute_s[0] <= beside.total_s[0] <= judged.played.total_s[0] * (1 + 1e-12)
-        assert judged.played.sources.sum() == pytest.approx(judged.played.total_s[0])
-        assert simulate(strategy, facts, "sgd").peak.total == judged.played.memory.sum()
-        timeline, _ = schedule_of(judged.play)
-        assert sum(timeline.peak(DEVICE)[1].values()) == pytest.approx(judged.played.memory.sum())
+        assert evaluated.metrics.communication_s[0] == pytest.approx(sent)
+        # the sum of effects shares buckets out by bytes; take its own reductions off and ours on
+        shares = sum(
+            additive(Effects((effect,)), prices).communication
+            for owner in evaluated.batch.owners
+            for effect in owner.effects.at(0).effects
+            if effect.share is not None
+        )
+        reduced = sum(send.seconds for send in reductions_of(evaluated.batch, 0))
+        summed = NOTHING.plus(*(additive(o.effects.at(0), prices) for o in evaluated.batch.owners))
+        expected = summed.compute + summed.communication - shares + reduced
+        assert evaluated.metrics.total_s[0] == pytest.approx(expected)
+        beside = evaluate_strategy(strategy, works, facts, prices, BESIDE).metrics
+        assert evaluated.metrics.compute_s[0] == pytest.approx(beside.compute_s[0])
+        assert beside.compute_s[0] <= beside.total_s[0] <= evaluated.metrics.total_s[0] * (1 + 1e-12)
+        assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.total_s[0])
+        assert memory_curve(strategy, facts, "sgd").peak.total == evaluated.metrics.memory.sum()
+        assert_recorded_as_scheduled(evaluated)
 
 
 class Late(ToyCommunication):
@@ -227,23 +276,22 @@ class Late(ToyCommunication):
 
 @pytest.mark.parametrize("overlap", [BLOCKING, BESIDE], ids=["blocking", "beside"])
 @pytest.mark.parametrize("name", ["two layers", "gpt2"])
-def test_a_collective_after_work_takes_longer_in_walk_and_schedule_alike(name, overlap):
+def test_a_collective_after_work_takes_longer(name, overlap):
     mesh, prepared = (2, 2, 2), problem(MODELS[name])
     rng, micro = random.Random(name), micro_strategies(prepared.graph, 2)
     strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
     upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
-    at_once = played(strategy, ToyCompute(), ToyCommunication(), overlap, upkeep)
-    late = played(strategy, ToyCompute(), Late(), overlap, upkeep)
-    added = late.played.communication_s[0] - at_once.played.communication_s[0]
+    at_once = evaluated_at(strategy, ToyCompute(), ToyCommunication(), overlap, upkeep)
+    late = evaluated_at(strategy, ToyCompute(), Late(), overlap, upkeep)
+    added = late.metrics.communication_s[0] - at_once.metrics.communication_s[0]
     collectives = sum(late.collectives(0).values())
     sent = sum(c.bytes * n for c, n in late.collectives(0).items())
     assert 0 < added <= 3e-4 * collectives + 1e-9 * sent
-    owed = late.played.compute_s[0] - at_once.played.compute_s[0]
+    owed = late.metrics.compute_s[0] - at_once.metrics.compute_s[0]
     assert 0 < owed <= 3e-5 * collectives + 1e-8 * sent
-    timeline, axes = schedule_of(late.play)
-    assert timeline.total_s == pytest.approx(late.played.total_s[0])
-    sent = sum(e.task.duration_s for e, of in zip(timeline.events, axes, strict=True) if of is not None)
-    assert sent == pytest.approx(late.played.communication_s[0])
+    assert_recorded_as_scheduled(late)
+    sent = sum(event.duration_s for event in recorded(late).events if event.axes is not None)
+    assert sent == pytest.approx(late.metrics.communication_s[0])
 
 
 def test_only_the_first_of_several_collectives_waits_for_sleepers():
@@ -253,7 +301,9 @@ def test_only_the_first_of_several_collectives_waits_for_sleepers():
         def arriving_s(self, axes, work_s, num_bytes):
             return np.minimum(work_s, 4.0) / 10
 
-    total, compute, communication, _ = figures(played(data_parallel(), Hand(), Sleepers(1e-3), BLOCKING))
+    total, compute, communication, _ = figures(
+        evaluated_at(data_parallel(), Hand(), Sleepers(1e-3), BLOCKING)
+    )
     bucket = (W1 + W2) * 1e-3
     assert communication == pytest.approx(0.004 + 0.3 + bucket + 0.4)
     assert total == pytest.approx(compute + communication)
@@ -266,41 +316,73 @@ def test_work_after_a_collective_is_slower_and_what_no_work_follows_is_not():
         def leaving_s(self, axes, work_s, num_bytes):
             return np.minimum(work_s, 4.0) * 0.01 * np.asarray(num_bytes)
 
-    warm = figures(played(data_parallel(), Hand(), PerByte(1e-3), BLOCKING))
-    total, compute, communication, _ = figures(played(data_parallel(), Hand(), Cold(1e-3), BLOCKING))
+    warm = figures(evaluated_at(data_parallel(), Hand(), PerByte(1e-3), BLOCKING))
+    total, compute, communication, _ = figures(evaluated_at(data_parallel(), Hand(), Cold(1e-3), BLOCKING))
     assert communication == pytest.approx(warm[2])
     assert compute == pytest.approx(warm[1] + 4.0 * 0.01 * 4)
     assert total == pytest.approx(compute + communication)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):
+    """Time of any combination of choices: what the search adds up of its tables, and what the simulator's
+    owners of effects add up to. Memory of groups and parameters; that of tensors with several readers
+    depends on them all."""
+    tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(f"{name}{mesh}")
+    for _ in range(5):
+        choice = {v.name: rng.randrange(len(v.memory)) for v in tables.variables}
+        options = {v.name: rng.randrange(len(v.memory[choice[v.name]])) for v in tables.variables}
+        _, compute, communication = tables.breakdown(choice, options)
+        if not np.isfinite(communication):
+            continue
+        (evaluated,) = evaluate(tables, [(choice, options)], BLOCKING)
+        summed = NOTHING.plus(*(additive(o.effects.at(0), tables.prices) for o in evaluated.batch.owners))
+        assert summed.compute == pytest.approx(compute)
+        assert summed.communication == pytest.approx(communication)
+        lasting = sum(v.memory[choice[v.name]][options[v.name]] for v in tables.variables)
+        of_owners = (
+            additive(o.effects.at(0), tables.prices).memory
+            for o in evaluated.batch.owners
+            if o.kind != "tensor"
+        )
+        kept_uses = sum(of_owners)
+        shared = sum(
+            e.table[e.rows[choice[e.a]], e.cols[choice[e.b]]][0]
+            for e in tables.edges
+            if e.a.startswith("parameter:")
+        )
+        assert kept_uses == pytest.approx(lasting + shared)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["gates", "gpt2"])
-def test_many_at_once_are_played_as_one_by_one(name, mesh):
+def test_many_at_once_are_simulated_as_one_by_one(name, mesh):
     tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(0)
     chosen = []
     for _ in range(12):
         choice = {v.name: rng.randrange(len(v.memory)) for v in tables.variables}
         options = {v.name: rng.randrange(len(v.memory[choice[v.name]])) for v in tables.variables}
         chosen.append((choice, options))
-    (together,) = judge(tables, chosen, "adam", BESIDE)
+    (together,) = evaluate(tables, chosen, BESIDE)
     for row, one in enumerate(chosen):
-        (alone,) = judge(tables, [one], "adam", BESIDE)
+        (alone,) = evaluate(tables, [one], BESIDE)
         for field in ("memory", "total_s", "compute_s", "communication_s", "exposed_s", "sources"):
-            expected = getattr(alone.played, field)[0]
-            assert np.allclose(getattr(together.played, field)[row], expected, rtol=1e-12), field
+            expected = getattr(alone.metrics, field)[0]
+            assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
         assert together.collectives(row) == alone.collectives(0)
 
 
-def test_strategies_beyond_a_part_are_played_in_the_next(monkeypatch):
+def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     tables, rng = tables_of(problem(two_layers), (1, 2)), random.Random(0)
     chosen = []
     for _ in range(7):
         choice = {v.name: rng.randrange(len(v.memory)) for v in tables.variables}
         chosen.append((choice, dict.fromkeys(choice, 0)))
-    (whole,) = judge(tables, chosen, "adam", BESIDE)
+    (whole,) = evaluate(tables, chosen, BESIDE)
     monkeypatch.setattr("tensoropt.plan.evaluate.CHUNK", 3)
-    parts = judge(tables, chosen, "adam", BESIDE)
-    assert [len(part.played.total_s) for part in parts] == [3, 3, 1]
+    parts = evaluate(tables, chosen, BESIDE)
+    assert [len(part.metrics.total_s) for part in parts] == [3, 3, 1]
     assert costs_of(parts).tolist() == costs_of([whole]).tolist()
     assert costs_of([]).shape == (0, 2)
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensoropt.costs.collectives import Collective, predicted_collectives
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tests.costs.models import facts_of, problem, two_layers
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"

@@ -1,0 +1,271 @@
+"""What a group does in a step: it computes, communicates inside, and keeps for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tensoropt.costs.effects import (
+    COMPUTE,
+    COMPUTE_AGAIN,
+    COMPUTE_BACK,
+    GATHER,
+    GATHER_AGAIN,
+    GATHER_BACK,
+    INNER,
+    INNER_AGAIN,
+    INNER_BACK,
+    PARAMETERS,
+    Effect,
+    Effects,
+    When,
+    joined,
+    part_of,
+)
+from tensoropt.costs.group_parts import parts_of
+from tensoropt.costs.parameter_effects import ParameterEffects, Use
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.local import localise
+from tensoropt.sharding.placement import Layout
+from tensoropt.sharding.strategy import made_again
+
+
+class ForwardPart(NamedTuple):
+    """A part of a group's forward: bytes kept of all that was made by its end, the most alive meanwhile."""
+
+    kept: int
+    most: int
+
+
+class Choice(NamedTuple):
+    """What is chosen for a group.
+
+    Attributes:
+        work, facts: of the configuration.
+        stored: per parameter how it is stored; shared ones may be missing, whose uses then are not counted.
+        again: the group is recomputed with its region.
+    """
+
+    configuration: Configuration
+    work: Workload
+    facts: Facts
+    stored: Mapping[str, Layout]
+    again: bool = False
+
+    def uses(self) -> dict[str, Use]:
+        """The uses of the group's parameters, in the order in which forward needs them."""
+        group, wanted = self.configuration.group, self.facts.parameters_kept
+        return {
+            name: Use(self.configuration.layout(name), wanted.get(group.short_names[name], 0), self.again)
+            for name in (*group.parameters, *group.shared)
+            if name in self.stored
+        }
+
+
+def _forward(
+    parts: Sequence[ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
+) -> list[Effect]:
+    """Memory in a group's forward.
+
+    Args:
+        keeps: what is kept for backward stays, else it goes with the rest.
+        needed: bytes of gathered parameters that stay for backward.
+    """
+    effects, before = [], 0
+    for number, part in enumerate(parts):
+        stays = part.kept if keeps else 0
+        effects.append(
+            Effect(
+                part_of(number, again=again),
+                kept=stays - before,
+                transient=needed if number == 0 else 0,
+                workspace_bytes=max(part.most - stays - needed, 0),
+            )
+        )
+        before = stays
+    return effects
+
+
+class GroupEffects(ParameterEffects):
+    """Works out what groups do on one mesh."""
+
+    def computed(self, choice: Choice) -> Effects:
+        """A group's computation, what it keeps for backward, and what is communicated inside it."""
+        work, facts = choice.work, choice.facts
+        forward_s, backward_s = self.prices.compute.seconds(work, facts)
+        source = self.prices.compute.source_of(work)
+        found = [Effect(COMPUTE, local_s=forward_s, source=source)]
+        found += self._inner(INNER, choice.configuration)
+        if self.training and choice.again:
+            again_s = self.prices.again_s(work, forward_s)
+            found.append(Effect(COMPUTE_AGAIN, local_s=again_s, source=source))
+            found += self._inner(INNER_AGAIN, choice.configuration)
+        if self.training:
+            found.append(Effect(COMPUTE_BACK, local_s=backward_s, source=source))
+            found += self._inner(INNER_BACK, choice.configuration)
+        return Effects(tuple(found))
+
+    def kept(self, choice: Choice) -> Effects:
+        """What backward keeps of all that a group makes, as one sum: forward's parts are for the
+        simulator."""
+        kept = choice.facts.kept_bytes
+        if not self.training or choice.again or not kept:
+            return Effects(())
+        return Effects((Effect(COMPUTE, kept=kept), Effect(COMPUTE_BACK, after=True, kept=-kept)))
+
+    def group(self, choice: Choice, *, handed: bool = False, joins: Sequence[bool] = ()) -> Effects:
+        """All that a group does: computation, its parameters' uses, and memory part by part.
+
+        Args:
+            handed: gradients of its results lie in storages that outlast its backward, and count elsewhere.
+            joins: per shared parameter whether gradients of later groups wait for this one's.
+        """
+        uses = choice.uses()
+        used = [self.use(name, choice.stored[name], use) for name, use in uses.items()]
+        copies = [
+            self.unsharded(name, choice.stored[name], uses[name].layout)
+            for name in choice.configuration.group.parameters
+        ]
+        memory = self._memory(choice, uses, handed=handed, joins=joins)
+        return joined([self.computed(choice), *used, *copies, Effects(tuple(memory))])
+
+    # -- communication inside -----------------------------------------------------------------------
+
+    def _inner(self, when: When, configuration: Configuration) -> list[Effect]:
+        """What is communicated inside a group: a resolved partial sum, kernels' own collectives."""
+        found, back = [], when is INNER_BACK
+        if configuration.resolved is not None:
+            name, before, after = configuration.resolved
+            if self.steps(name, before, after)[back]:
+                found.append(self.moved(when, name, before, after))
+        for op in configuration.group.operators:
+            call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
+            for c in call.collectives:
+                if c.backward is back and (send := self.prices.send(c.kind, c.axes, c.bytes)):
+                    found.append(Effect(when, source=self.overheads_source, sends=(send,), moves=True))
+        return found
+
+    # -- memory -------------------------------------------------------------------------------------
+
+    def _memory(
+        self, choice: Choice, uses: Mapping[str, Use], *, handed: bool, joins: Sequence[bool]
+    ) -> list[Effect]:
+        """What is alive while a group runs, beside what its parameters' uses keep."""
+        gathered, buffers = self._gathered_bytes(choice, uses, backward=False)
+        parts = self._parts(choice, gathered)
+        moves = any(self._moves(choice, name, use) for name, use in uses.items())
+        gathering = [Effect(GATHER, workspace_bytes=gathered + buffers)] if moves else []
+        found = [*gathering, *_forward(parts, keeps=self.training and not choice.again)]
+        if not self.training:
+            return found
+        needed, buffers_back = self._gathered_bytes(choice, uses, backward=True)
+        freed = 0
+        if choice.again:  # what the second forward gathers stays for backward
+            freed = needed
+            if moves:
+                found.append(Effect(GATHER_AGAIN, workspace_bytes=gathered + buffers))
+            found += _forward(parts, keeps=True, again=True, needed=needed)
+        elif needed:
+            found.append(Effect(GATHER_BACK, workspace_bytes=needed + buffers_back))
+        most = self._most_back(choice, uses, needed, handed=handed)
+        return [
+            *found,
+            Effect(COMPUTE_BACK, workspace_bytes=max(most - freed, 0)),
+            Effect(COMPUTE_BACK, after=True, kept=-parts[-1].kept, transient=-freed),
+            *self._returning(choice, uses, joins),
+        ]
+
+    def _moves(self, choice: Choice, name: str, use: Use) -> bool:
+        return self.moves_to_use(name, self.way(name, choice.stored[name], use.layout))
+
+    def _made_anew(self, choice: Choice, name: str, use: Use) -> bool:
+        """Whether backward gathers or casts a parameter again."""
+        way = self.way(name, choice.stored[name], use.layout)
+        return made_again(self.tensors[name], self.use_steps(name, way)[0], held=way.held)
+
+    def _gathered_bytes(self, choice: Choice, uses: Mapping[str, Use], *, backward: bool) -> tuple[int, int]:
+        """(bytes of parameters brought to their use that are there while the group runs, and are not kept;
+        bytes of buffers while they are brought), in forward or again for backward."""
+        total = buffers = 0
+        for name, use in uses.items():
+            way = self.way(name, choice.stored[name], use.layout)
+            steps = self.use_steps(name, way)[0]
+            cast = self.casts(name) and not way.held
+            if not steps and not cast:
+                continue
+            anew = self._made_anew(choice, name, use)
+            if backward and not (anew and use.wanted):
+                continue
+            size = self.bytes(name, use.layout)
+            if anew or not use.wanted or not self.training:  # else it is kept
+                total += size
+            if steps:
+                narrow = self.bytes(name, choice.stored[name]) if cast else 0
+                buffers = max(buffers, self.resharding_bytes(steps, name) + narrow - size)
+        return total, max(buffers, 0)
+
+    def _parts(self, choice: Choice, gathered: int) -> list[ForwardPart]:
+        """The parts of the group's forward; ``gathered`` bytes are there while parameters are read."""
+        facts = choice.facts
+        calls = facts.calls or (  # of a record that does not tell them apart
+            (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
+            (facts.kept_bytes, facts.kept_bytes + facts.forward_parameters_peak_bytes, True),
+        )
+        cut, parts = parts_of(choice.configuration.group), [ForwardPart(0, 0)]
+        for position, (kept, peak, reads) in enumerate(calls):
+            if facts.calls and cut.of(position) == len(parts):
+                parts.append(ForwardPart(parts[-1].kept, 0))
+            most = max(parts[-1].most, peak + (gathered if reads else 0))
+            parts[-1] = ForwardPart(kept if self.training else 0, most)
+        return parts
+
+    def _waiting(self, choice: Choice, uses: Mapping[str, Use]) -> dict[str, int]:
+        return self.waiting_bytes({name: (choice.stored[name], use.layout) for name, use in uses.items()})
+
+    def _most_back(self, choice: Choice, uses: Mapping[str, Use], needed: int, *, handed: bool) -> int:
+        """The most alive in backward beside what is kept.
+
+        A parameter gathered again is there while the node runs that reads it; one that a second forward has
+        gathered, all ``needed``, until then. A gradient that has to move to where its parameter is stored
+        waits until the group's backward is over.
+        """
+        facts, again = choice.facts, choice.again
+        back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
+        if handed:
+            back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
+        most = max(needed + back_parameters, back) if again or not facts.backward_runs else back
+        short = choice.configuration.group.short_names
+        sizes = {
+            short[name]: self.bytes(name, use.layout)
+            for name, use in uses.items()
+            if use.wanted and self._made_anew(choice, name, use) and self._moves(choice, name, use)
+        }
+        waiting = {short[name]: size for name, size in self._waiting(choice, uses).items()}
+        for reads, made, alive, own in facts.backward_runs:
+            gathered = (needed if reads else 0) if again else sum(sizes.get(name, 0) for name in reads)
+            later = sum(waiting.get(name, 0) for name in made)
+            most = max(most, (own if handed else alive) + gathered + later)
+        return most
+
+    def _returning(self, choice: Choice, uses: Mapping[str, Use], joins: Sequence[bool]) -> list[Effect]:
+        """Memory while gradients go to where their parameters are stored, one after the other; those of
+        shared ones are added, into a new tensor, to what waits there."""
+        group = choice.configuration.group
+        joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
+        most, waiting = 0, self._waiting(choice, uses)
+        for name in (*group.shared[::-1], *group.parameters[::-1]):
+            stored, use = choice.stored[name], uses[name]
+            way = self.way(name, stored, use.layout)
+            steps, size = self.use_steps(name, way)[1], self.bytes(name, use.layout)
+            narrow = self.casts(name) and self.learns(name)
+            waiting.pop(name, None)
+            workspace = size + self.resharding_bytes(steps, name) if steps or narrow else 0
+            if narrow:
+                workspace = max(workspace, size + self.stored_bytes(name, stored))
+            if name in joining and self.learns(name):
+                summed = self.bytes(name, way.source) if way.waits else self.stored_bytes(name, stored)
+                workspace = max(workspace, 2 * summed)
+            most = max(most, sum(waiting.values()) + workspace)
+        return [Effect(PARAMETERS, workspace_bytes=most)] if most else []

@@ -1,0 +1,109 @@
+"""Tensors in their layouts: their bytes, and the effects of moving them from one layout to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from tensoropt.costs.effects import OUTPUT, OUTPUT_BACK, Effect, When
+from tensoropt.costs.prices import Prices
+from tensoropt.graph import Tensor
+from tensoropt.profiling.workload import memory_orders
+from tensoropt.sharding.placement import Layout, local_shape
+from tensoropt.sharding.reshard.buffers import resharding_elements
+from tensoropt.sharding.reshard.steps import Step, edge_steps, permuted_atoms, permuted_steps
+from tensoropt.sharding.strategy import output_layout
+
+Both = tuple[tuple[Step, ...], tuple[Step, ...]]
+"""(forward, backward) steps of a resharding."""
+
+
+class MoveEffects:
+    """What moves take on one mesh; the base of all that works out effects.
+
+    Args:
+        prices: where seconds come from (:func:`~tensoropt.costs.prices.free_prices` to follow bytes only).
+    """
+
+    def __init__(self, prices: Prices):
+        self.prices, self.graph, self.mesh = prices, prices.graph, prices.mesh
+        self.tensors: Mapping[str, Tensor] = self.graph.atoms.graph.tensors
+        self.training = prices.training
+        self.orders = memory_orders(self.graph)
+
+    # -- sizes ------------------------------------------------------------------------------------
+
+    def elements(self, name: str, layout: Layout) -> int:
+        return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
+
+    def bytes(self, name: str, layout: Layout) -> int:
+        return self.elements(name, layout) * self.tensors[name].element_bytes
+
+    def stored_bytes(self, name: str, layout: Layout) -> int:
+        """Bytes of a parameter between steps, or of its gradient."""
+        return self.elements(name, layout) * self.tensors[name].stored_element_bytes
+
+    def learns(self, name: str) -> bool:
+        return self.training and self.tensors[name].requires_grad
+
+    # -- moves ------------------------------------------------------------------------------------
+
+    def steps(self, name: str, source: Layout, target: Layout) -> Both:
+        """(forward, backward) steps from one layout to another; no backward steps without a gradient."""
+        if source == target:
+            return (), ()
+        forward, backward = edge_steps(self.graph.atoms.atom_sizes(name), self.mesh, source, target)
+        return forward, backward if self.learns(name) else ()
+
+    def moved(
+        self,
+        when: When,
+        name: str,
+        source: Layout,
+        target: Layout,
+        *,
+        workspace_bytes: int = 0,
+    ) -> Effect:
+        """A tensor on its way from ``source`` to ``target``; in backward its gradient on the way back."""
+        ways = self.steps(name, source, target)
+        back = when.phase == "backward"
+        return self.stepped(when, name, ways[back], ways[not back], workspace_bytes=workspace_bytes)
+
+    def stepped(
+        self, when: When, name: str, steps: Sequence[Step], other: Sequence[Step], *, workspace_bytes: int = 0
+    ) -> Effect:
+        """The steps of a move one way.
+
+        Where nothing moves the ``other`` way, autograd still passes on what comes: that is counted here, as
+        an edge without any steps is not there at all.
+        """
+        local_s, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else (0.0, ())
+        if steps and not other and self.learns(name):
+            local_s += self.prices.upkeep.pass_s
+        return Effect(
+            when,
+            workspace_bytes=workspace_bytes,
+            local_s=local_s,
+            source=self.overheads_source,
+            sends=sends,
+            moves=True,
+        )
+
+    def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:
+        """The moves of an edge at the moments given, which say whether they go forward or backward."""
+        return tuple(self.moved(when, name, source, target) for when in whens)
+
+    def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
+        """A result of the model is made whole on every rank; its gradient comes back."""
+        whole = output_layout(source)
+        return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
+
+    @property
+    def overheads_source(self) -> str:
+        return self.prices.compute.source
+
+    def resharding_bytes(self, steps: Sequence[Step], name: str) -> int:
+        """The most bytes alive of a resharding beside its input."""
+        if (order := self.orders.get(name)) is not None:
+            steps = permuted_steps(steps, permuted_atoms(self.graph.atoms.atoms[name], order))
+        return resharding_elements(steps, self.mesh) * self.tensors[name].element_bytes

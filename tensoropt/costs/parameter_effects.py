@@ -1,0 +1,194 @@
+"""What a parameter does in a step: stored between steps, brought to its uses, its gradient brought back.
+
+Sharded storage (ZeRO, Rajbhandari et al., arXiv 1910.02054) is a choice that no neighbour sees: gathered for
+each use (stage 3), or once per step, with gradients reduced in every micro-batch (stage 2) or once (stage 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from tensoropt.costs.effects import (
+    ARRIVED,
+    COMPUTE,
+    COMPUTE_AGAIN,
+    COMPUTE_BACK,
+    FIRST_ARRIVED,
+    GATHER,
+    GATHER_AGAIN,
+    GATHER_BACK,
+    GATHER_ONCE,
+    PARAMETERS,
+    REDUCE_LAST,
+    REDUCED,
+    STEP,
+    Effect,
+    Effects,
+    GradientShare,
+)
+from tensoropt.costs.move_effects import Both, MoveEffects
+from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
+from tensoropt.sharding.buckets import reduction_axes
+from tensoropt.sharding.placement import WAITING, Layout
+from tensoropt.sharding.storage import Way, way, whole_layout
+from tensoropt.sharding.strategy import made_again
+
+
+class Use(NamedTuple):
+    """One use of a parameter by a group.
+
+    Attributes:
+        layout: the one that the group reads.
+        wanted: how often the group's backward needs the parameter, gathered.
+        again: the group is recomputed.
+    """
+
+    layout: Layout
+    wanted: int
+    again: bool = False
+
+
+class ParameterEffects(MoveEffects):
+    """Works out what parameters do on one mesh."""
+
+    def way(self, name: str, stored: Layout, use: Layout) -> Way:
+        """From where a parameter lives to a use of it."""
+        return way(self.tensors[name], stored, use, self.mesh, shared=name in self.graph.shared)
+
+    def use_steps(self, name: str, way: Way) -> Both:
+        """(forward, backward) steps of every use of a parameter."""
+        return way.steps(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
+
+    def casts(self, name: str) -> bool:
+        """Whether the parameter is stored in another dtype than the one that its readers see."""
+        return self.tensors[name].master_dtype is not None
+
+    def cast_s(self, name: str, stored: Layout) -> float:
+        return self.prices.cast_s(self.tensors[name], self.elements(name, stored))
+
+    # -- one use ----------------------------------------------------------------------------------
+
+    def use(self, name: str, stored: Layout, use: Use) -> Effects:
+        """A parameter brought to its use and its gradient brought to where it is stored, per micro-batch.
+
+        What was gathered or cast for forward is made anew for each time that backward needs it, unless the
+        group is recomputed: then its second forward leaves it there. A copy that took less is kept.
+        """
+        way = self.way(name, stored, use.layout)
+        steps = self.use_steps(name, way)
+        anew = made_again(self.tensors[name], steps[0], held=way.held)
+        found: list[Effect] = []
+        if self.moves_to_use(name, way):
+            gather = self._gathered(name, stored, way, steps)
+            found.append(gather)
+            if self.training and use.again:
+                found.append(replace(gather, when=GATHER_AGAIN))
+            elif self.training and anew:
+                found += [replace(gather, when=GATHER_BACK)] * use.wanted
+        if self.copies(name, way, use):
+            size, compute = self.bytes(name, use.layout), COMPUTE_AGAIN if use.again else COMPUTE
+            found.append(Effect(compute, kept=size))
+            found.append(Effect(COMPUTE_BACK, after=True, kept=-size))
+        if self.learns(name) and self.casts(name):
+            back = self.stepped(PARAMETERS, name, steps[1], steps[1])
+            found.append(replace(back, local_s=back.local_s + self.cast_s(name, stored)))
+        elif steps[1]:
+            found.append(self.stepped(PARAMETERS, name, steps[1], steps[0]))
+        return Effects(tuple(found))
+
+    def moves_to_use(self, name: str, way: Way) -> bool:
+        """Whether anything is done to bring a parameter to a use: it is moved, or cast."""
+        return bool(self.use_steps(name, way)[0]) or (self.casts(name) and not way.held)
+
+    def copies(self, name: str, way: Way, use: Use) -> bool:
+        """Whether backward keeps the copy that was made for a use."""
+        steps = self.use_steps(name, way)[0]
+        again = made_again(self.tensors[name], steps, held=way.held)
+        return bool(self.training and steps and use.wanted and not again)
+
+    def _gathered(self, name: str, stored: Layout, way: Way, steps: Both) -> Effect:
+        """A parameter brought to a use in forward: moved, and cast unless a copy was cast already."""
+        moved = self.stepped(GATHER, name, steps[0], steps[0])
+        cast_s = self.cast_s(name, stored) if not way.held else 0.0
+        return replace(moved, local_s=moved.local_s + cast_s)
+
+    # -- between uses -----------------------------------------------------------------------------
+
+    def stored(self, name: str, stored: Layout, *, joins: bool = False) -> Effects:
+        """A parameter between its uses: its bytes, its gradient's arrival, the optimizer's step.
+
+        Autograd adds to a shared one's gradient once, when all its users' parts are there; the sum of those
+        that are waits beside.
+
+        Args:
+            joins: gradients of several groups are added up.
+        """
+        tensor, size = self.tensors[name], self.stored_bytes(name, stored)
+        if not (self.training and tensor.requires_grad):
+            return Effects((), parameters=size)
+        arrived = REDUCE_LAST if stored[0] == WAITING else ARRIVED
+        arrival_s = self.prices.gradient_arrival_s(size, stored)
+        found = []
+        if joins:
+            summed = self._copy_of_shared(name, stored)[1] or size
+            found.append(Effect(FIRST_ARRIVED, after=True, transient=summed))
+            found.append(Effect(ARRIVED, transient=-summed, workspace_bytes=summed))
+        elements = self.elements(name, stored)
+        found.append(
+            Effect(
+                STEP,
+                workspace_bytes=size * OPTIMIZER_TRANSIENT[self.prices.optimizer],
+                local_s=self.prices.step_s(elements),
+                source=self.overheads_source,
+            )
+        )
+        found.append(Effect(arrived, local_s=arrival_s, source=self.overheads_source))
+        if axes := reduction_axes(stored, self.mesh):
+            share = GradientShare(axes, tensor.stored_dtype, elements)
+            found.append(Effect(REDUCED, share=share))
+        state = size * OPTIMIZER_STATE[self.prices.optimizer]
+        return Effects(tuple(found), size, size, state)
+
+    def _copy_of_shared(self, name: str, stored: Layout) -> tuple[int, int]:
+        """Bytes of the unsharded copy of a parameter that several groups share, and of its gradient."""
+        if name not in self.graph.shared:  # else the copy is its only group's
+            return 0, 0
+        copy = self.unsharded(name, stored, whole_layout(self.tensors[name], self.mesh))
+        return copy.parameters, copy.gradients
+
+    def unsharded(self, name: str, stored: Layout, use: Layout) -> Effects:
+        """The copy of a sharded parameter that stays gathered over the step: its bytes, and what is done
+        once.
+
+        The executor makes it as the next step begins, which comes to the same as the end of this one: no more
+        is alive then.
+        """
+        way = self.way(name, stored, use)
+        if not way.held:
+            return Effects(())
+        size = self.bytes(name, way.source)
+        once = way.upkeep(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
+        narrow = self.bytes(name, way.home) if self.casts(name) else 0
+        workspace = max(self.resharding_bytes(once[0], name) + narrow - size, 0)
+        gather = self.stepped(GATHER_ONCE, name, once[0], once[0], workspace_bytes=workspace)
+        found = [replace(gather, local_s=gather.local_s + self.cast_s(name, way.home))]
+        if not way.waits:
+            return Effects(tuple(found), parameters=size)
+        buffers = self.resharding_bytes(once[1], name)
+        found.append(self.stepped(REDUCE_LAST, name, once[1], once[1], workspace_bytes=buffers))
+        # Each micro-batch adds its gradient to the one that waits.
+        add_s = size * self.prices.upkeep.add_s_per_byte * self.mesh[0]
+        found.append(Effect(REDUCE_LAST, local_s=add_s, source=self.overheads_source))
+        return Effects(tuple(found), parameters=size, gradients=size)
+
+    def waiting_bytes(self, uses: Mapping[str, tuple[Layout, Layout]]) -> dict[str, int]:
+        """Bytes of the gradients of parameters, each (stored, used so), that have to move, or to be cast, to
+        where their parameters are stored."""
+        found = {}
+        for name, (stored, use) in uses.items():
+            steps = self.use_steps(name, self.way(name, stored, use))[1]
+            if self.learns(name) and (steps or self.casts(name)):
+                found[name] = self.bytes(name, use)
+        return found

@@ -1,0 +1,154 @@
+"""What is recorded of one strategy's simulated step: its events in time, and the memory that is alive.
+
+The simulator tells a recorder all that happens, in the order of the step's moments. Timeline, memory curve
+and peak are read off it; nothing is computed a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tensoropt.simulate.step_schedule import Moment
+
+REDUCTION = "reduction of gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """Something that takes time: work on the device, or a collective over mesh ``axes``."""
+
+    name: str
+    phase: str
+    group: str
+    axes: tuple[int, ...] | None
+    start_s: float
+    duration_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class MomentMemory:
+    """Bytes alive at a moment, beside what lasts through the step: kept for backward, and transient with the
+    moment's own workspace."""
+
+    moment: Moment
+    kept: float
+    transient: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        return self.kept + self.transient
+
+
+class StepRecorder:
+    """Is told what happens in one strategy's step.
+
+    Attributes:
+        events: in the order in which they were issued.
+        curve: (time, kept, transient) after every change of memory, in time.
+        moments: memory at every moment of one micro-batch and of the step's end.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[StepEvent] = []
+        self.curve: list[tuple[float, float, float]] = []
+        self.moments: list[MomentMemory] = []
+        self._moment = Moment("forward", "compute", "")
+        self._kept, self._transient, self._workspace = 0.0, 0.0, 0.0
+        self._freed_s: float | None = None
+
+    def begin(self, moment: Moment, now_s: float) -> None:
+        """A moment begins on the device; what the last one needed for itself is given back."""
+        self._moment = moment
+        if self._workspace:
+            self._workspace = 0.0
+            self._free(now_s)
+
+    def memory(
+        self, now_s: float, changed: Sequence[float], workspace: float, alive: Sequence[float]
+    ) -> None:
+        """Bytes (kept, transient) that begin or end at the moment, what it needs for itself, and what is
+        alive then."""
+        kept, transient = (float(x) for x in changed)
+        if kept < 0 or transient < 0:
+            self._kept, self._transient = self._kept + min(kept, 0.0), self._transient + min(transient, 0.0)
+            self._free(now_s)
+        if kept > 0 or transient > 0 or workspace:
+            self._mark_freed()
+            self._kept, self._transient, self._workspace = float(alive[0]), float(alive[1]), workspace
+            self._mark(now_s)
+        self.moments.append(
+            MomentMemory(self._moment, float(alive[0]), float(alive[1]) + workspace, workspace)
+        )
+
+    def _free(self, now_s: float) -> None:
+        """What ends at one time is one change of memory, however many moments it comes from."""
+        if self._freed_s is not None and self._freed_s != now_s:
+            self._mark_freed()
+        self._freed_s = now_s
+
+    def _mark_freed(self) -> None:
+        if self._freed_s is not None:
+            self._mark(self._freed_s)
+            self._freed_s = None
+
+    def _mark(self, now_s: float) -> None:
+        self.curve.append((now_s, self._kept, self._transient + self._workspace))
+
+    def work(self, start_s: float, end_s: float) -> None:
+        """The device works on what the moment is about."""
+        if end_s > start_s:
+            self._add(
+                self._moment.words, self._moment.phase, self._moment.group, None, start_s, end_s - start_s
+            )
+
+    def send(self, axes: tuple[int, ...], start_s: float, duration_s: float) -> None:
+        """The device waits for a collective."""
+        if duration_s:
+            self._add(self._moment.words, self._moment.phase, self._moment.group, axes, start_s, duration_s)
+
+    def reduction(self, axes: tuple[int, ...], start_s: float, duration_s: float) -> None:
+        """A bucket of gradients is reduced, whether or not the device waits for it."""
+        self._add(REDUCTION, "backward", "", axes, start_s, duration_s)
+
+    def _add(
+        self,
+        name: str,
+        phase: str,
+        group: str,
+        axes: tuple[int, ...] | None,
+        start_s: float,
+        duration_s: float,
+    ) -> None:
+        self.events.append(StepEvent(name, phase, group, axes, start_s, duration_s))
+
+    def repeat(self, count: int, loop_s: float) -> None:
+        """All that was recorded so far comes ``count`` times, every ``loop_s`` seconds."""
+        self.finish(loop_s)
+        events, curve = tuple(self.events), tuple(self.curve)
+        for number in range(1, count):
+            later = number * loop_s
+            self.events += [replace(event, start_s=event.start_s + later) for event in events]
+            self.curve += [(time_s + later, kept, transient) for time_s, kept, transient in curve]
+
+    def finish(self, now_s: float) -> None:
+        """All that was begun is over."""
+        self.begin(self._moment, now_s)
+        self._mark_freed()
+
+    def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
+        """(time, bytes by kind) after every change, beginning with what is alive before the step.
+
+        Args:
+            lasting: bytes by kind that are there all through the step.
+        """
+        start = (0.0, {**lasting, "kept": 0.0, "transient": 0.0})
+        return (
+            start,
+            *((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in self.curve),
+        )

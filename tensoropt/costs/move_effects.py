@@ -30,6 +30,7 @@ class MoveEffects:
         self.tensors: Mapping[str, Tensor] = self.graph.atoms.graph.tensors
         self.training = prices.training
         self.orders = memory_orders(self.graph)
+        self._moved: dict[object, Effect] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
@@ -65,9 +66,16 @@ class MoveEffects:
         workspace_bytes: int = 0,
     ) -> Effect:
         """A tensor on its way from ``source`` to ``target``; in backward its gradient on the way back."""
-        ways = self.steps(name, source, target)
-        back = when.phase == "backward"
-        return self.stepped(when, name, ways[back], ways[not back], workspace_bytes=workspace_bytes)
+        tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
+        # Layers repeat: a tensor like this one, moved so, costs the same.
+        key = (when, atoms, tensor.element_bytes, tensor.requires_grad, source, target, workspace_bytes)
+        if key not in self._moved:
+            ways = self.steps(name, source, target)
+            back = when.phase == "backward"
+            self._moved[key] = self.stepped(
+                when, name, ways[back], ways[not back], workspace_bytes=workspace_bytes
+            )
+        return self._moved[key]
 
     def stepped(
         self, when: When, name: str, steps: Sequence[Step], other: Sequence[Step], *, workspace_bytes: int = 0

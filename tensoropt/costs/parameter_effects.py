@@ -30,6 +30,7 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
+from tensoropt.costs.prices import Prices
 from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.placement import WAITING, Layout
 from tensoropt.sharding.storage import Way, way, whole_layout
@@ -52,6 +53,10 @@ class Use(NamedTuple):
 
 class ParameterEffects(MoveEffects):
     """Works out what parameters do on one mesh."""
+
+    def __init__(self, prices: Prices):
+        super().__init__(prices)
+        self._used: dict[object, Effects] = {}
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
         """From where a parameter lives to a use of it."""
@@ -76,6 +81,12 @@ class ParameterEffects(MoveEffects):
         What was gathered or cast for forward is made anew for each time that backward needs it, unless the
         group is recomputed: then its second forward leaves it there. A copy that took less is kept.
         """
+        key = name, stored, use
+        if key not in self._used:
+            self._used[key] = self._use(name, stored, use)
+        return self._used[key]
+
+    def _use(self, name: str, stored: Layout, use: Use) -> Effects:
         way = self.way(name, stored, use.layout)
         steps = self.use_steps(name, way)
         anew = made_again(self.tensors[name], steps[0], held=way.held)

@@ -134,7 +134,9 @@ class TableBuilder:
             if name not in self.graph.hubs and leaves_model(self.graph, name)
         )
         base = self._sum(effects.kept(choice)).plus(
-            self._sum(effects.computed(choice)), *(self._sum(Effects(output)) for output in outputs)
+            self._sum(effects.computed(choice)),
+            *(self._sum(part) for part in effects.inside(choice)),
+            *(self._sum(Effects(output)) for output in outputs),
         )
         rows = []
         for stored in homes:

@@ -108,6 +108,9 @@ class Effect:
         moves: it brings data from one layout to another; its local seconds count as communication where
             compute and communication are told apart.
         share: a gradient that is reduced with others. Its collective is the bucket's.
+        passing_s: device seconds in which autograd passes on what moves only the other way; of the edge's
+            overheads, and counted by the search where ``sums_passing``. It leaves out what a parameter takes
+            that does not move to its use but whose gradient moves back, some 10 us a use.
     """
 
     when: When
@@ -120,6 +123,8 @@ class Effect:
     sends: tuple[Send, ...] = ()
     moves: bool = False
     share: GradientShare | None = None
+    passing_s: float = 0.0
+    sums_passing: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,8 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         if effect.when.phase == "forward":
             memory += effect.kept
         if effect.moves or effect.sends:
-            communication += prices.amid_work(effect.local_s, effect.sends) * times
+            seconds = prices.amid_work(effect.local_s, effect.sends)
+            communication += (seconds + (effect.passing_s if effect.sums_passing else 0.0)) * times
         else:
             compute += effect.local_s * times
         if effect.share is not None:

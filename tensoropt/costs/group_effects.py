@@ -18,7 +18,6 @@ from tensoropt.costs.effects import (
     PARAMETERS,
     Effect,
     Effects,
-    When,
     joined,
     part_of,
 )
@@ -92,19 +91,16 @@ class GroupEffects(ParameterEffects):
     """Works out what groups do on one mesh."""
 
     def computed(self, choice: Choice) -> Effects:
-        """A group's computation, what it keeps for backward, and what is communicated inside it."""
+        """A group's computation: forward, again where it is recomputed, backward."""
         work, facts = choice.work, choice.facts
         forward_s, backward_s = self.prices.compute.seconds(work, facts)
         source = self.prices.compute.source_of(work)
         found = [Effect(COMPUTE, local_s=forward_s, source=source)]
-        found += self._inner(INNER, choice.configuration)
         if self.training and choice.again:
             again_s = self.prices.again_s(work, forward_s)
             found.append(Effect(COMPUTE_AGAIN, local_s=again_s, source=source))
-            found += self._inner(INNER_AGAIN, choice.configuration)
         if self.training:
             found.append(Effect(COMPUTE_BACK, local_s=backward_s, source=source))
-            found += self._inner(INNER_BACK, choice.configuration)
         return Effects(tuple(found))
 
     def kept(self, choice: Choice) -> Effects:
@@ -129,22 +125,27 @@ class GroupEffects(ParameterEffects):
             for name in choice.configuration.group.parameters
         ]
         memory = self._memory(choice, uses, handed=handed, joins=joins)
-        return joined([self.computed(choice), *used, *copies, Effects(tuple(memory))])
+        return joined([self.computed(choice), *self.inside(choice), *used, *copies, Effects(tuple(memory))])
 
-    # -- communication inside -----------------------------------------------------------------------
-
-    def _inner(self, when: When, configuration: Configuration) -> list[Effect]:
-        """What is communicated inside a group: a resolved partial sum, kernels' own collectives."""
-        found, back = [], when is INNER_BACK
+    def inside(self, choice: Choice) -> list[Effects]:
+        """What is communicated inside a group: a resolved partial sum, then each kernel's own collectives."""
+        configuration, found = choice.configuration, []
+        whens = (INNER, *((INNER_AGAIN,) if choice.again else ()), *((INNER_BACK,) if self.training else ()))
         if configuration.resolved is not None:
             name, before, after = configuration.resolved
-            if self.steps(name, before, after)[back]:
-                found.append(self.moved(when, name, before, after))
+            ways = self.steps(name, before, after)
+            moves = (when for when in whens if ways[when is INNER_BACK])
+            found.append(Effects(tuple(self.moved(when, name, before, after) for when in moves)))
         for op in configuration.group.operators:
             call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
-            for c in call.collectives:
-                if c.backward is back and (send := self.prices.send(c.kind, c.axes, c.bytes)):
-                    found.append(Effect(when, source=self.overheads_source, sends=(send,), moves=True))
+            sends = [
+                Effect(when, source=self.overheads_source, sends=(send,), moves=True)
+                for c in call.collectives
+                for when in whens
+                if c.backward is (when is INNER_BACK)
+                if (send := self.prices.send(c.kind, c.axes, c.bytes))
+            ]
+            found.append(Effects(tuple(sends)))
         return found
 
     # -- memory -------------------------------------------------------------------------------------

@@ -86,8 +86,7 @@ class MoveEffects:
         an edge without any steps is not there at all.
         """
         local_s, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else (0.0, ())
-        if steps and not other and self.learns(name):
-            local_s += self.prices.upkeep.pass_s
+        passes = bool(steps) and not other and self.learns(name)
         return Effect(
             when,
             workspace_bytes=workspace_bytes,
@@ -95,6 +94,7 @@ class MoveEffects:
             source=self.overheads_source,
             sends=sends,
             moves=True,
+            passing_s=self.prices.upkeep.pass_s if passes else 0.0,
         )
 
     def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:

@@ -106,7 +106,8 @@ class ParameterEffects(MoveEffects):
             back = self.stepped(PARAMETERS, name, steps[1], steps[1])
             found.append(replace(back, local_s=back.local_s + self.cast_s(name, stored)))
         elif steps[1]:
-            found.append(self.stepped(PARAMETERS, name, steps[1], steps[0]))
+            back = self.stepped(PARAMETERS, name, steps[1], steps[0])
+            found.append(replace(back, sums_passing=False))
         return Effects(tuple(found))
 
     def moves_to_use(self, name: str, way: Way) -> bool:

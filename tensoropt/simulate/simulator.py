@@ -126,10 +126,10 @@ class StepSimulator:
                 share.workspace = np.zeros(count) if share.workspace is None else share.workspace
                 share.workspace[number] += e.workspace_bytes
             times = 1 if e.when.once else self.batch.mesh[0]
-            if e.local_s:
+            if local_s := e.local_s + e.passing_s:
                 share.local = np.zeros(count) if share.local is None else share.local
-                share.local[number] += e.local_s
-                seconds[number, SOURCES.index(e.source)] += e.local_s * times
+                share.local[number] += local_s
+                seconds[number, SOURCES.index(e.source)] += local_s * times
             for send in e.sends:
                 sends = share.sends.setdefault(send.axes, _Sends(np.zeros(count), np.zeros(count)))
                 sends.seconds[number] += send.seconds

@@ -66,8 +66,8 @@ class StepRecorder:
         """A moment begins on the device; what the last one needed for itself is given back."""
         self._moment = moment
         if self._workspace:
+            self._freeing(now_s)
             self._workspace = 0.0
-            self._free(now_s)
 
     def memory(
         self, now_s: float, changed: Sequence[float], workspace: float, alive: Sequence[float]
@@ -76,8 +76,8 @@ class StepRecorder:
         alive then."""
         kept, transient = (float(x) for x in changed)
         if kept < 0 or transient < 0:
+            self._freeing(now_s)
             self._kept, self._transient = self._kept + min(kept, 0.0), self._transient + min(transient, 0.0)
-            self._free(now_s)
         if kept > 0 or transient > 0 or workspace:
             self._mark_freed()
             self._kept, self._transient, self._workspace = float(alive[0]), float(alive[1]), workspace
@@ -86,8 +86,9 @@ class StepRecorder:
             MomentMemory(self._moment, float(alive[0]), float(alive[1]) + workspace, workspace)
         )
 
-    def _free(self, now_s: float) -> None:
-        """What ends at one time is one change of memory, however many moments it comes from."""
+    def _freeing(self, now_s: float) -> None:
+        """Something is about to end: what ends at one time is one change, however many moments it comes
+        from."""
         if self._freed_s is not None and self._freed_s != now_s:
             self._mark_freed()
         self._freed_s = now_s

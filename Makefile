@@ -47,7 +47,7 @@ mutants: $(STAMP) ## change the source in one place at a time: does a test notic
 notebooks: $(STAMP) ## run the notebooks and keep what they print
 	$(BIN)/python -m tests.notebooks.execute $(ARGS)
 
-figures: $(STAMP) ## write the figures of README.md anew, from the newest results
+figures: $(STAMP) ## write the tables of results in the READMEs anew, from the newest ones
 	$(BIN)/python -m tests.docs.figures
 
 bench-fidelity: $(STAMP) ## predicted against executed on two CPU ranks (ARGS=--quick for a taste)

@@ -18,7 +18,13 @@ from tensoropt.cluster import stolen_s
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 QUICK = Path("out")
-WRITTEN = ("tests/benchmarks/results", "notebooks/frontier.svg", "README.md", "tensoropt/costs/README.md")
+WRITTEN = (
+    "tests/benchmarks/results",
+    "notebooks/frontier.svg",
+    "README.md",
+    "tensoropt/costs/README.md",
+    "tests/benchmarks/README.md",
+)
 """What the benchmarks write themselves: a change there does not change what is measured next."""
 REQUIRED = ("date", "commit", "dirty", "machine")
 """Without these no result is written."""

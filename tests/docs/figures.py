@@ -1,43 +1,43 @@
-"""Figures in README.md and in stages' READMEs that come from result files, written and checked.
+"""The generated tables and sentences of the READMEs, written from result files and checked.
 
     python -m tests.docs.figures           # write them anew, from the newest results
 
-``<!--= search/*-search.json large.0.seconds .2f -->0.25<!--/-->`` is the value at a place of a JSON file in
-tests/benchmarks/results, formatted. A ``*`` in the file's name takes the newest date; a step of the place is
-a key, a number, or ``key=value``, which picks the element of a list. Formats are Python's, or end in
-``GiB``, ``MiB`` or ``ms``; one that begins with ``?`` is of a figure that the newest result may lack.
+A generated part stands between two lines that name it, so that a page reads well as raw text::
 
-The summary of a model's predictions is worked out from its rows again where a file lacks a part of it, so
-that results from before that part was reported show it, too.
+    <!-- begin executed-steps: made by `make figures` -->
+    | model | plan | DDP |
+    ...
+    <!-- end executed-steps -->
 
-``<!--= the_steps:execute/*-step.json,the_search:search/*-search.json taken sentence -->...<!--/-->`` is the
-sentence that says from which commit and machine each of these tables was taken, and when (``taken.py``).
+``parts.py`` says what each part is made of. Within its words ``{rows.model=gpt2.seconds.plan:.0ms}`` is the
+value at a place of a result file, formatted: a step of the place is a key, a number, or ``key=value``, which
+picks the element of a list. Formats are Python's, or end in ``GiB``, ``MiB`` or ``ms``; one that begins with
+``?`` is of a figure that the newest result may lack, which is a dash then.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import string
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.fidelity.report import summary
 from tests.docs.pages import ROOT
-from tests.docs.taken import sentence
 
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
-MARK = re.compile(r"<!--= (\S+) (\S+) (\S+) -->(.*?)<!--/-->", re.DOTALL)
+PART = re.compile(r"<!-- begin ([\w-]+): made by `make figures` -->\n(.*?)<!-- end \1 -->", re.DOTALL)
 UNITS = {"GiB": 2**30, "MiB": 2**20, "ms": 1e-3}
 LATER = "?"
-"""Before a format: the newest result may lack the figure, which is a dash then; the first that has it ends
-that."""
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "tensoropt" / "costs" / "README.md")
-"""Those that hold figures; ``WRITTEN`` of tests/benchmarks/machine.py names them, too."""
+PAGES = (README, ROOT / "tensoropt" / "costs" / "README.md", ROOT / "tests" / "benchmarks" / "README.md")
+"""Those that hold generated parts; ``WRITTEN`` of tests/benchmarks/machine.py names them, too."""
 
 
 def newest(name: str) -> Path:
-    """The result file called ``name``; of several, the last by name, which starts with the date.
+    """The result file called ``name``, in which ``*`` is a date; of several, the last by name.
 
     Raises:
         FileNotFoundError: there is none.
@@ -49,18 +49,15 @@ def newest(name: str) -> Path:
 
 
 def result(path: Path) -> dict[str, Any]:
-    """What a result file holds, and what follows from its rows."""
+    """What a result file holds, with summaries of predictions completed from their rows.
+
+    A file from before a part of the summary was reported lacks that part, but has the rows it follows from.
+    """
     data = json.loads(path.read_text(encoding="utf-8"))
     for one in data.get("results", ()):
         if "time_error" in one:
             one.update({**summary(one["rows"]), **one})
     return data
-
-
-def parts(name: str) -> list[tuple[str, str]]:
-    """Tables and their files of ``the_steps:execute/*-step.json,...``; a file alone has no table's name."""
-    pairs = (one.rpartition(":") for one in name.split(","))
-    return [(table, file) for table, _, file in pairs]
 
 
 def lookup(data: Any, place: str) -> Any:
@@ -75,7 +72,7 @@ def lookup(data: Any, place: str) -> Any:
 
 
 def shown(value: Any, form: str) -> str:
-    """A value as README shows it; ``.1MiB`` is ``74.7 MiB``, ``.2ms`` likewise; words stay as they are."""
+    """A value as a page shows it; ``.1MiB`` is ``74.7 MiB``, ``.2ms`` likewise; words stay as they are."""
     if isinstance(value, str):
         return value
     for unit, size in UNITS.items():
@@ -86,26 +83,53 @@ def shown(value: Any, form: str) -> str:
     return text.replace("%", " %")
 
 
-def current(text: str) -> str:
-    """The text with every marked figure as the result files have it."""
+class Filled(string.Formatter):
+    """Fills ``{place:format}`` with values of one result."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        try:
+            return lookup(self.data, field_name), field_name
+        except KeyError as error:
+            return error, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, KeyError):
+            if not format_spec.startswith(LATER):
+                raise value
+            return "–"
+        return shown(value, format_spec.removeprefix(LATER))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns are padded to one width, so that it is one in a terminal, too."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(f"{cell:{w}}" for cell, w in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join(map(line, (header, ["-" * width for width in widths], *rows)))
+
+
+def current(text: str, made: Mapping[str, Callable[[], str]]) -> str:
+    """The text with every generated part as the result files have it."""
 
     def fresh(match: re.Match[str]) -> str:
-        name, place, form, _ = match.groups()
-        if form == "sentence":
-            tables = {table.replace("_", " "): result(newest(file)) for table, file in parts(name)}
-            return f"<!--= {name} {place} {form} -->{sentence(tables)}<!--/-->"
-        try:
-            value = lookup(result(newest(name)), place)
-        except KeyError:
-            if not form.startswith(LATER):
-                raise
-            return f"<!--= {name} {place} {form} -->–<!--/-->"
-        form = form.removeprefix(LATER)
-        return f"<!--= {name} {place} {form} -->{shown(value, form)}<!--/-->"
+        name = match[1]
+        return f"<!-- begin {name}: made by `make figures` -->\n{made[name]()}\n<!-- end {name} -->"
 
-    return MARK.sub(fresh, text)
+    return PART.sub(fresh, text)
+
+
+def main() -> None:
+    """Write every page's generated parts anew."""
+    from tests.docs.parts import PARTS  # parts are made with the tools above
+
+    for page in PAGES:
+        page.write_text(current(page.read_text(encoding="utf-8"), PARTS), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(current(page.read_text(encoding="utf-8")), encoding="utf-8")
+    main()

@@ -6,7 +6,7 @@ How it is written, so that it can be checked:
   everything else is run by ``test_blocks.py``;
 - a block whose first line is a comment with a file name (``# train.py``) is that file; YAML always is;
 - a shell line that ends in ``# needs N GPUs`` is not run, only its words are checked;
-- a figure that was measured stands between ``<!--= FILE PATH FORMAT -->`` and ``<!--/-->`` (``figures.py``).
+- tables and sentences of what was measured are generated, between two lines that name them (``figures.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sentence above README.md's tables: which was taken from which commit, on which machine and when."""
+"""The sentence above tables of results: which was taken from which commit, on which machine and when."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def sentence(tables: Mapping[str, Result]) -> str:
             dates.setdefault(origin, set()).add(result["date"])
     told = {origin: f"from {origin} on {joined(sorted(dates[origin]))}" for origin in names}
     if len(told) == 1:
-        return f"All that follows was taken {next(iter(told.values()))}."
+        return f"Taken {next(iter(told.values()))}."
     each = "; ".join(f"{joined(names[origin])} {words}" for origin, words in told.items())
-    return f"What follows was not all taken from one commit on one machine: {each}."
+    return f"Not all was taken from one commit on one machine: {each}."
 
 
 def origins(result: Result) -> Iterator[tuple[str, str]]:

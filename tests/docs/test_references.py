@@ -70,9 +70,9 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
 
 
 def reference() -> dict[str, set[str]]:
-    """Options by verb, as the tables of README.md's reference have them."""
-    text = prose(ROOT / "README.md")
-    section = text.split("\n### Command line\n", 1)[1].split("\n### ", 1)[0]
+    """Options by verb, as the tables of the command line's README have them."""
+    text = prose(ROOT / "tensoropt" / "cli" / "README.md")
+    section = text.split("\n## Verbs and options\n", 1)[1].split("\n## ", 1)[0]
     found: dict[str, set[str]] = {}
     for names, rest in re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE):
         for name in re.findall(r"`([a-z-]+)", names):

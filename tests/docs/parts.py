@@ -1,0 +1,236 @@
+"""What each generated part of the READMEs is made of: words and columns, with places in result files.
+
+Papers' figures stand here beside the table that they were read from.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tests.benchmarks.fidelity.report import PAPER
+from tests.docs.figures import Filled, lookup, newest, result, table
+from tests.docs.taken import sentence
+
+DEMO = "demo/*-demo.json"
+FIDELITY = "fidelity/*-fidelity.json"
+MEMORY = "fidelity/*-memory.json"
+SCALE = "papers/*-scale.json"
+SEARCH = "search/*-search.json"
+STEPS = "execute/*-step.json"
+
+STEP_MODELS = {
+    "gpt2": "GPT-2",
+    "bert": "BERT",
+    "vgg16": "VGG16",
+    "wide-resnet": "WideResNet",
+    "rnn": "RNN, unrolled",
+}
+SEARCHED = {
+    "published.2": "RNN, 8 layers",
+    "published.5": "WideResNet, 12 blocks",
+    "published.10": "Transformer, 8 layers",
+}
+"""Frontiers of the search benchmark. TensorOpt's Table 3 has the whole models, on its authors' machine."""
+PREDICTED = {f"results.model={key}": key for key in ("VGG16", "WideResNet", "RNN", "Transformer", "GPT-2")}
+
+
+def theirs(which: int) -> dict[str, str]:
+    """Errors that TensorOpt reports on its authors' GPUs (Table 2): of steps, networks or memory."""
+    return {model: f"{errors[which]:.2f} %" for model, errors in PAPER.items()}
+
+
+def words(file: str, text: str) -> str:
+    """A paragraph with the figures of the newest result called ``file``."""
+    return paragraph(Filled(result(newest(file))).format(text))
+
+
+def paragraph(text: str) -> str:
+    return textwrap.fill(text, 110, break_on_hyphens=False)
+
+
+def rows(
+    file: str, first: str, names: Mapping[str, str], columns: Mapping[str, str | Mapping[str, str]]
+) -> str:
+    """A table of alike parts of a result.
+
+    Args:
+        first: title of the first column.
+        names: place of each row in the result, and what the row is called.
+        columns: titles, and words with places inside a row; of figures that a paper reports, the words by
+            the name of the row.
+    """
+    data = result(newest(file))
+
+    def cell(place: str, name: str, text: str | Mapping[str, str]) -> str:
+        return Filled(lookup(data, place)).format(text) if isinstance(text, str) else text.get(name, "")
+
+    filled = [
+        [name, *(cell(place, name, text) for text in columns.values())] for place, name in names.items()
+    ]
+    return table([first, *columns], filled)
+
+
+def origins(**tables: str) -> str:
+    """From which commits and machines the files of these tables were taken."""
+    return paragraph(
+        sentence({name.replace("_", " "): result(newest(file)) for name, file in tables.items()})
+    )
+
+
+def compared_steps() -> str:
+    """How the fastest plan runs beside PyTorch's own ways, and where these figures are from."""
+    places = {f"rows.model={key}": name for key, name in STEP_MODELS.items()}
+    columns = {
+        "fastest plan": "{seconds.plan:.0ms}",
+        "DDP": "{seconds.ddp:.0ms}",
+        "FSDP2": "{seconds.fsdp2:.0ms}",
+        "tensor parallel": "{seconds.tensor parallel:?.0ms}",
+        "plan / DDP": "{against_ddp:.2f}",
+    }
+    return f"{origins(steps=STEPS)}\n\n{rows(STEPS, 'model', places, columns)}"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    # README.md
+    "frontier-caption": partial(
+        words,
+        DEMO,
+        "*All {points:d} points that `make demo` found for a GPT-2-style model of {parameters_m:.1f} million"
+        " parameters on two CPU ranks. The leanest plan, run, used {runs.leanest.memory_tracked_bytes:.1MiB}"
+        " and {runs.leanest.time_measured_s:.2f} s per step, the fastest"
+        " {runs.fastest.memory_tracked_bytes:.0MiB} and {runs.fastest.time_measured_s:.2f} s.*",
+    ),
+    "compared-steps": compared_steps,
+    # tests/benchmarks/README.md
+    "origins": partial(
+        origins,
+        the_demo_plans=DEMO,
+        the_search=SEARCH,
+        the_executed_steps=STEPS,
+        the_predictions_along_frontiers=FIDELITY,
+        **{"Llama-3-405B_on_paper": SCALE},
+    ),
+    "demo-load": partial(
+        words,
+        DEMO,
+        "The machine had a load of {machine.load_at_start:.0f} when the demo began; on two cores, times are"
+        " good below one.",
+    ),
+    "demo-plans": partial(
+        rows,
+        DEMO,
+        "plan",
+        {"runs.leanest": "leanest", "runs.fastest": "fastest"},
+        {
+            "memory predicted": "{memory_predicted_bytes:.1MiB}",
+            "tracked": "{memory_tracked_bytes:.1MiB}",
+            "step predicted": "{time_predicted_s:.0ms}",
+            "measured": "{time_measured_s:.0ms}",
+        },
+    ),
+    "search-times": partial(
+        rows,
+        SEARCH,
+        "frontier",
+        SEARCHED,
+        {
+            "ours": "{ours_s:.2f}",
+            "ours, one thread": "{ours_one_thread_s:.2f}",
+            "FT-LDP, our kernels": "{kernels_ldp_s:.2f}",
+            "FT-LDP, numpy": "{ldp_s:.2f}",
+            "FT-Elimination, branches first": "{elimination_s:.2f}",
+            "nodes first": "{elimination_node_first_s:.2f}",
+            "paper: FT-LDP": dict(zip(SEARCHED.values(), ("0.28", "1,292", "201"), strict=True)),
+            "paper: FT-Elimination": dict(zip(SEARCHED.values(), ("1.78", "19,666", "3,030"), strict=True)),
+        },
+    ),
+    "executed-steps": partial(
+        rows,
+        STEPS,
+        "model at laptop size",
+        {f"rows.model={key}": name for key, name in STEP_MODELS.items()},
+        {
+            "plan": "{seconds.plan:.0ms}",
+            "DDP": "{seconds.ddp:.0ms}",
+            "FSDP2": "{seconds.fsdp2:.0ms}",
+            "plan / DDP": "{against_ddp:.2f}",
+            "one rank": "{one_rank_ratio:.2f}",
+            "paper: plan / Horovod": {"VGG16": "0.67"},
+        },
+    ),
+    "fidelity-times": partial(
+        rows,
+        FIDELITY,
+        "model at laptop size",
+        PREDICTED,
+        {
+            "paper: step": theirs(0),
+            "step": "{time_error:.1%} ({time_worst:.1%})",
+            "same plan twice": "{noise:.1%}",
+            "step, beside": "{beside_error:.1%} ({beside_worst:.1%})",
+            "paper: network": theirs(1),
+            "network": "{network_error:.1%} ({network_worst:.1%})",
+            "network, beside": "{beside_network_error:.1%} ({beside_network_worst:.1%})",
+        },
+    ),
+    "fidelity-order": partial(
+        rows,
+        FIDELITY,
+        "model at laptop size",
+        PREDICTED,
+        {
+            "paper: memory": theirs(2),
+            "memory": "{memory_error:.2%} ({memory_worst:.2%})",
+            "order, told apart": "{tau:.2f} of {tau_pairs:d}",
+            "order, all pairs": "{tau_all:.2f} of {tau_all_pairs:d}",
+        },
+    ),
+    "scale": partial(
+        rows,
+        SCALE,
+        "GPUs",
+        {f"rows.key={n}": f"{n:,}" for n in (64, 256, 1024, 16384)},
+        {
+            "state per GPU": "{state_bytes:.1GiB}",
+            "leanest plan": "{frontier.0.0:.0GiB}",
+            "plans that fit 80 GiB": "{points_that_fit:d} of {points:d}",
+            "fastest": "{chosen.memory_bytes:.0GiB}, {chosen.time_s:.0f} s",
+            "searched in": "{cpu_s:.0f} s, {peak_mib:.0f} MiB",
+        },
+    ),
+    "scale-waits": partial(
+        words,
+        SCALE,
+        "At 16,384 GPUs {rows.key=16384.chosen.exposed_s:.0f} s of the step are waits, where Meta's job,"
+        " with 16 stages and gathers fetched ahead, takes 6.2 s (Llama 3 paper, Table 4, 400 TFLOP/s per"
+        " GPU).",
+    ),
+    # tensoropt/costs/README.md
+    "memory-on-fake-ranks": partial(
+        rows,
+        MEMORY,
+        "random plans of",
+        {
+            "results.model=all": "all eight models",
+            "results.model=gpt2-tiny": "GPT-2",
+            "results.model=rnn-lm-tiny": "RNN, unrolled",
+        },
+        {
+            "plans": "{plans:d}",
+            "median error": "{error:.3%}",
+            "worst": "{worst:.2%}",
+            "PyTorch's tracker apart, most": "{torch_apart_most:.2%}",
+        },
+    ),
+    "memory-on-real-ranks": partial(
+        words,
+        FIDELITY,
+        "On real ranks the worst of ten plans is {results.model=VGG16.memory_worst:.2%} off for VGG16,"
+        " {results.model=WideResNet.memory_worst:.2%} for the WideResNet,"
+        " {results.model=RNN.memory_worst:.2%} for the RNN,"
+        " {results.model=Transformer.memory_worst:.2%} for the Transformer and"
+        " {results.model=GPT-2.memory_worst:.2%} for GPT-2.",
+    ),
+}

@@ -17,7 +17,8 @@ class Target:
     """Files that are changed and tests that should notice.
 
     Attributes:
-        files: patterns below the folder ``below``; what does not exist is left out.
+        files: patterns below the folder ``below``, of whole stages where they are of one kind, so that a
+            file that is renamed or new is changed, too.
         tests: files and folders below ``tests/``.
         sample: how many of the generated mutants are tried.
         jit: False where kernels are changed, or what is compiled into them: numba's cache of a caller does
@@ -64,73 +65,76 @@ TARGETS = (
     Target(
         name="search",
         files=[
-            f"search/{name}.py"
-            for name in (
-                "aim", "auto", "bands", "conditioning", "costgraph", "crossover", "fixing", "memory", "order",
-                "paper", "prices", "problem", "program", "relaxation", "result", "sources", "tied", "track",
-                "union",
-            )
+            "search/entangled/*.py",
+            *(
+                f"search/{name}.py"
+                for name in (
+                    "auto", "bands", "costgraph", "crossover", "memory", "order", "paper", "problem",
+                    "program", "pruning_target", "result", "sources", "track", "union",
+                )
+            ),
         ],
         tests=["search"],
         sample=60,
     ),
     Target(
         name="simulation",
-        files=[
-            f"plan/{name}.py"
-            for name in (
-                "judge", "walk", "play", "pieces", "group_pieces", "tensor_pieces", "schedule", "timeline",
-                "overlap", "moments", "heirs", "lodgers", "simulate",
-            )
-        ],
-        tests=[
-            "plan/test_judge.py", "plan/test_simulate.py", "plan/test_timeline.py", "plan/test_heirs.py",
-            "plan/test_coverage.py", "plan/test_held_out.py", "plan/test_peaks.py", "plan/test_lodgers.py",
-            "plan/test_moments.py",
-        ],
+        files=["simulate/*.py", "plan/evaluate.py"],
+        tests=["simulate", "plan/test_evaluate.py", "plan/test_coverage.py"],
         sample=60,
     ),
     Target(
         name="export",
         files=["plan/export.py"],
-        tests=["plan/test_export.py", "plan/test_exploration.py", "plan/placed/test_points.py"],
+        tests=["plan/test_export.py", "plan/test_exploration.py", "placement/test_points.py"],
         sample=12,
     ),
     Target(
         name="costs",
         files=[
-            f"costs/{name}.py"
-            for name in (
-                "communication", "collectives", "roofline", "flops", "prices", "edges", "allocator",
-                "parameters", "alive", "working", "transients", "link_fits",
-            )
+            *(
+                f"costs/{name}.py"
+                for name in (
+                    "communication", "collectives", "roofline", "prices", "edges", "parameters",
+                    "working_sets",
+                )
+            ),
+            *(f"profiling/{name}.py" for name in ("flops", "memory", "link_fits")),
+            "ranks/allocator.py",
+            "sharding/reshard/buffers.py",
         ],
         tests=[
-            f"costs/test_{name}.py"
-            for name in (
-                "communication", "collectives", "link_fits", "roofline", "tables", "allocator", "parameters",
-                "working", "transients", "links", "upkeep", "source", "facts", "edge_timing",
-            )
-        ] + ["plan/test_judge.py"],
+            *(
+                f"costs/test_{name}.py"
+                for name in (
+                    "communication", "collectives", "roofline", "tables", "parameters", "working_sets",
+                    "source",
+                )
+            ),
+            *(
+                f"profiling/test_{name}.py"
+                for name in ("link_fits", "links", "overheads", "facts", "edge_timing")
+            ),
+            "ranks/test_allocator.py",
+            "sharding/reshard",
+            "plan/test_evaluate.py",
+        ],
         sample=60,
     ),
     Target(
         name="gradients",
         files=["engine/gradients.py", "sharding/buckets*.py", "sharding/reshard/redistribute.py"],
         tests=[
-            "execute/test_gradients.py", "sharding/test_buckets.py", "sharding/test_redistribute.py",
-            "execute/test_fake_ranks.py", "execute/test_parallel.py",
+            "engine/test_gradients.py", "sharding/test_buckets.py", "sharding/reshard",
+            "verify/test_fake_ranks.py", "execute/test_parallel.py",
         ],
         sample=8,
         ranks=True,
     ),
     Target(
         name="verify",
-        files=[
-            "verify/check.py", "verify/rank_checks.py", "verify/reference.py", "verify/differences.py",
-            "verify/*.py",
-        ],
-        tests=["execute/test_differences.py", "execute/test_replicas.py", "execute/test_verify.py"],
+        files=["verify/*.py"],
+        tests=["verify/test_differences.py", "engine/test_replicas.py", "verify/test_verify.py"],
         sample=8,
         ranks=True,
     ),

@@ -15,7 +15,7 @@ from tests.mutants.operators import mutants_of
 from tests.mutants.report import decisions, markdown
 from tests.mutants.sample import generated, handmade, sampled
 from tests.mutants.sweep import Baseline
-from tests.mutants.targets import EQUAL_RESULTS, TARGETS
+from tests.mutants.targets import EQUAL_RESULTS, TARGETS, Target
 
 
 def changes(source: str) -> set[tuple[str, str]]:
@@ -122,6 +122,22 @@ def test_what_was_made_by_hand_says_where_it_no_longer_fits(tmp_path: Path) -> N
         ("a.py:f:hand", "y = x + 1", "y = x")
     ]
     assert ["gone" in complaints[0], "2 times" in complaints[1]] == [True, True]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_every_target_names_files_and_tests_that_there_are(target: Target) -> None:
+    assert not [p for p in target.files if not list((ROOT / target.below).glob(p))]
+    assert not [p for p in target.test_files if not (ROOT / p).exists()]
+    assert target.sources
+
+
+def test_mutants_made_by_hand_fit_the_source() -> None:
+    assert handmade()[1] == []
+
+
+def test_decisions_and_constants_left_alone_are_of_files_that_there_are() -> None:
+    decided = {f"tensoropt/{name.split(':')[0]}" for name in decisions()}
+    assert not [file for file in {*decided, *EQUAL_RESULTS} if not (ROOT / file).exists()]
 
 
 def test_tests_that_execute_the_line_come_first_and_quick_ones_before_slow() -> None:

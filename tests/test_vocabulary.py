@@ -1,0 +1,241 @@
+"""One word, one meaning: the code says what the glossary of ``tensoropt/README.md`` says.
+
+Names that are defined in ``tensoropt/`` and ``app/`` (modules, classes, functions, arguments, attributes,
+variables) are taken apart into words, and so are docstrings and comments. ``NAMES`` and ``TEXTS`` say which
+words they do not use, with the word to use instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.not_yet import PAGES_NOT_YET, README_NOT_YET, TWICE_NOT_YET, WORDS_NOT_YET
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NAMES = {
+    "menu": "candidates",
+    "play": "simulate",
+    "plays": "simulate",
+    "played": "StepMetrics, simulated",
+    "walk": "simulate; traverse for a graph",
+    "judge": "simulate, evaluate; the simulator",
+    "judged": "simulated, evaluated",
+    "course": "step schedule",
+    "spot": "workspace_bytes",
+    "heir": "gradient alias",
+    "heirs": "gradient aliases",
+    "estate": "lifetimes",
+    "lodger": "view alias",
+    "lodgers": "view aliases",
+    "lodging": "view alias",
+    "held": "unsharded; gathered once",
+    "patience": "timeout",
+    "upkeep": "overheads",
+    "outlook": "eta",
+    "here": "local",
+    "settle": "pin_ranks; otherwise the verb of what is done",
+    "settled": "pin_ranks; otherwise the verb of what is done",
+    "stopwatch": "timer",
+    "twin": "probe operator",
+    "twins": "probe operators",
+    "aim": "pruning target",
+    "aimed": "pruning target",
+    "hope": "pruning target",
+    "hoped": "pruning target",
+    "census": "zoo statistics",
+    "home": "materialised placement of a hub",
+    "homes": "materialised placements of hubs",
+}
+"""Words of names that are not used, and what is said instead."""
+
+TEXTS = {
+    "menu": "candidates",
+    "menus": "candidates",
+    "played": "simulated",
+    "plays": "simulates",
+    "judge": "the simulator; to simulate, to evaluate",
+    "judges": "simulates, evaluates",
+    "judged": "simulated, evaluated",
+    "heir": "gradient alias",
+    "heirs": "gradient aliases",
+    "estate": "lifetimes",
+    "lodger": "view alias",
+    "lodgers": "view aliases",
+    "lodging": "view alias",
+    "upkeep": "overheads",
+    "outlook": "eta, estimate",
+    "stopwatch": "timer",
+    "census": "zoo statistics",
+    "design": "the rule itself: nothing refers to a design outside of the repository",
+}
+"""Words of docstrings and comments that are not used, and what is said instead; ``design`` in capitals."""
+
+ALLOWED = {"home_folder"}
+"""Names that use a word in another field's sense: a user's home folder."""
+
+ONCE = {
+    "Cluster",
+    "Collective",
+    "Configuration",
+    "Exploration",
+    "Floats",
+    "LoadedModel",
+    "Mesh",
+    "Placement",
+    "Plan",
+    "Point",
+    "Problem",
+    "Progress",
+    "Settings",
+    "Strategy",
+}
+"""Classes and aliases that one file at most defines: a reader who meets the name knows what it is."""
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+FILES = sorted(p for top in ("tensoropt", "app") for p in (ROOT / top).rglob("*.py"))
+STAGES = sorted(p.name for p in (ROOT / "tensoropt").iterdir() if (p / "__init__.py").exists())
+
+
+def words(name: str) -> set[str]:
+    """``menu`` and ``of`` of ``MenuOf``, ``_menu_of`` and ``MENU_OF``."""
+    return {word.lower() for word in WORD.findall(name)}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names(path: Path) -> Iterator[str]:
+    """Every name that a file defines, its own included."""
+    yield path.stem
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Docstrings, strings that stand alone, and comments."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value)
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def banned(path: Path) -> set[str]:
+    """What the file calls otherwise than the glossary: words of texts as they are, names in backticks."""
+    found = {f"`{name}`" for name in set(names(path)) - ALLOWED if words(name) & NAMES.keys()}
+    for text in texts(path):
+        found |= {word for word in re.findall(r"[a-z]+", text.lower()) if word in TEXTS and word != "design"}
+        found |= {"design"} if "DESIGN" in text or "first design" in text else set()
+    return found
+
+
+def defined_more_than_once() -> dict[str, set[str]]:
+    """Files by the name of ``ONCE`` that several of them define."""
+    found = defaultdict(set)
+    for path in FILES:
+        for node in parsed(path).body:
+            targets = [node] if isinstance(node, ast.ClassDef) else getattr(node, "targets", ())
+            for name in (getattr(t, "name", getattr(t, "id", "")) for t in targets):
+                if name in ONCE:
+                    found[name].add(short(path))
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def advice(words_used: set[str]) -> str:
+    said = {**TEXTS, **NAMES}
+    return "; ".join(
+        f"{used}: say {', '.join(said[w] for w in sorted(words(used)) if w in said)}" for used in words_used
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_a_file_uses_the_words_of_the_glossary(path: Path) -> None:
+    found, known = banned(path), set(WORDS_NOT_YET.get(short(path), "").split())
+    assert not found - known, advice(found - known)
+    assert not known - found, f"no longer needed in tests/not_yet.py: {sorted(known - found)}"
+
+
+def test_exceptions_are_of_files_that_there_are() -> None:
+    assert not WORDS_NOT_YET.keys() - {short(path) for path in FILES}
+
+
+def test_names_of_the_seams_are_defined_once() -> None:
+    assert {name: sorted(files) for name, files in defined_more_than_once().items()} == TWICE_NOT_YET
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_says_what_goes_in_and_what_comes_out(stage: str) -> None:
+    page = ROOT / "tensoropt" / stage / "README.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    if stage in README_NOT_YET:
+        assert not text, f"no longer needed in tests/not_yet.py: {stage}"
+    else:
+        assert re.search(r"^(\*\*)?In:", text, re.MULTILINE), f"{stage}/README.md has no line 'In:'"
+        assert re.search(r"\bOut:", text), f"{stage}/README.md has no line 'Out:'"
+
+
+def architecture() -> str:
+    return (ROOT / "tensoropt" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_page_has_the_layers_of_pyproject() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    [layers] = [c["layers"] for c in contracts["contracts"] if c["id"] == "layers"]
+    shown = architecture().split("## Who may import whom", 1)[1].split("```text\n", 1)[1].split("```", 1)[0]
+    assert shown.splitlines() == ["tensoropt_app", *layers]
+
+
+def test_the_architecture_page_describes_every_stage() -> None:
+    rows = re.findall(r"^\| `(\w+)/` +\|", architecture(), re.MULTILINE)
+    assert sorted(rows) == STAGES
+
+
+def test_the_glossary_does_not_use_what_it_replaces() -> None:
+    glossary = architecture().split("## Glossary", 1)[1]
+    entries = re.findall(r"^- \*\*(.+?)\*\*", glossary, re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    assert not {word for entry in entries for word in words(entry)} & NAMES.keys()
+
+
+def test_nothing_refers_to_a_design_outside_of_the_repository() -> None:
+    pages = [
+        p
+        for top in ("tensoropt", "app", "tests/benchmarks", "notebooks")
+        for p in (ROOT / top).rglob("README.md")
+    ]
+    found = {short(p) for p in pages if re.search(r"\bDESIGN\b|first design", p.read_text(encoding="utf-8"))}
+    assert found == PAGES_NOT_YET
+
+
+if __name__ == "__main__":  # what tests/not_yet.py has to hold, printed
+    print("WORDS_NOT_YET = {")
+    for file in FILES:
+        if found := banned(file):
+            print(f'    "{short(file)}": "{" ".join(sorted(found))}",')
+    print("}")
+    print("TWICE_NOT_YET =", {name: sorted(files) for name, files in defined_more_than_once().items()})

@@ -1,4 +1,4 @@
-# Everything is run through these targets; .ci/run and the pre-commit hooks call the same ones.
+# Everything is run through these targets; .ci/run calls the same ones.
 #
 #   PYTHON       the interpreter that makes .venv (default: python3, at least 3.11)
 #   TORCH_INDEX  where the CPU build of PyTorch is found when the default index has only the CUDA one

@@ -22,6 +22,7 @@ WRITTEN = (
     "tests/benchmarks/results",
     "notebooks/frontier.svg",
     "README.md",
+    "tensoropt/README.md",
     "tensoropt/costs/README.md",
     "tests/benchmarks/README.md",
 )

@@ -32,7 +32,12 @@ PART = re.compile(r"<!-- begin ([\w-]+): made by `make figures` -->\n(.*?)<!-- e
 UNITS = {"GiB": 2**30, "MiB": 2**20, "ms": 1e-3}
 LATER = "?"
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "tensoropt" / "costs" / "README.md", ROOT / "tests" / "benchmarks" / "README.md")
+PAGES = (
+    README,
+    ROOT / "tensoropt" / "README.md",
+    ROOT / "tensoropt" / "costs" / "README.md",
+    ROOT / "tests" / "benchmarks" / "README.md",
+)
 """Those that hold generated parts; ``WRITTEN`` of tests/benchmarks/machine.py names them, too."""
 
 

@@ -6,11 +6,13 @@ Papers' figures stand here beside the table that they were read from.
 from __future__ import annotations
 
 import textwrap
+import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
 
 from tests.benchmarks.fidelity.report import PAPER
 from tests.docs.figures import Filled, lookup, newest, result, table
+from tests.docs.pages import ROOT
 from tests.docs.taken import sentence
 
 DEMO = "demo/*-demo.json"
@@ -90,6 +92,14 @@ def compared_steps() -> str:
         "plan / DDP": "{against_ddp:.2f}",
     }
     return f"{origins(steps=STEPS)}\n\n{rows(STEPS, 'model', places, columns)}"
+
+
+def layers() -> str:
+    """The layers of pyproject.toml, the dashboard above them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    [found] = [contract["layers"] for contract in contracts if contract["id"] == "layers"]
+    return "\n".join(["```text", "tensoropt_app", *found, "```"])
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -207,6 +217,8 @@ PARTS: dict[str, Callable[[], str]] = {
         " with 16 stages and gathers fetched ahead, takes 6.2 s (Llama 3 paper, Table 4, 400 TFLOP/s per"
         " GPU).",
     ),
+    # tensoropt/README.md
+    "layers": layers,
     # tensoropt/costs/README.md
     "memory-on-fake-ranks": partial(
         rows,

@@ -94,7 +94,7 @@ class MoveEffects:
             source=self.overheads_source,
             sends=sends,
             moves=True,
-            passing_s=self.prices.upkeep.pass_s if passes else 0.0,
+            passing_s=self.prices.overheads.pass_s if passes else 0.0,
         )
 
     def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:

@@ -181,7 +181,7 @@ class ParameterEffects(MoveEffects):
         if not way.held:
             return Effects(())
         size = self.bytes(name, way.source)
-        once = way.upkeep(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
+        once = way.once(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
         narrow = self.bytes(name, way.home) if self.casts(name) else 0
         workspace = max(self.resharding_bytes(once[0], name) + narrow - size, 0)
         gather = self.stepped(GATHER_ONCE, name, once[0], once[0], workspace_bytes=workspace)
@@ -191,7 +191,7 @@ class ParameterEffects(MoveEffects):
         buffers = self.resharding_bytes(once[1], name)
         found.append(self.stepped(REDUCE_LAST, name, once[1], once[1], workspace_bytes=buffers))
         # Each micro-batch adds its gradient to the one that waits.
-        add_s = size * self.prices.upkeep.add_s_per_byte * self.mesh[0]
+        add_s = size * self.prices.overheads.add_s_per_byte * self.mesh[0]
         found.append(Effect(REDUCE_LAST, local_s=add_s, source=self.overheads_source))
         return Effects(tuple(found), parameters=size, gradients=size)
 

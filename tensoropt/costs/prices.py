@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tensoropt.graph import Tensor
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.buckets import copies_gradient
 from tensoropt.sharding.configurations import Mesh
@@ -25,7 +25,7 @@ class ComputeCosts(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the optimizer's and the upkeep's figures come from: measured, fitted or data sheet."""
+        """Where the optimizer's and the overheads' figures come from: measured, fitted or data sheet."""
         ...
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class Send(NamedTuple):
     source: str
 
 
-_FREE = Upkeep()
+_FREE = Overheads()
 _WORK_BETWEEN_S = 1e-3
 """Taken for the work between two collectives while a plan is searched for. What turns add is measured of CPU
 ranks only, and has nearly come to its end by then (:class:`~tensoropt.profiling.link_fits.Transition`)."""
@@ -80,7 +80,7 @@ class Prices:
     Args:
         compute, communication: where seconds come from.
         optimizer: ``sgd``, ``momentum`` or ``adam``.
-        upkeep: copies around collectives, gradient accumulation, issuing an edge.
+        overheads: copies around collectives, gradient accumulation, issuing an edge.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Prices:
         compute: ComputeCosts,
         communication: CommunicationCosts,
         optimizer: str,
-        upkeep: Upkeep = _FREE,
+        overheads: Overheads = _FREE,
     ):
         self.graph = graph
         self.mesh = mesh
         self.compute = compute
         self.communication = communication
         self.optimizer = optimizer
-        self.upkeep = upkeep
+        self.overheads = overheads
 
     @property
     def training(self) -> bool:
@@ -136,22 +136,22 @@ class Prices:
 
     def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, tuple[Send, ...]]:
         """A resharding: seconds of the copies around its collectives and of issuing it; its collectives."""
-        local, sends = self.upkeep.issuing_s([step.kind for step in steps]), []
+        local, sends = self.overheads.issuing_s([step.kind for step in steps]), []
         for step in steps:
             payload = step.payload(self.mesh) * element_bytes
             if step.kind in COLLECTIVES and (send := self.send(step.kind, step.axes, payload)):
                 sends.append(send)
-            local += payload * self.upkeep.copy_s_per_byte
+            local += payload * self.overheads.copy_s_per_byte
         return local, tuple(sends)
 
     def again_s(self, work: Workload, forward_s: float) -> float:
         """Seconds that recomputing adds to a group: its second forward, and what autograd asks for of each
         of its calls."""
-        return forward_s + len(work.calls) * self.upkeep.again_s
+        return forward_s + len(work.calls) * self.overheads.again_s
 
     def step_s(self, elements: int) -> float:
         """Seconds of the optimizer's step of a parameter with so many elements here."""
-        return self.upkeep.step_s + elements * self.compute.optimizer_s_per_element
+        return self.overheads.step_s + elements * self.compute.optimizer_s_per_element
 
     def arrivals(self, stored: Layout) -> int:
         """How often in a step a gradient comes to where its parameter lives."""
@@ -160,7 +160,7 @@ class Prices:
     def gradient_arrival_s(self, size: float, stored: Layout) -> float:
         """Seconds of one of these :meth:`arrivals`, of ``size`` bytes; see :func:`copies_gradient`."""
         copied = copies_gradient(stored, self.mesh)
-        return self.upkeep.arrival_s(size, self.arrivals(stored), copied=copied)
+        return self.overheads.arrival_s(size, self.arrivals(stored), copied=copied)
 
     def cast_s(self, tensor: Tensor, elements: int) -> float:
         """Seconds of a cast of so many elements between the dtype in which a parameter is stored and the one
@@ -168,7 +168,7 @@ class Prices:
         if tensor.master_dtype is None:
             return 0.0
         moved = elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2
-        return self.upkeep.call_s + moved * self.upkeep.copy_s_per_byte
+        return self.overheads.call_s + moved * self.overheads.copy_s_per_byte
 
 
 class _FreeCompute:

@@ -33,11 +33,11 @@ from tensoropt.profiling.facts import Facts, find_facts, find_facts_here
 from tensoropt.profiling.links import load_links, measure_links
 from tensoropt.profiling.measure import OUT_OF_MEMORY, measure, measure_optimizer
 from tensoropt.profiling.overheads import (
-    Upkeep,
-    data_sheet_upkeep,
-    known_upkeep,
-    measure_upkeep,
-    slowest_upkeep,
+    Overheads,
+    data_sheet_overheads,
+    known_overheads,
+    measure_overheads,
+    slowest_overheads,
 )
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
@@ -256,15 +256,17 @@ class CostSource:
         ]
         return drawn, fit_efficiencies(samples_of(records))
 
-    def upkeep(self) -> Upkeep:
+    def overheads(self) -> Overheads:
         if self.pool is None:
-            known = known_upkeep(self.store, self.prefix, self.settings.optimizer)
-            return known or slowest_upkeep(data_sheet_upkeep(kind) for kind in self.cluster.device_kinds)
+            known = known_overheads(self.store, self.prefix, self.settings.optimizer)
+            return known or slowest_overheads(
+                data_sheet_overheads(kind) for kind in self.cluster.device_kinds
+            )
         try:
-            return measure_upkeep(self.pool, self.store, self.prefix, self.settings.optimizer)
+            return measure_overheads(self.pool, self.store, self.prefix, self.settings.optimizer)
         except RankError as error:
-            self.failed["upkeep"] = error.summary
-            return data_sheet_upkeep(self.cluster.device)
+            self.failed["overheads"] = error.summary
+            return data_sheet_overheads(self.cluster.device)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
@@ -324,7 +326,7 @@ def build_tables(
     for made in templates:
         for template in made.values():
             costs.run_one_of(template.works)
-    compute, upkeep = costs.compute(), costs.upkeep()
+    compute, overheads = costs.compute(), costs.overheads()
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
     result = []
     for (mesh, shape), made, limit in zip(shapes, templates, limits, strict=True):
@@ -334,7 +336,7 @@ def build_tables(
             compute,
             models[mesh.label],
             costs.settings.optimizer,
-            upkeep,
+            overheads,
         )
         tables = TableBuilder(graph, micro, made, prices, regions, limit).build()
         result.append((mesh, tables, models[mesh.label]))

@@ -30,7 +30,7 @@ from tensoropt.placement.graph import (
 )
 from tensoropt.placement.problem import DeviceSet, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.overheads import Upkeep, data_sheet_upkeep
+from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.constraints import Constraints
@@ -79,11 +79,11 @@ class PlacedPrices:
         return tuple(names.index(device.name) for device in self.cluster.devices)
 
     @cached_property
-    def upkeep(self) -> tuple[Upkeep, ...]:
+    def overheads(self) -> tuple[Overheads, ...]:
         """Per kind of device."""
         if self.costs.pool is not None:
-            return (self.costs.upkeep(),) * len(self.cluster.device_kinds)
-        return tuple(data_sheet_upkeep(kind) for kind in self.cluster.device_kinds)
+            return (self.costs.overheads(),) * len(self.cluster.device_kinds)
+        return tuple(data_sheet_overheads(kind) for kind in self.cluster.device_kinds)
 
     def compute(self) -> tuple[ComputeCosts, ...]:
         """Per kind of device, with all that is measured by now."""
@@ -290,9 +290,9 @@ def _copy_seconds(
     sums = op.kind == "join" and op.reads[0].code == PARTIAL
     moved = sum(graph.bytes(v) for v in op.writes if op.kind != "variable" or v.code is not None)
     forward, backward = [], []
-    for upkeep in prices.upkeep:
-        copy = moved * upkeep.copy_s_per_byte + (upkeep.call_s if moved else 0.0)
-        added = moved * (op.count - 1) * upkeep.add_s_per_byte + upkeep.call_s
+    for overheads in prices.overheads:
+        copy = moved * overheads.copy_s_per_byte + (overheads.call_s if moved else 0.0)
+        added = moved * (op.count - 1) * overheads.add_s_per_byte + overheads.call_s
         back = any(prices.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
         forward.append(added if sums else copy)
         backward.append((0.0 if sums else copy) if back else 0.0)
@@ -302,7 +302,7 @@ def _copy_seconds(
 def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:
     """What lives with an operator from start to end, and the seconds of its optimizer step."""
     sizes = [0, 0, 0]
-    seconds = np.zeros(len(prices.upkeep))
+    seconds = np.zeros(len(prices.overheads))
     for name in op.parameters:
         tensor: Tensor = prices.tensors[name]
         size = tensor.elements * tensor.stored_element_bytes
@@ -310,8 +310,8 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
         if tensor.requires_grad and prices.training:
             sizes[1] += size
             sizes[2] += size * OPTIMIZER_STATE[prices.optimizer]
-            for kind, (rate, upkeep) in enumerate(zip(rates, prices.upkeep, strict=True)):
-                seconds[kind] += upkeep.step_s + tensor.elements * rate.optimizer_s_per_element
+            for kind, (rate, overheads) in enumerate(zip(rates, prices.overheads, strict=True)):
+                seconds[kind] += overheads.step_s + tensor.elements * rate.optimizer_s_per_element
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
     return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}

@@ -25,7 +25,7 @@ from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.link_fits import LinkFit, Transition
 from tensoropt.profiling.links import LinkFits
-from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Mesh as MeshSizes
@@ -79,7 +79,7 @@ class Recorded:
 
     graph: OperatorGraph
     compute: RecordedCompute
-    upkeep: Upkeep
+    overheads: Overheads
     links: Mapping[str, LinkFits]
 
     @cached_property
@@ -89,7 +89,7 @@ class Recorded:
     def prices(self, cluster: Cluster, mesh: Mesh, sizes: MeshSizes, optimizer: str) -> Prices:
         """Prices on one mesh of the cluster; ``sizes``: micro-batches, then the real axes."""
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
-        return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.upkeep)
+        return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads)
 
     def save(self, path: Path) -> None:
         data = {
@@ -98,7 +98,7 @@ class Recorded:
             "works": {key: _work_to_list(work) for key, work in sorted(self.compute.works.items())},
             "optimizer_s_per_element": self.compute.optimizer_s_per_element,
             "source": self.compute.source,
-            "upkeep": asdict(self.upkeep),
+            "upkeep": asdict(self.overheads),
             "links": {label: _fits_to_dict(fits) for label, fits in self.links.items()},
         }
         text = json.dumps(data, separators=(",", ":")).encode()
@@ -120,7 +120,7 @@ def load_recorded(path: Path) -> Recorded:
         return Recorded(
             graph_from_dict(data["graph"]),
             RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
-            Upkeep.from_record(data["upkeep"]),
+            Overheads.from_record(data["upkeep"]),
             {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
         )
     except TensorOptError:
@@ -159,7 +159,7 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
     if prices is None:
         return None
     compute = RecordedCompute(works, prices.compute.optimizer_s_per_element, prices.compute.source)
-    return Recorded(graph, compute, prices.upkeep, links)
+    return Recorded(graph, compute, prices.overheads, links)
 
 
 def _work_to_list(work: RecordedWork) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Upkeep: what a step spends beside operators and collectives.
+"""Overheads: what a step spends beside operators and collectives.
 
 Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
 stepping a parameter, and what it takes that autograd asks for each tensor of a recomputed region: small per
@@ -37,7 +37,7 @@ LAUNCH_S = 5e-6
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class Overheads:
     """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
     call of a recomputed region beside its second forward (on a GPU hidden behind its queue), per parameter of
     an optimizer's step beside its elements, per edge direction in which nothing moves; per gradient that
@@ -55,7 +55,7 @@ class Upkeep:
     step_kinds_s: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Upkeep:
+    def from_record(cls, record: Mapping[str, Any]) -> Overheads:
         """Of a record as of :func:`dataclasses.asdict`; in older ones a copy into a bucket took what an edge
         takes."""
         return cls(**{"arrive_s": record.get("call_s", 0.0), **record})
@@ -79,8 +79,8 @@ class Upkeep:
         return (first + (micro_batches - 1) * other) / micro_batches
 
 
-def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
-    """Upkeep on this rank, all ranks at once (runs in the pool)."""
+def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
+    """Overheads on this rank, all ranks at once (runs in the pool)."""
     watch = stopwatch_here()
     x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
     spans = []
@@ -100,7 +100,7 @@ def time_upkeep(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
     pass_s, arrive_s, added_s = (edges.pop(what) for what in (PASSED, ARRIVED, ADDED))
     launch_s = 0.0 if on_cpu else _launch_s(watch)
     return asdict(
-        Upkeep(
+        Overheads(
             statistics.median(copies) / size,
             statistics.median(additions) / size,
             edges["slice"],
@@ -166,34 +166,34 @@ def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
     return statistics.median(seconds)
 
 
-def measure_upkeep(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Upkeep:
-    """Upkeep of the slowest rank, from the store where it is known."""
-    known = known_upkeep(store, prefix, optimizer)
+def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
+    """Overheads of the slowest rank, from the store where it is known."""
+    known = known_overheads(store, prefix, optimizer)
     if known is not None:
         return known
     rounds = [
-        _slowest(pool.run(time_upkeep, optimizer)) for _ in range(2)
+        _slowest(pool.run(time_overheads, optimizer)) for _ in range(2)
     ]  # the first may find ranks that just started
     record = _each(rounds, min)
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
-    return Upkeep.from_record(record)
+    return Overheads.from_record(record)
 
 
-def known_upkeep(store: ProfileStore, prefix: str, optimizer: str) -> Upkeep | None:
+def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
     """What was measured before."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
-    return Upkeep.from_record(record) if record is not None else None
+    return Overheads.from_record(record) if record is not None else None
 
 
-def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
-    """Upkeep from memory bandwidth: a copy reads and writes, an addition reads twice and writes.
+def data_sheet_overheads(device: DeviceKind) -> Overheads:
+    """Overheads from memory bandwidth: a copy reads and writes, an addition reads twice and writes.
 
     On a GPU a gradient's copy into its bucket, and the addition of another micro-batch's, are a kernel each,
     launched as those of operators are.
     """
     on_gpu = device.type == "cuda"
     issue_s = _ISSUE_S if on_gpu else _ISSUE_COLD_S
-    return Upkeep(
+    return Overheads(
         2 / device.memory_bandwidth,
         3 / device.memory_bandwidth,
         issue_s,
@@ -203,9 +203,9 @@ def data_sheet_upkeep(device: DeviceKind) -> Upkeep:
     )
 
 
-def slowest_upkeep(kinds: Iterable[Upkeep]) -> Upkeep:
+def slowest_overheads(kinds: Iterable[Overheads]) -> Overheads:
     """Of ranks that wait for each other."""
-    return Upkeep(**_slowest([asdict(kind) for kind in kinds]))
+    return Overheads(**_slowest([asdict(kind) for kind in kinds]))
 
 
 def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

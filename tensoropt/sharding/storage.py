@@ -63,7 +63,7 @@ class Way:
         backward = edge_steps(atoms, mesh, self.back, self.use)[1] if self.back != self.use else ()
         return forward, backward if learns else ()
 
-    def upkeep(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
+    def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What a held copy takes once per step: its gathering, and what becomes of a gradient that waited."""
         if not self.held:
             return (), ()

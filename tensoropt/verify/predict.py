@@ -78,13 +78,13 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
     ]
     costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
-    compute, upkeep = costs.compute(), costs.upkeep()
+    compute, overheads = costs.compute(), costs.overheads()
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
         facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
         found = predicted_collectives(strategy, facts)
         optimizer = costs.settings.optimizer
-        prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, upkeep)
+        prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, overheads)
         overlap = overlap_of(costs.cluster, mesh)
         played = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]

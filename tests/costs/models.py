@@ -19,7 +19,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.facts import Facts, find_facts
-from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
@@ -180,6 +180,6 @@ def tables_of(
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
-    upkeep = Upkeep(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
-    prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, upkeep)
+    overheads = Overheads(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
+    prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, overheads)
     return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions).build()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensoropt.costs.prices import Prices
-from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.overheads import Overheads
 
 
 class Linear:
@@ -24,9 +24,9 @@ class Linear:
         return np.array(0.125)
 
 
-def prices(mesh=(4, 2, 1, 3), **upkeep) -> Prices:
+def prices(mesh=(4, 2, 1, 3), **overheads) -> Prices:
     atoms = SimpleNamespace(graph=SimpleNamespace(training=True))
-    return Prices(SimpleNamespace(atoms=atoms), mesh, None, Linear(), "sgd", Upkeep(**upkeep))
+    return Prices(SimpleNamespace(atoms=atoms), mesh, None, Linear(), "sgd", Overheads(**overheads))
 
 
 @pytest.mark.parametrize(

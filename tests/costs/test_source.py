@@ -11,7 +11,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.plan.problem import Settings
 from tensoropt.profiling.facts import Facts, find_facts_here
 from tensoropt.profiling.measure import OUT_OF_MEMORY
-from tensoropt.profiling.overheads import data_sheet_upkeep
+from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankError
 from tests.profiling.test_measure import linear
@@ -95,14 +95,14 @@ class Lost:
 def test_what_could_not_be_timed_is_of_the_data_sheet_and_said(store):
     asked = source(store, "local:2", pool=Lost())
     compute = asked.compute()
-    assert (compute.source, asked.upkeep()) == ("data sheet", data_sheet_upkeep(asked.cluster.device))
+    assert (compute.source, asked.overheads()) == ("data sheet", data_sheet_overheads(asked.cluster.device))
     assert compute.optimizer_s_per_element > 0
     (mesh,) = asked.cluster.meshes(1)
     assert asked.communication(mesh).source("all_reduce", (0,)) == "data sheet"
     why = "rank 0 died by signal SIGKILL"
     assert asked.notes()[:3] == (
         f"could not be timed: a step of adam: {why}",
-        f"could not be timed: upkeep: {why}",
+        f"could not be timed: overheads: {why}",
         f"could not be timed: all_reduce 0,1: {why}",
     )
     assert asked.notes()[-1] == "could not be timed: 3 others"

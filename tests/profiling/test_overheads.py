@@ -7,11 +7,11 @@ import pytest
 from tensoropt.cluster import DeviceKind
 from tensoropt.cluster.catalog import device_kind
 from tensoropt.profiling.overheads import (
-    Upkeep,
-    data_sheet_upkeep,
-    known_upkeep,
-    measure_upkeep,
-    slowest_upkeep,
+    Overheads,
+    data_sheet_overheads,
+    known_overheads,
+    measure_overheads,
+    slowest_overheads,
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
@@ -25,9 +25,9 @@ def test_measured_once_and_kept(tmp_path):
         store.put(
             "here/upkeep-2", {"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 1.0}
         )  # an older way
-        assert known_upkeep(store, "here", "adam") is None
+        assert known_overheads(store, "here", "adam") is None
         with RankPool(2, timeout_s=60) as pool:
-            found = measure_upkeep(pool, store, "here", "adam")
+            found = measure_overheads(pool, store, "here", "adam")
         assert 0 < found.copy_s_per_byte < 1e-6
         assert 0 < found.add_s_per_byte < 1e-6
         assert 0 <= found.call_s < 1e-2  # a difference, which a busy machine may hide
@@ -35,37 +35,40 @@ def test_measured_once_and_kept(tmp_path):
         assert 0 < found.step_s < 1e-2
         assert set(found.step_kinds_s) == {"slice", "pad", "mask", *COLLECTIVES}
         assert found.call_s == found.step_kinds_s["slice"]
-        assert known_upkeep(store, "here", "adam") == found
-        assert known_upkeep(store, "here", "sgd") is None
-        assert known_upkeep(store, "elsewhere", "adam") is None
+        assert known_overheads(store, "here", "adam") == found
+        assert known_overheads(store, "here", "sgd") is None
+        assert known_overheads(store, "elsewhere", "adam") is None
 
 
 def test_data_sheet_and_slowest():
     kind = DeviceKind(
         name="card", type="cuda", memory_bytes=1 << 30, flops={"float32": 1e12}, memory_bandwidth=2e12
     )
-    sheet = data_sheet_upkeep(kind)
+    sheet = data_sheet_overheads(kind)
     assert (sheet.copy_s_per_byte, sheet.add_s_per_byte) == pytest.approx((1e-12, 1.5e-12))
     edges = (sheet.call_s, sheet.pass_s)
     assert edges == (2e-5, 1e-5)
-    kinds = [Upkeep(1, 5, 2, 0, 9, step_kinds_s={"mask": 2}), Upkeep(3, 4, 1, 7, 8, step_kinds_s={"mask": 3})]
-    assert slowest_upkeep(kinds) == Upkeep(3, 5, 2, 7, 9, step_kinds_s={"mask": 3})
+    kinds = [
+        Overheads(1, 5, 2, 0, 9, step_kinds_s={"mask": 2}),
+        Overheads(3, 4, 1, 7, 8, step_kinds_s={"mask": 3}),
+    ]
+    assert slowest_overheads(kinds) == Overheads(3, 5, 2, 7, 9, step_kinds_s={"mask": 3})
 
 
 def test_a_direction_takes_what_its_steps_take_and_goes_through_autograd_once():
-    upkeep = Upkeep(call_s=5.0, pass_s=1.0, step_kinds_s={"mask": 2.0, "all_gather": 7.0})
-    assert upkeep.issuing_s([]) == 0.0  # there is no edge
-    assert upkeep.issuing_s(["mask"]) == 2.0
-    assert upkeep.issuing_s(["all_gather", "mask"]) == 1 + 6 + 1
-    assert upkeep.issuing_s(["reduce_scatter"]) == 5.0  # not measured: as a copy
-    noisy = Upkeep(pass_s=3.0, step_kinds_s={"mask": 1.0})
+    overheads = Overheads(call_s=5.0, pass_s=1.0, step_kinds_s={"mask": 2.0, "all_gather": 7.0})
+    assert overheads.issuing_s([]) == 0.0  # there is no edge
+    assert overheads.issuing_s(["mask"]) == 2.0
+    assert overheads.issuing_s(["all_gather", "mask"]) == 1 + 6 + 1
+    assert overheads.issuing_s(["reduce_scatter"]) == 5.0  # not measured: as a copy
+    noisy = Overheads(pass_s=3.0, step_kinds_s={"mask": 1.0})
     assert noisy.issuing_s(["mask", "mask"]) == 3.0  # never less than passing
 
 
 def test_a_gradient_that_comes_to_its_bucket_is_a_kernel_of_a_gpu():
     """H100: 1 MiB is copied by a launch of 5 us, read and written at 3,350 GB/s (0.626 us); that of a second
     micro-batch is added by another, which reads two and writes one (0.939 us)."""
-    sheet = data_sheet_upkeep(device_kind("H100-80GB"))
+    sheet = data_sheet_overheads(device_kind("H100-80GB"))
     assert sheet.arrival_s(2**20) == pytest.approx(5.626e-6, abs=1e-9)
     assert sheet.arrival_s(2**20, 2) == pytest.approx((5.626e-6 + 5.939e-6) / 2, abs=1e-9)
     assert sheet.arrival_s(2**20, copied=False) == 0  # it stays where autograd made it
@@ -73,8 +76,8 @@ def test_a_gradient_that_comes_to_its_bucket_is_a_kernel_of_a_gpu():
 
 
 def test_on_a_cpu_rank_it_takes_what_an_edge_takes():
-    core = data_sheet_upkeep(device_kind("CPU-core"))
+    core = data_sheet_overheads(device_kind("CPU-core"))
     assert core.arrival_s(0) == core.call_s
     assert core.arrival_s(0, 4) == core.call_s / 4
-    older = Upkeep.from_record({"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 3.0})
+    older = Overheads.from_record({"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 3.0})
     assert older.arrival_s(0) == 3.0

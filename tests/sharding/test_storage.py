@@ -19,7 +19,7 @@ def kinds(steps):
 
 def ways(stored, use=(RP, RP), *, shared=False, mesh=MESH):
     found = way(WEIGHT, stored, use, mesh, shared=shared)
-    each, once = (m(SIZES, mesh, learns=True) for m in (found.steps, found.upkeep))
+    each, once = (m(SIZES, mesh, learns=True) for m in (found.steps, found.once))
     return found, [kinds(s) for s in each], [kinds(s) for s in once]
 
 

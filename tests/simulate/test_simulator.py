@@ -12,7 +12,7 @@ from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
 from tensoropt.plan.evaluate import Evaluation, costs_of, evaluate, evaluate_strategy
-from tensoropt.profiling.overheads import Upkeep
+from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
@@ -71,10 +71,12 @@ class PerByte:
         return np.zeros(np.broadcast_shapes(np.shape(work_s), np.shape(num_bytes)))
 
 
-def evaluated_at(strategy: Strategy, compute, communication, overlap: Overlap, upkeep=Upkeep()) -> Evaluation:  # noqa: B008
+def evaluated_at(
+    strategy: Strategy, compute, communication, overlap: Overlap, overheads=Overheads()
+) -> Evaluation:  # noqa: B008
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: facts_of(w) for n, w in works.items()}
-    prices = Prices(strategy.graph, strategy.mesh, compute, communication, "sgd", upkeep)
+    prices = Prices(strategy.graph, strategy.mesh, compute, communication, "sgd", overheads)
     return evaluate_strategy(strategy, works, facts, prices, overlap)
 
 
@@ -233,10 +235,10 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
     micro = micro_strategies(prepared.graph, mesh[0])
     for _ in range(2):
         strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
-        upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
+        overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
         facts = {n: facts_of(w) for n, w in works.items()}
-        prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", upkeep)
+        prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads)
         evaluated = evaluate_strategy(strategy, works, facts, prices, BLOCKING)
         assert evaluated.collectives(0) == predicted_collectives(strategy, facts)
         sent = sum(
@@ -280,9 +282,9 @@ def test_a_collective_after_work_takes_longer(name, overlap):
     mesh, prepared = (2, 2, 2), problem(MODELS[name])
     rng, micro = random.Random(name), micro_strategies(prepared.graph, 2)
     strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
-    upkeep = Upkeep(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
-    at_once = evaluated_at(strategy, ToyCompute(), ToyCommunication(), overlap, upkeep)
-    late = evaluated_at(strategy, ToyCompute(), Late(), overlap, upkeep)
+    overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
+    at_once = evaluated_at(strategy, ToyCompute(), ToyCommunication(), overlap, overheads)
+    late = evaluated_at(strategy, ToyCompute(), Late(), overlap, overheads)
     added = late.metrics.communication_s[0] - at_once.metrics.communication_s[0]
     collectives = sum(late.collectives(0).values())
     sent = sum(c.bytes * n for c, n in late.collectives(0).items())

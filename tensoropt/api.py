@@ -43,7 +43,7 @@ from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import workload
-from tensoropt.ranks.local_hardware import ranks_here
+from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
@@ -225,7 +225,7 @@ class _Run:
 
     def _pool(self, stack: ExitStack) -> RankPool | None:
         """Ranks to measure on, where the cluster is this machine and may be measured."""
-        pool = None if self.settings.measure == "never" else ranks_here(self.where)
+        pool = None if self.settings.measure == "never" else local_pool(self.where)
         return None if pool is None else stack.enter_context(pool)
 
     def compare(

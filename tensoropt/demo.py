@@ -16,7 +16,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.console import Progress, columns
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
-from tensoropt.ranks.local_hardware import cores_here
+from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.picture import frontier_svg
 from tensoropt.report.table import frontier_text, point_lines, run_line, summary_lines
 from tensoropt.units import format_bytes, format_seconds
@@ -40,7 +40,7 @@ def run_demo(
         (data, text, exit code): 1 if a run does not agree with the unsplit model.
     """
     where = load_cluster(cluster)
-    if not cores_here(where):
+    if not has_local_cores(where):
         raise TensorOptError(
             f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: use local:N"
         )

@@ -49,9 +49,9 @@ def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
     from tensoropt import api
     from tensoropt.profiling.links import measure_links as measure
     from tensoropt.profiling.store import ProfileStore
-    from tensoropt.ranks.local_hardware import ranks_here
+    from tensoropt.ranks.local_hardware import local_pool
 
-    if (ranks := ranks_here(cluster)) is None:
+    if (ranks := local_pool(cluster)) is None:
         raise TensorOptError(
             f"{cluster.name} is neither CPU ranks nor the GPUs of this machine, so its links cannot be timed "
             "here; use local or local:N"

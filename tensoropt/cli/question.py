@@ -41,7 +41,7 @@ def _explored(
 ) -> Any:
     from tensoropt import api
     from tensoropt.plan.problem import Settings
-    from tensoropt.ranks.local_hardware import cores_here
+    from tensoropt.ranks.local_hardware import has_local_cores
 
     settings = Settings(
         options.mode,
@@ -56,7 +56,7 @@ def _explored(
         options.measure,
     )
     progress.note(defaults_line(options, cluster, settings))
-    loaded = build_model(options, on_meta=not cores_here(cluster))
+    loaded = build_model(options, on_meta=not has_local_cores(cluster))
     found = api.explore(
         loaded.model,
         loaded.args,

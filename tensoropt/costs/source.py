@@ -29,7 +29,7 @@ from tensoropt.costs.roofline import (
     samples_of,
 )
 from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.profiling.facts import Facts, find_facts, find_facts_here
+from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
 from tensoropt.profiling.links import load_links, measure_links
 from tensoropt.profiling.measure import OUT_OF_MEMORY, measure, measure_optimizer
 from tensoropt.profiling.overheads import (
@@ -41,7 +41,7 @@ from tensoropt.profiling.overheads import (
 )
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
-from tensoropt.ranks.local_hardware import cores_here, links_here
+from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankError, RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
@@ -104,7 +104,7 @@ class CostSource:
 
     @property
     def prefix(self) -> str:
-        device = None if cores_here(self.cluster) else self.cluster.device.name
+        device = None if has_local_cores(self.cluster) else self.cluster.device.name
         return measurement_prefix(
             self.cluster.device_count if device is None else 1, 1, self.training, device
         )
@@ -136,7 +136,7 @@ class CostSource:
         record = self.store.get(key, kind="saved")
         if record is None and self.pool is not None:
             try:
-                record = self.pool.run(find_facts_here, work, self.training)[0]
+                record = self.pool.run(find_facts_on_rank, work, self.training)[0]
             except RankError as error:
                 record = {"error": str(error).splitlines()[0]}
             self.store.put(key, record, kind="saved")
@@ -271,9 +271,9 @@ class CostSource:
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
         fits = None
-        if mesh.size == 1 or not links_here(self.cluster):
+        if mesh.size == 1 or not has_local_links(self.cluster):
             return CommunicationModel(self.cluster, mesh)
-        if self.pool is None and cores_here(self.cluster):
+        if self.pool is None and has_local_cores(self.cluster):
             fits = load_links(self.cluster, mesh, self.store, functional=False)
         if self.pool is not None:
             fits = measure_links(

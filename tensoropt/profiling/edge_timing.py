@@ -43,7 +43,7 @@ _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
 
 
 @dataclass
-class _Here:
+class _RankContext:
     """This rank as an edge sees it, in the second of two micro-batches; all ranks are one axis."""
 
     mesh: tuple[int, int]
@@ -53,7 +53,7 @@ class _Here:
     held: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def gathered(self, *_: object) -> None:
-        """Nobody keeps books of parameters here."""
+        """Nobody keeps books of parameters context."""
 
     def parts(self, axes: tuple[int, ...]) -> int:
         return prod(self.mesh[axis] for axis in axes)
@@ -122,14 +122,14 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, fl
     """Seconds of one direction of an edge on this rank, without its collective and next to no bytes, by the
     kind of its only step; of one in which nothing moves; and of a gradient's way to its bucket. All ranks at
     once (runs in the pool)."""
-    here = _Here((2, world_size), (1, rank))
+    context = _RankContext((2, world_size), (1, rank))
     atoms = (4, 8 * world_size, 16 * world_size)
-    edges = [_edge(here, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
+    edges = [_edge(context, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
     same = (_R, _R)
-    edges.append(EdgeSpec("", tuple((n,) for n in atoms), here.mesh, same, same, (), ()))
+    edges.append(EdgeSpec("", tuple((n,) for n in atoms), context.mesh, same, same, (), ()))
     stamps = _Stamps(torch.zeros(_WALKED_BYTES, dtype=torch.uint8) if device.type == "cpu" else None)
     leaf = _leaf(stamps, device)
-    inputs = [_shard(spec, here, device) for spec in edges]
+    inputs = [_shard(spec, context, device) for spec in edges]
     moved = 4 * prod(atoms) // world_size
     calls = {
         kind: collective_call(kind, dist.group.WORLD, world_size, 0, moved)
@@ -140,7 +140,7 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, fl
             stamps.seconds.clear()  # the first works routes out
         for spec, x in zip(edges, inputs, strict=True):
             there, back = ((steps[0].kind if steps else PASSED) for steps in (spec.forward, spec.backward))
-            _go(partial(redistribute, here, spec), x, stamps, there, back, world_size)
+            _go(partial(redistribute, context, spec), x, stamps, there, back, world_size)
         _go(lambda y: y, inputs[-1], stamps, _NO_EDGE, _NO_EDGE, world_size)
         _arrive(leaf, stamps)
         for kind, call in calls.items():
@@ -154,15 +154,15 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, fl
     return {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
 
 
-def _edge(here: _Here, atoms: tuple[int, ...], source: Layout, target: Layout) -> EdgeSpec:
-    forward, backward = edge_steps(atoms, here.mesh, source, target)
-    return EdgeSpec("", tuple((n,) for n in atoms), here.mesh, source, target, forward, backward)
+def _edge(context: _RankContext, atoms: tuple[int, ...], source: Layout, target: Layout) -> EdgeSpec:
+    forward, backward = edge_steps(atoms, context.mesh, source, target)
+    return EdgeSpec("", tuple((n,) for n in atoms), context.mesh, source, target, forward, backward)
 
 
-def _shard(spec: EdgeSpec, here: _Here, device: torch.device) -> torch.Tensor:
+def _shard(spec: EdgeSpec, context: _RankContext, device: torch.device) -> torch.Tensor:
     """What this rank has of the tensor at the edge's source."""
     sizes = [
-        n // prod(here.mesh[axis] for axis, code in enumerate(spec.source) if code == atom)
+        n // prod(context.mesh[axis] for axis, code in enumerate(spec.source) if code == atom)
         for atom, (n,) in enumerate(spec.atoms)
     ]
     return torch.randn(sizes, device=device, requires_grad=True)

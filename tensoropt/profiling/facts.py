@@ -98,7 +98,7 @@ def find_facts(work: Workload, training: bool = True) -> Facts:
         return _Probe(work, tensors, training).run()
 
 
-def find_facts_here(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
+def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
     """Run a workload on this rank's device and note what it keeps with that device's kernels (runs in the
     pool); the record of its :class:`Facts`, or an ``error`` where it cannot run."""
     watch = stopwatch_here()

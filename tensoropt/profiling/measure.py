@@ -401,7 +401,7 @@ class _Batch:
 
     def _alone(self, work: Workload, record: dict[str, Any]) -> dict[str, Any]:
         """The record, or another try in a process that knows operators which were registered in this one."""
-        if "error" not in record or not _registered_here(work):
+        if "error" not in record or not _registered_in_process(work):
             return record
         if self.pool.backend == "nccl":
             own = joined([time_workload(0, 1, work, self.training, stopwatch_of("cuda:0"))])
@@ -410,7 +410,7 @@ class _Batch:
         return own | {"alone": True}
 
 
-def _registered_here(work: Workload) -> bool:
+def _registered_in_process(work: Workload) -> bool:
     """Whether it calls an operator of the user's own, which the ranks' processes may never have heard of."""
     return any(not call.is_kernel and not call.function.startswith("aten.") for call, _ in work.calls)
 

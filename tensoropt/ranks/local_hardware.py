@@ -8,11 +8,11 @@ from tensoropt.cluster import Cluster, named_kind
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE
 from tensoropt.ranks.pool import RankPool
 
-FOUND_HERE = (THIS_MACHINE, "NVML")
+_LOCAL_SOURCES = (THIS_MACHINE, "NVML")
 """Sources of clusters that were found on this machine, links included."""
 
 
-def cores_here(cluster: Cluster) -> bool:
+def has_local_cores(cluster: Cluster) -> bool:
     """Whether a cluster's devices are cores of this machine: ``local``, or a file's ``CPU-core`` without
     figures of its own. CPUs that a file describes are somebody else's."""
     if cluster.device_type != "cpu":
@@ -20,35 +20,35 @@ def cores_here(cluster: Cluster) -> bool:
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
 
 
-def links_here(cluster: Cluster) -> bool:
+def has_local_links(cluster: Cluster) -> bool:
     """Whether a cluster's links are this machine's, to be timed; a file's are what the file says."""
-    return cluster.source in FOUND_HERE
+    return cluster.source in _LOCAL_SOURCES
 
 
-def gpus_here() -> tuple[str, ...]:
+def local_gpus() -> tuple[str, ...]:
     """Names of the GPUs on which ranks can run and talk, in CUDA's order."""
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return ()
     return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
-def backend_here(cluster: Cluster) -> str | None:
+def local_backend(cluster: Cluster) -> str | None:
     """What ranks of a cluster talk over if its devices are here, else None.
 
-    Cores are here by :func:`cores_here`. GPUs are here if NVML described them, PyTorch can use as
+    Cores are here by :func:`has_local_cores`. GPUs are here if NVML described them, PyTorch can use as
     many, and rank by rank they are of the same kind: a preset stays a preset beside GPUs of its kind, and the
     saved description of another machine is not this one. GPUs of several kinds are not measured, as each
     workload's figure would be that of the slowest.
     """
     if cluster.device_type == "cpu":
-        return "gloo" if cores_here(cluster) else None
+        return "gloo" if has_local_cores(cluster) else None
     if cluster.source != "NVML" or len(cluster.device_kinds) > 1:
         return None
-    names = [named_kind(name) for name in gpus_here()[: cluster.device_count]]
+    names = [named_kind(name) for name in local_gpus()[: cluster.device_count]]
     return "nccl" if names == [device.name for device in cluster.devices] else None
 
 
-def ranks_here(cluster: Cluster) -> RankPool | None:
+def local_pool(cluster: Cluster) -> RankPool | None:
     """A pool with a rank per device of a cluster that is here; GPU r is rank r's."""
-    backend = backend_here(cluster)
+    backend = local_backend(cluster)
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

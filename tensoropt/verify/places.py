@@ -48,9 +48,9 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         check_room(devices)
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     if device_type == "cuda":
-        from tensoropt.ranks.local_hardware import gpus_here
+        from tensoropt.ranks.local_hardware import local_gpus
 
-        here = len(gpus_here())
+        here = len(local_gpus())
         if here >= devices:
             return Place("cuda", f"run on {devices} GPUs of this machine")
         missing = f"{devices} GPUs of {name} are not here" + (f" ({here} are)" if here else "")

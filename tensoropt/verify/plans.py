@@ -21,7 +21,7 @@ from tensoropt.plan.model_source import OnnxOptions
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
 from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.ranks.local_hardware import backend_here
+from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
@@ -233,7 +233,7 @@ def _costs(
     pool: RankPool | None = None
     if place.kind != "fake":
         pool = stack.enter_context(RankPool(cluster.device_count, timeout_s=TIMEOUT_S, backend=place.backend))
-    measured_on = pool if pool is not None and pool.backend == backend_here(cluster) else None
+    measured_on = pool if pool is not None and pool.backend == local_backend(cluster) else None
     return CostSource(cluster, own, settings, measured_on, progress), pool
 
 

@@ -9,7 +9,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.plan.problem import Settings
-from tensoropt.profiling.facts import Facts, find_facts_here
+from tensoropt.profiling.facts import Facts, find_facts_on_rank
 from tensoropt.profiling.measure import OUT_OF_MEMORY
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
@@ -35,7 +35,7 @@ class Gpus:
             raise RankError("rank 0 died", rank=0, kind="died")
         if self.error:
             return [{"error": self.error}]
-        record = find_facts_here(0, 1, work, training)
+        record = find_facts_on_rank(0, 1, work, training)
         return [record | {"kept_bytes": record["kept_bytes"] + 100}]
 
 

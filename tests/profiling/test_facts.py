@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensoropt.graph import Ref
-from tensoropt.profiling.facts import Facts, find_facts, find_facts_here
+from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
 from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run, workload
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.kernels import SingleDevice
@@ -61,11 +61,11 @@ def test_linear():
 )
 def test_a_device_asked_itself(work: Workload):
     """On this one the answer is that of fake tensors, whose kernels are its own."""
-    assert Facts.from_record(find_facts_here(0, 1, work, True)) == find_facts(work)
+    assert Facts.from_record(find_facts_on_rank(0, 1, work, True)) == find_facts(work)
 
 
 def test_a_device_that_cannot_run_it_says_so():
-    assert "nonsense" in find_facts_here(0, 1, pointwise("aten.nonsense.default"), True)["error"]
+    assert "nonsense" in find_facts_on_rank(0, 1, pointwise("aten.nonsense.default"), True)["error"]
 
 
 @pytest.mark.parametrize("directions", [1, 2])

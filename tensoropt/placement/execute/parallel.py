@@ -25,7 +25,7 @@ UNCOMPILED = (
 )
 
 
-def devices_here(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
+def local_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
     """Where one process plays all devices of a plan; None in a job of several.
 
     Raises:
@@ -57,7 +57,7 @@ class PlacedModel(ParallelModel):
         values = model_values(captured)
         like = next((v.device for v in values.values()), torch.device("cpu"))
         self.engine: PlacedEngine = PlacedEngine(
-            strategy, values, devices=devices_here(strategy, like), seed=seed
+            strategy, values, devices=local_devices(strategy, like), seed=seed
         )
         mesh = None
         if self.engine.runtime.distributed:

@@ -3,7 +3,7 @@
 from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
-from tensoropt.cluster.local import available_cores, rank_cores, settle_rank, stolen_s
+from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
 from tensoropt.cluster.mesh import Mesh
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "list_links",
     "load_cluster",
     "named_kind",
+    "pin_rank",
     "rank_cores",
-    "settle_rank",
     "stolen_s",
 ]

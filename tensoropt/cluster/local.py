@@ -81,7 +81,7 @@ def stolen_s() -> float:
         return 0.0
 
 
-def settle_rank(cores: Iterable[int] | None) -> Callable[[], None]:
+def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
     """Let this thread and those it starts run as CPU ranks do, measured or at work; gives what undoes it.
 
     A rank is several threads: its own, PyTorch's, gloo's. They keep to its cores (None: any), and they are

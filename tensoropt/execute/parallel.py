@@ -38,7 +38,7 @@ from tensoropt.placement.plans import (
 from tensoropt.plan import Plan, load_model, load_plan
 from tensoropt.plan.call import example_call
 from tensoropt.plan.made_for import device_words, made_for
-from tensoropt.ranks.pinning import settle_process, unsettle_process
+from tensoropt.ranks.pinning import pin_process, unpin_process
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
@@ -107,7 +107,7 @@ def parallelize(
     if isinstance(plan, Plan):
         _warn_of_other_devices(plan, device)
     if as_measured and device.type == "cpu":
-        settle_process()  # before gloo starts threads, which take it over
+        pin_process()  # before gloo starts threads, which take it over
     _join_job(device)
     if isinstance(strategy, PlacedStrategy):
         PlacedModel(model, captured, strategy, seed).install()
@@ -186,7 +186,7 @@ def shutdown() -> None:
         with contextlib.suppress(Exception):  # a rank that failed is not waited for
             dist.barrier()
     leave_job()
-    unsettle_process()
+    unpin_process()
 
 
 class _Sharded(ParallelModel):

@@ -31,7 +31,7 @@ from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.profiling.measure import make_optimizer
-from tensoropt.ranks.pinning import settle
+from tensoropt.ranks.pinning import pin
 
 RANKS = "CPU ranks"
 """What this command runs plans on."""
@@ -169,7 +169,7 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
             "-m tensoropt.execute"
         )
     with contextlib.ExitStack() as stack:
-        stack.callback(settle(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield
             return

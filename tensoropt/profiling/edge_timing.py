@@ -53,7 +53,7 @@ class _RankContext:
     held: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def gathered(self, *_: object) -> None:
-        """Nobody keeps books of parameters context."""
+        """Do nothing: no parameters are tracked while edges are timed."""
 
     def parts(self, axes: tuple[int, ...]) -> int:
         return prod(self.mesh[axis] for axis in axes)

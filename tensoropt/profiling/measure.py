@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import rank_cores, settle_rank
+from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.eta import Outlook, allowed_for, batches
 from tensoropt.profiling.store import ProfileStore
@@ -419,7 +419,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
     """The record of a workload timed in a fork of this process, so that it may hang or crash."""
 
     def child() -> dict[str, Any]:
-        settle_rank((rank_cores(1) or [None])[0])
+        pin_rank((rank_cores(1) or [None])[0])
         keep_freed_memory()
         torch.set_num_threads(1)
         return time_workload(0, 1, work, training, stopwatch_of("cpu"))

@@ -1,4 +1,4 @@
-"""CPU ranks of a torchrun job, settled as ranks are when they are measured, which predictions rest on."""
+"""CPU ranks of a torchrun job, pinned as ranks are when they are measured, which predictions rest on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from tensoropt.cluster import rank_cores, settle_rank
+from tensoropt.cluster import pin_rank, rank_cores
 
 _undo: list[Callable[[], None]] = []
-"""What takes back what :func:`settle_process` did; of the process, as its cores and threads are."""
+"""What takes back what :func:`pin_process` did; of the process, as its cores and threads are."""
 
 
-def settle(local_rank: int, local_ranks: int) -> Callable[[], None]:
+def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
     """One thread, of the batch class, on a core of its own where there are enough; gives what undoes it.
 
     Args:
@@ -21,7 +21,7 @@ def settle(local_rank: int, local_ranks: int) -> Callable[[], None]:
     """
     threads = torch.get_num_threads()
     cores = rank_cores(local_ranks, 1)
-    go_back = settle_rank(cores[local_rank] if cores is not None else None)
+    go_back = pin_rank(cores[local_rank] if cores is not None else None)
     torch.set_num_threads(1)
 
     def undo() -> None:
@@ -31,13 +31,13 @@ def settle(local_rank: int, local_ranks: int) -> Callable[[], None]:
     return undo
 
 
-def settle_process() -> None:
-    """:func:`settle` this process, once, where torchrun says which of its host's ranks it is."""
+def pin_process() -> None:
+    """:func:`pin` this process, once, where torchrun says which of its host's ranks it is."""
     if not _undo and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-        _undo.append(settle(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
+        _undo.append(pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
 
 
-def unsettle_process() -> None:
+def unpin_process() -> None:
     """As it was before."""
     while _undo:
         _undo.pop()()

@@ -19,7 +19,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tensoropt.cluster import settle_rank
+from tensoropt.cluster import pin_rank
 from tensoropt.ranks.allocator import keep_freed_memory
 
 _parent: Connection | None = None
@@ -93,7 +93,7 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
     if verb == "setup":
         setup.update(content)
         if setup["backend"] == "gloo":
-            settle_rank(setup["cores"])  # before PyTorch starts threads
+            pin_rank(setup["cores"])  # before PyTorch starts threads
         elif setup["cores"] is not None:
             os.sched_setaffinity(0, setup["cores"])
         import torch

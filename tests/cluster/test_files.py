@@ -18,8 +18,8 @@ from tensoropt.cluster import (
     list_devices,
     list_links,
     load_cluster,
+    pin_rank,
     rank_cores,
-    settle_rank,
 )
 from tensoropt.cluster.files import cluster_from
 from tensoropt.cluster.quantities import bandwidth
@@ -125,10 +125,10 @@ def test_ranks_share_no_core():
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
-def test_a_settled_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
+def test_a_pinned_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
     before = os.sched_getaffinity(0), os.sched_getscheduler(0)
     cores = available_cores()[:1]
-    go_back = settle_rank(cores)
+    go_back = pin_rank(cores)
     found: list[object] = []
     child = threading.Thread(target=lambda: found.extend((os.sched_getaffinity(0), os.sched_getscheduler(0))))
     child.start()
@@ -142,7 +142,7 @@ def test_a_settled_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
 def test_a_class_that_was_given_stays() -> None:
     def idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        settle_rank(None)()
+        pin_rank(None)()
         found.append(os.sched_getscheduler(0))
 
     found: list[int] = []
@@ -158,7 +158,7 @@ def test_a_refused_class_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest
         raise PermissionError("not here")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    settle_rank(None)()
+    pin_rank(None)()
     assert "not here" in caplog.text
 
 

@@ -12,7 +12,7 @@ from tensoropt.cluster import available_cores
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import load_model
 from tensoropt.execute.parallel import parallelize, shutdown
-from tensoropt.ranks.pinning import unsettle_process
+from tensoropt.ranks.pinning import unpin_process
 from tests.execute import jobs
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
@@ -26,7 +26,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
-    unsettle_process()
+    unpin_process()
     torch.set_num_threads(threads)
 
 
@@ -39,7 +39,7 @@ def train(**how: bool) -> None:
     parallelize(model, unsplit_strategy(load_model(jobs.spec("mlp")).graph), args, **how)
 
 
-def test_a_rank_of_a_torchrun_job_is_settled_until_it_leaves() -> None:
+def test_a_rank_of_a_torchrun_job_is_pinned_until_it_leaves() -> None:
     before, cores = state(), available_cores()
     for _ in range(2):  # a second model changes nothing
         train()

@@ -29,7 +29,7 @@ from typing import Any
 
 from tensoropt.cluster import rank_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.timeouts import Patience
+from tensoropt.ranks.timeouts import Timeout
 
 _WORKER = "from tensoropt.ranks.worker import main; main()"
 _GRACE_S = 3.0  # how long the other ranks may take to answer once one has failed
@@ -340,9 +340,9 @@ class RankPool:
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None
         died = False
-        patience = Patience(timeout_s)
+        timeout = Timeout(timeout_s)
         while pending:
-            ready = patience.wait(list(pending))
+            ready = timeout.wait(list(pending))
             if not ready:
                 break
             for item in ready:
@@ -362,7 +362,7 @@ class RankPool:
                 else:
                     if verdict == "told":
                         pending[item] = rank
-                        patience.renew()
+                        timeout.renew()
                         if told is not None:
                             told(rank, content)
                     elif verdict == "ok":
@@ -370,7 +370,7 @@ class RankPool:
                     else:
                         failure = failure or _raised(rank, what, content)
             if failure is not None:
-                patience.at_most(_GRACE_S)
+                timeout.at_most(_GRACE_S)
         if failure is None and pending:
             failure = self._hang(sorted(pending.values()), what, timeout_s)
         if failure is None:

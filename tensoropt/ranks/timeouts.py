@@ -20,7 +20,7 @@ SPELL_S = 1.0
 """Waiting is counted in spells this long: what one takes longer than twice that was no waiting."""
 
 
-class Patience:
+class Timeout:
     """Seconds that others may take.
 
     While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps) those it waits
@@ -44,7 +44,7 @@ class Patience:
         self.left_s, self._all_s = min(self.left_s, seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """Those that can be read; none once the patience is at its end. Each is asked at least once."""
+        """Those that can be read; none once the timeout is at its end. Each is asked at least once."""
         while True:
             spell_s = max(0.0, min(self.left_s, SPELL_S))
             start = self._clock()
@@ -68,7 +68,7 @@ def forked(function: Callable[[], Any], allowed_s: float) -> Any:
         _child(function, theirs)
     theirs.close()
     try:
-        if not Patience(allowed_s).wait([ours]):
+        if not Timeout(allowed_s).wait([ours]):
             raise MeasurementError(f"it did not end within {allowed_s:.0f} s")
         verdict, content = pickle.loads(ours.recv_bytes())
     except EOFError:

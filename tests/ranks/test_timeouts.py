@@ -1,4 +1,4 @@
-"""Patience counts waiting only; what is forked may hang, raise or die."""
+"""Timeout counts waiting only; what is forked may hang, raise or die."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiprocessing import Pipe
 import pytest
 
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.timeouts import SPELL_S, Patience, forked
+from tensoropt.ranks.timeouts import SPELL_S, Timeout, forked
 
 
 class Jumping:
@@ -26,21 +26,21 @@ class Jumping:
 @pytest.mark.parametrize(("jump_s", "left_s"), [(3600.0, 60.0 - 2 * SPELL_S), (-3600.0, 60.0)])
 def test_a_jump_of_the_clock_is_no_waiting(jump_s, left_s):
     ours, theirs = Pipe()
-    patience = Patience(60.0, Jumping(0.0, jump_s))
+    timeout = Timeout(60.0, Jumping(0.0, jump_s))
     theirs.send("ready")
-    assert patience.wait([ours]) == [ours]
-    assert patience.left_s == left_s
+    assert timeout.wait([ours]) == [ours]
+    assert timeout.left_s == left_s
 
 
 def test_patience_ends_and_is_renewed_by_signs():
     ours, _theirs = Pipe()
-    patience = Patience(0.1)
-    assert patience.wait([ours]) == []
-    patience.renew()
-    assert patience.left_s == 0.1
-    patience.at_most(0.05)
-    patience.renew()
-    assert patience.left_s == 0.05
+    timeout = Timeout(0.1)
+    assert timeout.wait([ours]) == []
+    timeout.renew()
+    assert timeout.left_s == 0.1
+    timeout.at_most(0.05)
+    timeout.renew()
+    assert timeout.left_s == 0.05
 
 
 def raising() -> None:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import iter_refs
 from tensoropt.profiling.memory import Alive, During, Peaks
-from tensoropt.profiling.timers import end_if_lost, stopwatch_here
+from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run
 from tensoropt.sharding.kernels import SingleDevice
 
@@ -101,15 +101,15 @@ def find_facts(work: Workload, training: bool = True) -> Facts:
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
     """Run a workload on this rank's device and note what it keeps with that device's kernels (runs in the
     pool); the record of its :class:`Facts`, or an ``error`` where it cannot run."""
-    watch = stopwatch_here()
+    timer = local_timer()
     try:
-        with watch.device:
+        with timer.device:
             tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
             return _Probe(work, tensors, training).run().to_record()
     except Exception as error:
         found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
-    watch.release()
-    end_if_lost(watch, f"{work.describe()}: {found['error']}")
+    timer.release()
+    end_if_lost(timer, f"{work.describe()}: {found['error']}")
     return found
 
 

@@ -24,7 +24,7 @@ from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.eta import Outlook, allowed_for, batches
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import Mark, Stopwatch, WallClock, end_if_lost, stopwatch_here, stopwatch_of
+from tensoropt.profiling.timers import DeviceTimer, Mark, WallTimer, end_if_lost, local_timer, timer_of
 from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run
 from tensoropt.ranks.allocator import keep_freed_memory
 from tensoropt.ranks.pool import RankError, RankPool
@@ -33,7 +33,7 @@ from tensoropt.ranks.worker import tell
 from tensoropt.sharding.kernels import SingleDevice
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the stopwatch says; in
+"""A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the timer says; in
 whole laps over its copies."""
 _BOTH_WAYS = 3
 """Forward and backward over forward, about."""
@@ -48,28 +48,28 @@ Progress = Callable[[int, int, str], None]
 
 
 def time_workload(
-    rank: int, world_size: int, work: Workload, training: bool, watch: Stopwatch | None = None
+    rank: int, world_size: int, work: Workload, training: bool, timer: DeviceTimer | None = None
 ) -> dict[str, Any]:
     """Forward and backward seconds of a workload on this rank, each time (runs in the pool).
 
     Args:
-        watch: times the device; that of this rank for None.
+        timer: times the device; that of this rank for None.
 
     Returns:
-        ``forward`` and ``backward``, both cold; ``forward_warm`` and ``backward_warm`` where the stopwatch
+        ``forward`` and ``backward``, both cold; ``forward_warm`` and ``backward_warm`` where the timer
         times those too; or an ``error``, such as too little memory.
     """
-    watch = watch or stopwatch_here()
+    timer = timer or local_timer()
     found: dict[str, Any]
     try:
-        with _default_device(work, watch):
-            found = _time(work, training, world_size, watch)
+        with _default_device(work, timer):
+            found = _time(work, training, world_size, timer)
     except _ApartError:
         raise
     except Exception as error:  # whatever it is, the other workloads go on
         found = {"error": _reason(error)}
     if "error" in found:  # only now, as the error held on to the workload's tensors
-        watch.release()
+        timer.release()
     return found
 
 
@@ -92,15 +92,15 @@ def _reason(error: Exception) -> str:
     return f"{OUT_OF_MEMORY}: {text}" if short else text
 
 
-def _default_device(work: Workload, watch: Stopwatch) -> contextlib.AbstractContextManager[Any]:
+def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
     """Where a call makes a tensor from nothing, it is made on the device. Elsewhere none is set, as PyTorch
     then looks at every call in Python."""
-    if watch.device.type == "cpu" or not makes_tensors(work):
+    if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
-    return watch.device
+    return timer.device
 
 
-def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> dict[str, Any]:
+def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -> dict[str, Any]:
     if world_size > 1:
         _meet(dist.barrier)
     given: dict[str, torch.Tensor] = {}
@@ -108,61 +108,61 @@ def _time(work: Workload, training: bool, world_size: int, watch: Stopwatch) -> 
     laps: list[Lap] = []
 
     def copies_wanted() -> int:
-        given.update({name: random_tensor(spec, watch.device) for name, spec, _ in work.inputs})
-        return _copies_wanted(work, given, training, watch)
+        given.update({name: random_tensor(spec, timer.device) for name, spec, _ in work.inputs})
+        return _copies_wanted(work, given, training, timer)
 
-    count = _agreed(copies_wanted, world_size, watch)
+    count = _agreed(copies_wanted, world_size, timer)
     if not count:
         return {"error": _ELSEWHERE}
 
     def laps_wanted() -> int:
         copies[:] = _copies(work, given, count)
-        _lap(work, copies, training, watch)
-        laps.append(_lap(work, copies, training, watch))
-        visit = sum(map(sum, _seconds(laps, watch).values())) / count
-        return ceil(min(watch.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
+        _lap(work, copies, training, timer)
+        laps.append(_lap(work, copies, training, timer))
+        visit = sum(map(sum, _seconds(laps, timer).values())) / count
+        return ceil(min(timer.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
 
-    wanted = _agreed(laps_wanted, world_size, watch)
+    wanted = _agreed(laps_wanted, world_size, timer)
     if not wanted:
         return {"error": _ELSEWHERE}
-    laps += [_lap(work, copies, training, watch) for _ in range(wanted - 1)]
-    found = _seconds(laps, watch)
-    if isinstance(watch, WallClock):  # a GPU's queue hides it
+    laps += [_lap(work, copies, training, timer) for _ in range(wanted - 1)]
+    found = _seconds(laps, timer)
+    if isinstance(timer, WallTimer):  # a GPU's queue hides it
         found["backward"] = [max(s - _start_of_backward_s(), 0.0) for s in found["backward"]]
-    if watch.also_warm:
-        warm = _seconds([_lap(work, copies[:1], training, watch, cold=False) for _ in laps], watch)
+    if timer.also_warm:
+        warm = _seconds([_lap(work, copies[:1], training, timer, cold=False) for _ in laps], timer)
         found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
     return found
 
 
-def _agreed(wanted: Callable[[], int], world_size: int, watch: Stopwatch) -> int:
+def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
     """The least number that a rank wants: all repeat equally often, so that none ever runs alone. None where
     one of them fails, as the others must not wait for it."""
     try:
         mine = wanted()
     except Exception:
         if world_size > 1:
-            none = torch.tensor(0, device=watch.device)
+            none = torch.tensor(0, device=timer.device)
             _meet(lambda: dist.all_reduce(none, op=dist.ReduceOp.MIN))
         raise
     if world_size == 1:
         return mine
-    count = torch.tensor(mine, device=watch.device)
+    count = torch.tensor(mine, device=timer.device)
     _meet(lambda: dist.all_reduce(count, op=dist.ReduceOp.MIN))
     return int(count)
 
 
 def _copies_wanted(
-    work: Workload, given: Mapping[str, torch.Tensor], training: bool, watch: Stopwatch
+    work: Workload, given: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer
 ) -> int:
-    """As many as the stopwatch wants of tensors so large, but no more than there is time for."""
+    """As many as the timer wants of tensors so large, but no more than there is time for."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
-        start = watch.mark()
+        start = timer.mark()
         run(work, tensors, SingleDevice())
-        (took,) = watch.seconds([(start, watch.mark())])
+        (took,) = timer.seconds([(start, timer.mark())])
     size = sum(t.numel() * t.element_size() for t in tensors.values())
-    return max(1, min(watch.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
+    return max(1, min(timer.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
 
 
 def _copies(
@@ -183,8 +183,8 @@ def anew(tensor: torch.Tensor) -> torch.Tensor:
 def timing_s(work: Workload, visit_s: float) -> float:
     """About how long timing a workload takes whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
-    copies = max(1, min(WallClock().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
-    visits = 2 * copies + max(MIN_REPEATS, min(TARGET_S / max(visit_s, 1e-6), WallClock.most_repeats))
+    copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
+    visits = 2 * copies + max(MIN_REPEATS, min(TARGET_S / max(visit_s, 1e-6), WallTimer.most_repeats))
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
@@ -196,7 +196,7 @@ def _lap(
     work: Workload,
     copies: Sequence[Mapping[str, torch.Tensor]],
     training: bool,
-    watch: Stopwatch,
+    timer: DeviceTimer,
     *,
     cold: bool = True,
 ) -> Lap:
@@ -205,7 +205,7 @@ def _lap(
     As in a model, what a visit reads was made just before it, and what the copy has of its own was last
     touched when all others had not been yet.
     """
-    ways = [_forward(work, own, training, watch, cold) for own in copies]
+    ways = [_forward(work, own, training, timer, cold) for own in copies]
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
     lap: Lap = []
     while ways:
@@ -216,24 +216,24 @@ def _lap(
             continue
         gradients = [torch.ones_like(r) for r in results]
         if cold:
-            watch.leave_cache()
-        begin = watch.mark()
+            timer.leave_cache()
+        begin = timer.mark()
         kept.append(torch.autograd.grad(results, leaves, gradients, allow_unused=True))
-        lap.append((start, middle, begin, watch.mark()))
+        lap.append((start, middle, begin, timer.mark()))
     return lap
 
 
 def _forward(
-    work: Workload, own: Mapping[str, torch.Tensor], training: bool, watch: Stopwatch, cold: bool
+    work: Workload, own: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer, cold: bool
 ) -> tuple[Mark, Mark, dict[str, torch.Tensor]]:
     """Begin and end of one copy's forward, and its tensors; without training only what it was given."""
     tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
     if cold:
-        watch.leave_cache()
+        timer.leave_cache()
     with torch.set_grad_enabled(training):
-        start = watch.mark()
+        start = timer.mark()
         run(work, tensors, SingleDevice())
-        middle = watch.mark()
+        middle = timer.mark()
     return start, middle, tensors if training else {}
 
 
@@ -254,10 +254,10 @@ def _start_of_backward_s() -> float:
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
-def _seconds(laps: Sequence[Lap], watch: Stopwatch) -> dict[str, list[float]]:
+def _seconds(laps: Sequence[Lap], timer: DeviceTimer) -> dict[str, list[float]]:
     """Of each visit, once the device has done all of them."""
     marks = [m for lap in laps for m in lap]
-    seconds = watch.seconds([span for m in marks for span in ((m[0], m[1]), (m[2], m[3]))])
+    seconds = timer.seconds([span for m in marks for span in ((m[0], m[1]), (m[2], m[3]))])
     return {"forward": seconds[::2], "backward": seconds[1::2]}
 
 
@@ -273,7 +273,7 @@ def time_workloads(
         found.append(time_workload(rank, world_size, work, training))
         tell(found[-1])
         if "error" in found[-1]:
-            end_if_lost(stopwatch_here(), f"{work.describe()}: {found[-1]['error']}")
+            end_if_lost(local_timer(), f"{work.describe()}: {found[-1]['error']}")
     return found
 
 
@@ -404,7 +404,7 @@ class _Batch:
         if "error" not in record or not _registered_in_process(work):
             return record
         if self.pool.backend == "nccl":
-            own = joined([time_workload(0, 1, work, self.training, stopwatch_of("cuda:0"))])
+            own = joined([time_workload(0, 1, work, self.training, timer_of("cuda:0"))])
         else:
             own = time_alone(work, self.training, allowed_for(self.pool.timeout_s, self.expected_s[work.key]))
         return own | {"alone": True}
@@ -422,7 +422,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
         pin_rank((rank_cores(1) or [None])[0])
         keep_freed_memory()
         torch.set_num_threads(1)
-        return time_workload(0, 1, work, training, stopwatch_of("cpu"))
+        return time_workload(0, 1, work, training, timer_of("cpu"))
 
     try:
         return joined([forked(child, allowed_s)])
@@ -463,9 +463,9 @@ def usual(values: Sequence[float]) -> float:
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
     """Seconds of one optimizer step over ``elements`` float32 parameters on this rank."""
-    watch = stopwatch_here()
-    parameters = [torch.randn(elements // 8, device=watch.device).requires_grad_() for _ in range(8)]
-    flat = torch.randn(elements // 8 * 8, device=watch.device)
+    timer = local_timer()
+    parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
+    flat = torch.randn(elements // 8 * 8, device=timer.device)
     for parameter, piece in zip(parameters, flat.split(elements // 8), strict=True):
         parameter.grad = piece
     optimizer = make_optimizer(name, parameters)
@@ -474,11 +474,11 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
     for _ in range(5):
         if world_size > 1:
             dist.barrier()
-        start = watch.mark()
+        start = timer.mark()
         flat.zero_()
         optimizer.step()
-        spans.append((start, watch.mark()))
-    return statistics.median(watch.seconds(spans))
+        spans.append((start, timer.mark()))
+    return statistics.median(timer.seconds(spans))
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:

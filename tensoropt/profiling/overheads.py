@@ -20,7 +20,7 @@ from tensoropt.cluster import DeviceKind
 from tensoropt.profiling.edge_timing import ADDED, ARRIVED, PASSED, time_edges
 from tensoropt.profiling.measure import make_optimizer
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import Stopwatch, stopwatch_here
+from tensoropt.profiling.timers import DeviceTimer, local_timer
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.recomputing import recomputed
 
@@ -81,31 +81,31 @@ class Overheads:
 
 def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
     """Overheads on this rank, all ranks at once (runs in the pool)."""
-    watch = stopwatch_here()
-    x, y = (torch.randn(_ELEMENTS, device=watch.device) for _ in range(2))
+    timer = local_timer()
+    x, y = (torch.randn(_ELEMENTS, device=timer.device) for _ in range(2))
     spans = []
     for _ in range(7):
         if world_size > 1:
             dist.barrier()
-        start = watch.mark()
+        start = timer.mark()
         x.clone()
-        middle = watch.mark()
+        middle = timer.mark()
         x.add_(y)
-        spans += [(start, middle), (middle, watch.mark())]
-    seconds = watch.seconds(spans)
+        spans += [(start, middle), (middle, timer.mark())]
+    seconds = timer.seconds(spans)
     copies, additions = seconds[::2], seconds[1::2]
     size = x.numel() * x.element_size()
-    on_cpu = watch.device.type == "cpu"
-    edges = time_edges(rank, world_size, watch.device)
+    on_cpu = timer.device.type == "cpu"
+    edges = time_edges(rank, world_size, timer.device)
     pass_s, arrive_s, added_s = (edges.pop(what) for what in (PASSED, ARRIVED, ADDED))
-    launch_s = 0.0 if on_cpu else _launch_s(watch)
+    launch_s = 0.0 if on_cpu else _launch_s(timer)
     return asdict(
         Overheads(
             statistics.median(copies) / size,
             statistics.median(additions) / size,
             edges["slice"],
             _again_s() if on_cpu else 0.0,
-            _step_s(optimizer, watch.device),
+            _step_s(optimizer, timer.device),
             pass_s,
             arrive_s if on_cpu else launch_s,
             added_s if on_cpu else launch_s,
@@ -114,16 +114,16 @@ def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]
     )
 
 
-def _launch_s(watch: Stopwatch) -> float:
+def _launch_s(timer: DeviceTimer) -> float:
     """Seconds of a small copy among many, as a GPU's queue sees gradients come: a kernel each."""
-    parts = torch.zeros(_LAUNCHES, 16, device=watch.device).unbind()
+    parts = torch.zeros(_LAUNCHES, 16, device=timer.device).unbind()
     spans = []
     for _ in range(5):
-        start = watch.mark()
+        start = timer.mark()
         for part, other in zip(parts, reversed(parts), strict=True):
             part.copy_(other)
-        spans.append((start, watch.mark()))
-    return statistics.median(watch.seconds(spans)) / _LAUNCHES
+        spans.append((start, timer.mark()))
+    return statistics.median(timer.seconds(spans)) / _LAUNCHES
 
 
 def _step_s(optimizer: str, device: torch.device) -> float:

@@ -32,10 +32,10 @@ GPU_CACHE_BYTES = 64 * 2**20
 _LOST_DEVICE = 70  # exit code of a rank whose device answers no more
 
 Mark = Any
-"""A moment; only the stopwatch that made it can read it."""
+"""A moment; only the timer that made it can read it."""
 
 
-class Stopwatch(Protocol):
+class DeviceTimer(Protocol):
     """Times one device.
 
     Attributes:
@@ -74,7 +74,7 @@ class Stopwatch(Protocol):
         ...
 
 
-class WallClock:
+class WallTimer:
     """Times a CPU rank by the clock."""
 
     device = torch.device("cpu")
@@ -100,7 +100,7 @@ class WallClock:
         return True
 
 
-class EventClock:
+class EventTimer:
     """Times a GPU by events in its current stream.
 
     Cold means that twice the L2's size was zeroed just before (a write of just its size leaves some of it).
@@ -155,22 +155,22 @@ class EventClock:
         return True
 
 
-def end_if_lost(watch: Stopwatch, what: str) -> None:
+def end_if_lost(timer: DeviceTimer, what: str) -> None:
     """End this rank if its device does not answer any more, as after some errors of a kernel: it would not as
     long as the process lives. The pool starts another, and learns from its death which work did it."""
-    if not watch.works():
+    if not timer.works():
         print(what, file=sys.stderr, flush=True)
         os._exit(_LOST_DEVICE)
 
 
-def stopwatch_here() -> Stopwatch:
+def local_timer() -> DeviceTimer:
     """That of this rank: of its GPU where ranks talk over nccl, else of its processor."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
-        return stopwatch_of(f"cuda:{torch.cuda.current_device()}")
-    return stopwatch_of("cpu")
+        return timer_of(f"cuda:{torch.cuda.current_device()}")
+    return timer_of("cpu")
 
 
 @cache
-def stopwatch_of(device: str) -> Stopwatch:
+def timer_of(device: str) -> DeviceTimer:
     """That of a device of this process, always the same one."""
-    return WallClock() if device == "cpu" else EventClock(device)
+    return WallTimer() if device == "cpu" else EventTimer(device)

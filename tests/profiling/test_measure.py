@@ -24,7 +24,7 @@ from tensoropt.profiling.measure import (
     usual,
 )
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallClock
+from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallTimer
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
 from tensoropt.ranks.pool import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
@@ -79,7 +79,7 @@ def test_measures_forward_and_backward(pool, store):
     for record in records.values():
         assert 0 < record["forward_s"] < 1
         assert 0 < record["backward_s"] < 1
-        assert MIN_REPEATS <= record["repeats"] < WallClock.most_repeats + MOST_COPIES  # whole laps
+        assert MIN_REPEATS <= record["repeats"] < WallTimer.most_repeats + MOST_COPIES  # whole laps
         assert record["spread"] >= 0
     assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
     assert seen[0][:2] == (0, 2)
@@ -225,7 +225,7 @@ def test_what_cannot_be_allocated_says_so(pool):
 def test_ranks_that_lost_each_other_say_nothing_of_the_workload():
     """Else all that is left of a batch would be ruled out."""
     with pytest.raises(RuntimeError, match="lost one another"):
-        time_workload(0, 2, linear(4, 8, 8), True, WallClock())  # no process group here
+        time_workload(0, 2, linear(4, 8, 8), True, WallTimer())  # no process group here
 
 
 def test_what_took_part_of_a_batch_survives_an_interruption(store):
@@ -273,7 +273,7 @@ def test_the_slower_rank_counts():
     assert joined([one, {"error": "no"}, other]) == {"error": "no"}
 
 
-class Counting(WallClock):
+class Counting(WallTimer):
     """Counts instead of telling the time; wants three copies."""
 
     def __init__(self, unit_s: float):
@@ -311,10 +311,10 @@ def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
     monkeypatch.setattr(measuring, "run", noted)
     work = linear(8, 16, 32)
     read = next(n for n, _, role in work.inputs if role == "read")
-    watch = Counting(1.0)
+    timer = Counting(1.0)
     given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
     copies = measuring._copies(work, given, 3)
-    lap = measuring._lap(work, copies, True, watch)
+    lap = measuring._lap(work, copies, True, timer)
     assert [m[0] for m in lap] == [5.0, 3.0, 1.0]
     assert [m[2] for m in lap] == [7.0, 9.0, 11.0]
     for name in visits[0]:
@@ -336,7 +336,7 @@ def test_copies_share_the_parameters_of_a_loop():
     ("size", "copies"), [(1, MOST_COPIES), (CACHE_BYTES // 3, 3), (CACHE_BYTES // 3 + 9, 3), (CACHE_BYTES, 1)]
 )
 def test_copies_fill_the_cache(size, copies):
-    assert WallClock().copies(size) == copies
+    assert WallTimer().copies(size) == copies
 
 
 def test_what_was_disturbed_does_not_count():

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.graph import Ref
 from tensoropt.profiling.measure import MIN_REPEATS, joined, time_workload
-from tensoropt.profiling.timers import GPU_CACHE_BYTES, EventClock, WallClock, end_if_lost
+from tensoropt.profiling.timers import GPU_CACHE_BYTES, EventTimer, WallTimer, end_if_lost
 from tensoropt.profiling.workload import TensorSpec, Workload, makes_tensors
 from tensoropt.sharding.local import LocalCall
 
@@ -105,20 +105,20 @@ def call(name: str, *args: Any) -> LocalCall:
 
 
 def timed(work: Workload, cuda: FakeCuda, training: bool = True) -> dict[str, Any]:
-    watch = EventClock("cpu", cuda)
-    with Issued(cuda, 2 * watch.cache_bytes):
-        return time_workload(0, 1, work, training, watch)
+    timer = EventTimer("cpu", cuda)
+    with Issued(cuda, 2 * timer.cache_bytes):
+        return time_workload(0, 1, work, training, timer)
 
 
 def test_seconds_are_read_once_the_device_is_done():
     cuda = FakeCuda()
-    watch = EventClock("cpu", cuda)
-    start = watch.mark()
+    timer = EventTimer("cpu", cuda)
+    start = timer.mark()
     cuda.queue.append("work")
-    end = watch.mark()
+    end = timer.mark()
     with pytest.raises(AssertionError, match="before the device was done"):
         start.elapsed_time(end)
-    assert watch.seconds([(start, end), (start, start)]) == [pytest.approx(WARM_MS / 1e3), 0.0]
+    assert timer.seconds([(start, end), (start, start)]) == [pytest.approx(WARM_MS / 1e3), 0.0]
 
 
 def test_forward_and_backward_cold_and_warm():
@@ -147,7 +147,7 @@ def test_the_record_counts_cold_and_keeps_warm():
 
 @pytest.mark.parametrize(("l2", "expected"), [(4096, 4096), (0, GPU_CACHE_BYTES), (None, GPU_CACHE_BYTES)])
 def test_size_of_the_cache(l2, expected):
-    assert EventClock("cpu", FakeCuda(l2)).cache_bytes == expected
+    assert EventTimer("cpu", FakeCuda(l2)).cache_bytes == expected
 
 
 def test_too_little_memory_is_a_record_and_memory_is_given_back(monkeypatch):
@@ -186,10 +186,10 @@ def test_a_lap_that_fails_frees_its_tensors_before_memory_is_given_back(monkeypa
 def test_a_rank_whose_device_is_lost_ends(monkeypatch, capsys):
     codes: list[int] = []
     monkeypatch.setattr("tensoropt.profiling.timers.os._exit", codes.append)
-    end_if_lost(EventClock("cpu", FakeCuda()), "fine")
-    end_if_lost(WallClock(), "fine")
+    end_if_lost(EventTimer("cpu", FakeCuda()), "fine")
+    end_if_lost(WallTimer(), "fine")
     assert codes == []
-    end_if_lost(EventClock("cpu", FakeCuda(lost=True)), "neg(8): device-side assert")
+    end_if_lost(EventTimer("cpu", FakeCuda(lost=True)), "neg(8): device-side assert")
     assert codes == [70]
     assert capsys.readouterr().err == "neg(8): device-side assert\n"
 

@@ -48,7 +48,7 @@ def test_a_rank_of_a_torchrun_job_is_pinned_until_it_leaves() -> None:
     assert state() == before
 
 
-def test_a_script_may_settle_itself() -> None:
+def test_a_script_may_pin_itself() -> None:
     before = state()
     train(as_measured=False)
     assert state() == before

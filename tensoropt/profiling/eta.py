@@ -33,7 +33,7 @@ def batches(
         yield batch
 
 
-class Outlook:
+class Eta:
     """Seconds that are left: the estimates of what is not done, times how those of what is done came out.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import iter_refs
-from tensoropt.profiling.memory import Alive, During, Peaks
+from tensoropt.profiling.memory import Activity, LiveTensors, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run
 from tensoropt.sharding.kernels import SingleDevice
@@ -134,14 +134,14 @@ class _Given(torch.autograd.Function):
 class _Incoming:
     """The gradients of results, by the results' names."""
 
-    def __init__(self, alive: Alive, names: Sequence[str]):
-        self.alive, self.names = alive, names
+    def __init__(self, live: LiveTensors, names: Sequence[str]):
+        self.live, self.names = live, names
         self._storages: dict[str, weakref.ref] = {}
 
     def make(self, like: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
-        self.alive.lent = True
+        self.live.lent = True
         made = [random_tensor(spec, device) for spec in like]
-        self.alive.lent = False
+        self.live.lent = False
         for name, value in zip(self.names, made, strict=True):
             self._storages[name] = weakref.ref(value.untyped_storage())
         return made
@@ -190,8 +190,8 @@ class _Probe:
         self.touched: dict[str, int] = {}
         self.made_by: dict[int, int] = {}
         self.calls: list[tuple[int, bool]] = []
-        self.alive = Alive()
-        self.peaks = Peaks(self.alive)
+        self.live = LiveTensors()
+        self.peaks = PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
         storage = value.untyped_storage()
@@ -211,9 +211,9 @@ class _Probe:
         return value
 
     def run(self) -> Facts:
-        work, alive = self.work, self.alive
+        work, live = self.work, self.live
         for tensor in self.tensors.values():
-            alive.ignore(tensor)
+            live.ignore(tensor)
         leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
         if self.training:
@@ -221,7 +221,7 @@ class _Probe:
                 if role == "read" and spec.requires_grad:
                     self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        with torch.set_grad_enabled(self.training), alive, hooks:
+        with torch.set_grad_enabled(self.training), live, hooks:
             run(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
         kept = sum(storage.nbytes() for storage in self.saved.values())
         by_call = [
@@ -237,7 +237,7 @@ class _Probe:
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
         lies_in, extents = self._lying()
-        forward, forward_flops, traffic = self.peaks.take(), alive.flops, alive.traffic
+        forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
         self.saved.clear()
         gradients = self._backward(leaves, taken) if self.training else _Gradients({}, {})
         backward = self.peaks.take()
@@ -247,7 +247,7 @@ class _Probe:
             writes_kept=writes_kept,
             parameters_kept={n: c for n, c in self.touched.items() if roles[n] == "parameter"},
             forward_flops=float(forward_flops),
-            backward_flops=float(alive.flops - forward_flops),
+            backward_flops=float(live.flops - forward_flops),
             traffic_bytes=traffic,
             forward_peak_bytes=forward.above(kept),
             backward_peak_bytes=backward.above(kept),
@@ -257,13 +257,13 @@ class _Probe:
             handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
             backward_runs=tuple(
                 (
-                    tuple(sorted(during.reads)),
-                    tuple(sorted(during.made)),
+                    tuple(sorted(activity.reads)),
+                    tuple(sorted(activity.made)),
                     max(0, peak.most - kept),
                     max(0, peak.own - kept),
                 )
-                for during, peak in backward.of.items()
-                if during.reads or during.made
+                for activity, peak in backward.of.items()
+                if activity.reads or activity.made
             ),
             calls=calls,
             lies_in=lies_in,
@@ -296,10 +296,10 @@ class _Probe:
         """Book the call's peak."""
         call, _ = self.work.calls[position]
         reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
-        self.calls.append((self.alive.peak, bool(reads)))
-        for key in self.alive.alive:
+        self.calls.append((self.live.peak, bool(reads)))
+        for key in self.live.storages:
             self.made_by.setdefault(key, position)
-        self.peaks.book(During(frozenset(reads)))
+        self.peaks.book(Activity(frozenset(reads)))
 
     def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
         """Run a backward in which gradients of parameters go to their buckets and others are ``taken``."""
@@ -308,17 +308,17 @@ class _Probe:
             return _Gradients({}, {})
         for name in self.parameters & leaves.keys():
             bucket = torch.zeros_like(leaves[name])
-            self.alive.ignore(bucket)
+            self.live.ignore(bucket)
             leaves[name].grad = bucket
             leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
-        incoming = _Incoming(self.alive, names)
+        incoming = _Incoming(self.live, names)
         root = _Given.apply(incoming, *(self.tensors[n] for n in names))
         for name in self.work.writes:
             self.tensors.pop(name, None)
-        self.alive.restart()
+        self.live.restart()
         start = torch.ones((), device=root.device)
-        self.alive.before = self.peaks.close
-        with self.alive:
+        self.live.before = self.peaks.close
+        with self.live:
             root.backward(start, inputs=list(leaves.values()))
         self.peaks.close(ended=True)
         return self._shared(taken, incoming.left)

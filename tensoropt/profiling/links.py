@@ -27,7 +27,7 @@ from scipy.optimize import isotonic_regression
 
 from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.eta import Outlook
+from tensoropt.profiling.eta import Eta
 from tensoropt.profiling.link_fits import LinkFit, Transition, fit_segments
 from tensoropt.profiling.link_timing import (
     COLLECTIVES,
@@ -204,12 +204,12 @@ def measure_links(
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job[0] == "send" else sizes for job in jobs}
     missing = {keys[j]: measuring_s(j[0], plans[j], pool.backend) for j in jobs if j not in found}
-    outlook = Outlook(missing, start_s=0.0 if pool.process_ids else _START_S)
+    eta = Eta(missing, start_s=0.0 if pool.process_ids else _START_S)
     for done, job in enumerate(jobs):
         kind, groups = job
         what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
         if progress is not None:
-            progress(done, len(jobs), f"{outlook.words}, {what}" if missing else what)
+            progress(done, len(jobs), f"{eta.words}, {what}" if missing else what)
         if job in found:
             continue
         try:
@@ -219,7 +219,7 @@ def measure_links(
             failed[what] = str(error).split("\n", 1)[0]
             record = {"failed": failed[what]}
             logger.warning("%s could not be measured: %s", what, failed[what])
-        outlook.done([keys[job]])
+        eta.done([keys[job]])
         if store is not None:
             store.put(keys[job], record, "collective")
     if progress is not None:

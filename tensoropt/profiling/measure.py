@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.eta import Outlook, allowed_for, batches
+from tensoropt.profiling.eta import Eta, allowed_for, batches
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import DeviceTimer, Mark, WallTimer, end_if_lost, local_timer, timer_of
 from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run
@@ -308,21 +308,21 @@ def measure(
     plain = {key: {**r, **describe(wanted[key])} for key, r in records.items() if "class" not in r}
     if any(plain[key] != records[key] for key in plain):  # kept before records said what they are of
         store.put_many({f"{prefix}/{key}": record for key, record in plain.items()})
-    outlook = Outlook({work.key: timing_s(work, expected_s(work)) for work in missing})
+    eta = Eta({work.key: timing_s(work, expected_s(work)) for work in missing})
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:
         found = {key: {**record, **describe(wanted[key])} for key, record in fresh.items()}
         store.put_many({f"{prefix}/{key}": record for key, record in found.items()})
         records.update(found)
-        outlook.done(found)
+        eta.done(found)
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
-        for chunk in batches(works, outlook.expected_s, batch):
+        for chunk in batches(works, eta.expected_s, batch):
             if progress is not None:
                 done = sum(work.key in records for work in missing)
-                progress(done, len(missing), f"{outlook.words}, {chunk[0].describe()}")
-            short += _Batch(pool, training, outlook.expected_s, keep).time(chunk, again=again)
+                progress(done, len(missing), f"{eta.words}, {chunk[0].describe()}")
+            short += _Batch(pool, training, eta.expected_s, keep).time(chunk, again=again)
         return short
 
     if short := time_all(missing, again=True):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tensoropt.profiling.flops import flops_of
 
 
-class Alive(TorchDispatchMode):
+class LiveTensors(TorchDispatchMode):
     """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic.
 
     ``lent``: what is made now is somebody else's too: alive, but not in ``own``, nor in its peak. ``before``
@@ -29,7 +29,7 @@ class Alive(TorchDispatchMode):
         self._seen: dict[int, weakref.ref] = {}
 
     @property
-    def alive(self) -> Iterable[int]:
+    def storages(self) -> Iterable[int]:
         """The storages it knows of."""
         return self._seen
 
@@ -86,17 +86,17 @@ class Peak(NamedTuple):
     own: int
 
 
-class During(NamedTuple):
+class Activity(NamedTuple):
     """What went on meanwhile: parameters that are read, and those whose gradients were made before."""
 
     reads: frozenset[str] = frozenset()
     made: frozenset[str] = frozenset()
 
 
-class Highest(NamedTuple):
-    """Peaks, by what went on meanwhile."""
+class PeakBytes(NamedTuple):
+    """Peak bytes, by what went on meanwhile."""
 
-    of: Mapping[During, Peak]
+    of: Mapping[Activity, Peak]
 
     def above(self, kept: int, *, reading: bool = False, own: bool = False) -> int:
         """The highest, over what is ``kept``; ``reading``: of those while parameters were read."""
@@ -104,22 +104,22 @@ class Highest(NamedTuple):
         return max(0, max(found, default=0) - kept)
 
 
-class Peaks:
+class PeakTracker:
     """The peaks of what was alive."""
 
-    def __init__(self, alive: Alive):
-        self.alive = alive
-        self._of: dict[During, Peak] = {}
+    def __init__(self, live: LiveTensors):
+        self.live = live
+        self._of: dict[Activity, Peak] = {}
         self._node: Any = None
-        self._during = During()
+        self._activity = Activity()
         self._arrived: set[str] = set()
 
     def read(self, name: str) -> None:
         """The node of backward that runs now asks for a parameter."""
         self.close()
-        self.book(self._during)
+        self.book(self._activity)
         self._node = torch._C._current_autograd_node()
-        self._during = self._during._replace(reads=self._during.reads | {name})
+        self._activity = self._activity._replace(reads=self._activity.reads | {name})
 
     def arrived(self, name: str) -> None:
         """The gradient of a parameter was made, and is let go of before the next operator."""
@@ -129,20 +129,20 @@ class Peaks:
         """Book what is over by now: a node that reads parameters, the making of gradients."""
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
-            self.book(self._during)
-            reads = frozenset() if other or ended else self._during.reads
-            self._during = During(reads, self._during.made | self._arrived)
+            self.book(self._activity)
+            reads = frozenset() if other or ended else self._activity.reads
+            self._activity = Activity(reads, self._activity.made | self._arrived)
             self._node, self._arrived = None if other else self._node, set()
         if ended:
-            self.book(self._during)
+            self.book(self._activity)
 
-    def book(self, during: During) -> None:
+    def book(self, activity: Activity) -> None:
         """What has peaked since the last booking."""
-        before = self._of.get(during, Peak(0, 0))
-        self._of[during] = Peak(max(before.most, self.alive.peak), max(before.own, self.alive.own_peak))
-        self.alive.restart()
+        before = self._of.get(activity, Peak(0, 0))
+        self._of[activity] = Peak(max(before.most, self.live.peak), max(before.own, self.live.own_peak))
+        self.live.restart()
 
-    def take(self) -> Highest:
+    def take(self) -> PeakBytes:
         """Of all bookings, and begin anew."""
-        found, self._of = Highest(self._of), {}
+        found, self._of = PeakBytes(self._of), {}
         return found

@@ -14,7 +14,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.buckets import copies_gradient
-from tensoropt.sharding.configurations import Mesh
+from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.placement import WAITING, Layout
 from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
@@ -86,7 +86,7 @@ class Prices:
     def __init__(
         self,
         graph: GroupGraph,
-        mesh: Mesh,
+        mesh: AxisSizes,
         compute: ComputeCosts,
         communication: CommunicationCosts,
         optimizer: str,
@@ -200,6 +200,6 @@ class _FreeCommunication:
         return 0.0
 
 
-def free_prices(graph: GroupGraph, mesh: Mesh, optimizer: str) -> Prices:
+def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
     """Prices at which nothing takes any time: to follow bytes and collectives only."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)

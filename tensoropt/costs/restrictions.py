@@ -16,8 +16,7 @@ import networkx as nx
 from tensoropt.cluster import Cluster, Mesh, list_devices
 from tensoropt.costs.parameters import storage_options
 from tensoropt.graph import Operator
-from tensoropt.sharding.configurations import Configuration, enumerate_configurations
-from tensoropt.sharding.configurations import Mesh as MeshSizes
+from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
 from tensoropt.sharding.constraints import (
     BATCH,
     Axes,
@@ -197,7 +196,7 @@ class _Narrowing:
     ):
         self.matched, self.graph, self.micro = matched, graph, micro
         self.names = _axis_names(mesh)
-        self.sizes: MeshSizes = (count, *(size for size in mesh.shape if size > 1))
+        self.sizes: AxisSizes = (count, *(size for size in mesh.shape if size > 1))
         self.groups = {g.name: g for g in graph.groups}
         self.found: dict[str, tuple[Configuration, ...]] = {}
         self.state = _State()

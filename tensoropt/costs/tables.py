@@ -17,7 +17,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, memory_orders, workload
-from tensoropt.sharding.configurations import Configuration, Mesh, enumerate_configurations
+from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
@@ -84,7 +84,7 @@ class CostTables:
     """All tables of one mesh and micro-batch count."""
 
     graph: GroupGraph
-    mesh: Mesh
+    mesh: AxisSizes
     variables: tuple[Variable, ...]
     edges: tuple[EdgeTable, ...]
     templates: Mapping[str, Template] = field(repr=False)
@@ -175,7 +175,7 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
 
 def make_templates(
     graph: GroupGraph,
-    mesh: Mesh,
+    mesh: AxisSizes,
     micro: Mapping[str, AxisStrategy],
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,

@@ -28,7 +28,7 @@ from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.configurations import Mesh as MeshSizes
+from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
 SCHEMA = "tensoropt.recorded/1"
@@ -86,7 +86,7 @@ class Recorded:
     def grouped(self) -> GroupGraph:
         return group_operators(refine_graph(self.graph))
 
-    def prices(self, cluster: Cluster, mesh: Mesh, sizes: MeshSizes, optimizer: str) -> Prices:
+    def prices(self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str) -> Prices:
         """Prices on one mesh of the cluster; ``sizes``: micro-batches, then the real axes."""
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
         return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads)

@@ -20,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
-from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.kernels import ShardContext, SingleDevice
 from tensoropt.sharding.local import LocalCall, localise
@@ -146,7 +146,10 @@ def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[st
 
 
 def workload(
-    graph: GroupGraph, configuration: Configuration, mesh: Mesh, orders: Mapping[str, Order] | None = None
+    graph: GroupGraph,
+    configuration: Configuration,
+    mesh: AxisSizes,
+    orders: Mapping[str, Order] | None = None,
 ) -> Workload:
     """The workload of a configuration on the rank with the largest shards.
 

@@ -17,7 +17,8 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inp
 from tensoropt.sharding.local import Placed
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
 
-Mesh = tuple[int, ...]
+AxisSizes = tuple[int, ...]
+"""How many parts each axis has that a configuration may split: micro-batches first, then the mesh axes."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Configuration:
         return name, before, after
 
     def placed(
-        self, op_name: str, atoms: AtomGraph, mesh: Mesh, coordinate: tuple[int, ...] | None
+        self, op_name: str, atoms: AtomGraph, mesh: AxisSizes, coordinate: tuple[int, ...] | None
     ) -> Placed:
         return Placed(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
 
 
-def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: Mesh) -> bool:
+def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:
     """Whether every loop divides by the axes that split it (or may be cut unevenly by one axis)."""
     for op in group.operators:
         parts: dict[int, list[int]] = {}
@@ -82,7 +83,7 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
 
 
 def enumerate_configurations(
-    atoms: AtomGraph, group: Group, mesh: Mesh, micro: AxisStrategy
+    atoms: AtomGraph, group: Group, mesh: AxisSizes, micro: AxisStrategy
 ) -> tuple[Configuration, ...]:
     """All configurations of a group on a mesh; the unsplit one is always among them.
 

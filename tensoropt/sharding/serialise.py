@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from tensoropt.errors import PlanError
-from tensoropt.sharding.configurations import Configuration, Mesh, fits
+from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import HELD, WAITING, Layout, layout_names, placement_code
 from tensoropt.sharding.regions import Region, find_regions
@@ -67,7 +67,7 @@ def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
     return tuple(r for r in available.values() if r.name in names)
 
 
-def _mesh(value: Any) -> Mesh:
+def _mesh(value: Any) -> AxisSizes:
     whole = isinstance(value, Sequence) and all(isinstance(n, int) and n >= 1 for n in value)
     if not whole or not value:
         raise PlanError(f"the plan's mesh {value!r} is not a list of sizes: micro-batches, then one per axis")
@@ -90,13 +90,13 @@ def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> 
     return found
 
 
-def _per_axis(what: str, value: Any, mesh: Mesh) -> Sequence[str]:
+def _per_axis(what: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(mesh):
         raise PlanError(f"{what}: expected {len(mesh)} names, one per mesh axis, but the plan has {value!r}")
     return value
 
 
-def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: Mesh) -> Configuration:
+def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes) -> Configuration:
     available = {s.label: s for s in group.strategies}
     chosen = []
     for label in _per_axis(group.name, labels, mesh):
@@ -111,7 +111,7 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: Mesh) -> 
     return configuration
 
 
-def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: Mesh) -> Layout:
+def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes) -> Layout:
     sizes = graph.atoms.atom_sizes(name)
     try:
         layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))

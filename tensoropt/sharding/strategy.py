@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tensoropt.graph import Tensor
-from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, WAITING, Atoms, Layout, local_shape
 from tensoropt.sharding.regions import Region, region_of
@@ -58,7 +58,7 @@ class Strategy:
     """
 
     graph: GroupGraph
-    mesh: Mesh
+    mesh: AxisSizes
     configurations: Mapping[str, Configuration]
     hubs: Mapping[str, Layout]
     stored: Mapping[str, Layout]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tensoropt.costs.tables import CostTables
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
-from tensoropt.sharding.configurations import Configuration, Mesh
+from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
@@ -33,7 +33,7 @@ class Candidates(Protocol):
     def graph(self) -> GroupGraph: ...
 
     @property
-    def mesh(self) -> Mesh: ...
+    def mesh(self) -> AxisSizes: ...
 
     @property
     def regions(self) -> tuple[Region, ...]:

@@ -6,11 +6,7 @@ import random
 from collections.abc import Mapping
 from math import prod
 
-from tensoropt.sharding.configurations import (
-    Mesh,
-    enumerate_configurations,
-    micro_batch_strategies,
-)
+from tensoropt.sharding.configurations import AxisSizes, enumerate_configurations, micro_batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.placement import HELD, PARTIAL_GRAD, REPLICATE, WAITING, Layout
 from tensoropt.sharding.regions import find_regions
@@ -36,7 +32,7 @@ def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy
 
 def random_strategy(
     graph: GroupGraph,
-    mesh: Mesh,
+    mesh: AxisSizes,
     micro: Mapping[str, AxisStrategy],
     rng: random.Random,
     recompute: float = 0.0,
@@ -78,7 +74,7 @@ def random_strategy(
     return Strategy(graph, mesh, configurations, hubs, stored, recomputed)
 
 
-def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: Mesh, rng: random.Random) -> Layout:
+def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
     """A legal stored placement near a use: axes on which it is whole may shard any atom that divides.
 
     Its copy may be held.

@@ -17,7 +17,7 @@ import torch
 
 from tensoropt.capture import Mode, capture
 from tensoropt.cluster import Cluster, Mesh, load_cluster
-from tensoropt.costs.source import CostSource, Progress, build_tables, real_shape, silent
+from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement.points import placed_space
@@ -51,6 +51,7 @@ from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.simulate.overlap import overlap_of
 from tensoropt.spaces import SearchedSpace, certified, judge_all, search_all
+from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes
 
 MAX_AXES = 3

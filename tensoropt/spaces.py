@@ -16,7 +16,7 @@ import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.source import CostSource, Progress
+from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
@@ -26,6 +26,7 @@ from tensoropt.plan.problem import Settings
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, certify, track_frontier
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.simulate.overlap import overlap_of
+from tensoropt.types import Progress
 from tensoropt.units import format_bytes
 
 

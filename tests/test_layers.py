@@ -38,7 +38,7 @@ def test_every_stage_has_its_layer() -> None:
         "ranks",
         "capture | cluster | zoo",
         "graph",
-        "errors : units : console",
+        "errors : types : units : console",
     ]
 
 

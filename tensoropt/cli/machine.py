@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,8 @@ def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
                 store,
                 functional=False,
                 refresh=options.refresh,
-                progress=partial(progress, f"links {mesh.label}"),
+                progress=progress,
+                stage=f"links {mesh.label}",
             )
             data.append(links_data(mesh.label, fits))
             texts.append(f"mesh {mesh.label}\n{fits.table()}")

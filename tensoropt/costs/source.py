@@ -7,7 +7,7 @@ Everything that the search can choose is measured before anything is priced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -45,17 +45,12 @@ from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankError, RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
+from tensoropt.types import Progress, silent
 
 FACTS = "facts-5"
 """What records of facts say; those of another are found anew."""
 _MOST_FAILURES = 5
 """That a report names."""
-Progress = Callable[[str, int, int, str], None]
-"""Called with (stage, done, total, what)."""
-
-
-def silent(stage: str, done: int, total: int, what: str) -> None:
-    """A progress that shows nothing."""
 
 
 class CostSettings(Protocol):
@@ -206,7 +201,7 @@ class CostSource:
             training=self.training,
             describe=lambda work: description(work, self.facts_of(work), self.cluster.device),
             expected_s=lambda work: sum(estimate.seconds(work, self.facts_of(work))),
-            progress=lambda done, total, what: self.progress("measure", done, total, what),
+            progress=self.progress,
         )
         self.measured.update(found)
         self.failed.update(
@@ -283,7 +278,7 @@ class CostSource:
                 self.store,
                 pairs=pairs,
                 functional=False,
-                progress=lambda done, total, what: self.progress("links", done, total, what),
+                progress=self.progress,
             )
             self.failed.update(fits.failed)
         return CommunicationModel(self.cluster, mesh, fits)

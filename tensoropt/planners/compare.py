@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tensoropt.costs.source import Progress
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Point, reduce_points
 from tensoropt.planners.problem import Problem
 from tensoropt.planners.registry import ENTRIES, Entry, cp_sat, planner
+from tensoropt.types import Progress
 from tensoropt.units import format_seconds
 
 SAME = 1e-9

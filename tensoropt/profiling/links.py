@@ -39,6 +39,7 @@ from tensoropt.profiling.link_timing import (
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,8 @@ def measure_links(
     pairs: bool = True,
     functional: bool = True,
     refresh: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress = silent,
+    stage: str = "links",
 ) -> LinkFits:
     """Time every collective on the groups of every set of mesh axes, and every pair of ranks.
 
@@ -182,8 +184,8 @@ def measure_links(
         pairs: also measure point to point.
         functional: time the functional collectives, which resharding issues; else those in place.
         refresh: measure again what the store has.
-        progress: called with ``(done, total, seconds that are left and what)`` before each measurement and at
-            the end.
+        progress: is told before each measurement and at the end, how long the rest will take included.
+        stage: what this is called in reports of progress.
 
     Raises:
         MeasurementError: the pool does not fit the mesh. A measurement that fails or hangs is noted in
@@ -208,8 +210,7 @@ def measure_links(
     for done, job in enumerate(jobs):
         kind, groups = job
         what = f"{kind} {';'.join(','.join(map(str, group)) for group in groups)}"
-        if progress is not None:
-            progress(done, len(jobs), f"{eta.words}, {what}" if missing else what)
+        progress(stage, done, len(jobs), f"{eta.words}, {what}" if missing else what)
         if job in found:
             continue
         try:
@@ -222,8 +223,7 @@ def measure_links(
         eta.done([keys[job]])
         if store is not None:
             store.put(keys[job], record, "collective")
-    if progress is not None:
-        progress(len(jobs), len(jobs), "links")
+    progress(stage, len(jobs), len(jobs), "links")
     return _fits(mesh, found, failed)
 
 

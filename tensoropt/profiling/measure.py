@@ -31,6 +31,7 @@ from tensoropt.ranks.pool import RankError, RankPool
 from tensoropt.ranks.timeouts import forked
 from tensoropt.ranks.worker import tell
 from tensoropt.sharding.kernels import SingleDevice
+from tensoropt.types import Progress, silent
 
 MIN_REPEATS, TARGET_S = 5, 0.12
 """A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the timer says; in
@@ -44,7 +45,6 @@ WAYS = ("forward", "backward")
 _ELSEWHERE = "another rank could not run it"
 OUT_OF_MEMORY = "out of memory"
 """Begins the error of a workload that had too little of it."""
-Progress = Callable[[int, int, str], None]
 
 
 def time_workload(
@@ -286,7 +286,7 @@ def measure(
     training: bool,
     describe: Callable[[Workload], Mapping[str, Any]] = lambda work: {},
     expected_s: Callable[[Workload], float] = lambda work: 0.0,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
     """Time what the store does not know yet; the store is written after every few workloads.
@@ -296,7 +296,7 @@ def measure(
         describe: what a record says beside its seconds.
         expected_s: about how long forward and backward take, for what is said in advance and for how long a
             workload is waited for.
-        progress: called with (done, total, seconds that are left and description).
+        progress: is told of the stage ``measure``: what is timed next and how long all of it will take.
 
     Returns:
         records by workload key; a record with ``error`` marks what could not run.
@@ -319,9 +319,8 @@ def measure(
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
         for chunk in batches(works, eta.expected_s, batch):
-            if progress is not None:
-                done = sum(work.key in records for work in missing)
-                progress(done, len(missing), f"{eta.words}, {chunk[0].describe()}")
+            done = sum(work.key in records for work in missing)
+            progress("measure", done, len(missing), f"{eta.words}, {chunk[0].describe()}")
             short += _Batch(pool, training, eta.expected_s, keep).time(chunk, again=again)
         return short
 
@@ -329,8 +328,8 @@ def measure(
         pool.restart()  # what ranks have used they hold on to
         time_all(short, again=False)
         pool.restart()
-    if progress is not None and missing:
-        progress(len(missing), len(missing), "done")
+    if missing:
+        progress("measure", len(missing), len(missing), "done")
     return records
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
 from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.types import Progress, silent
 from tensoropt.verify.rank_checks import CheckOptions, check_plan, narrow_distance
 from tensoropt.verify.recorder import all_sent
 from tensoropt.verify.reference import module_difference
@@ -60,7 +61,7 @@ def verify_strategies(
     pool: RankPool | None = None,
     options: CheckOptions | None = None,
     timeout_s: float = 600.0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """Run strategies on ranks of this machine and compare them with the unsplit model.
 
@@ -71,7 +72,7 @@ def verify_strategies(
         pool: ranks to use where their number fits; others are started as needed.
         options: what to check.
         timeout_s: for one strategy.
-        progress: called with (strategies done, all of them).
+        progress: is told after each strategy, as the stage ``run``.
 
     Returns:
         One dict per strategy, plain data: ``loss_difference, gradient_difference, parameter_difference,
@@ -93,8 +94,7 @@ def verify_strategies(
             for index in indices:
                 results[index] = verify_one(model, strategies[index], ranks, options, timeout_s)
                 done += 1
-                if progress is not None:
-                    progress(done, len(strategies))
+                progress("run", done, len(strategies), "")
             for index in indices:
                 found = results[index]
                 assert found is not None

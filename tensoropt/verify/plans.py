@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.types import Progress
 from tensoropt.verify.check import verify_module, verify_strategies, within_tolerance
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, check_placed_on_fake_ranks, fake_result
 from tensoropt.verify.places import Place, Wanted, cluster_of, place_for
@@ -36,7 +37,6 @@ from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.recorder import compare_collectives, shown_axes
 
 AnyStrategy = Strategy | PlacedStrategy
-Progress = Callable[[str, int, int, str], None]
 RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed."""
 TIMEOUT_S = 600.0
@@ -281,7 +281,7 @@ def _run(
         [_data(s) for s in strategies],
         pool=pool,
         options=CheckOptions(optimizer=optimizer, seed=spec.seed),
-        progress=lambda done, total: progress("run", done, total, ""),
+        progress=progress,
     )
     return _answer(strategies, predictions, results, place, module)
 

@@ -247,15 +247,15 @@ def test_a_measurement_that_fails_is_marked_and_the_rest_goes_on(store):
     assert ("reduce_scatter", (0,)) not in fits.collectives
     assert len(fits.collectives) == 4
     assert "not measured: rank 1" in fits.table()
-    assert seen[0][:2] == (0, 7)
-    assert re.match(r"about \d+ s in all \(estimated\), all_reduce 0,1", seen[0][2])
-    assert " left, " in seen[1][2]
-    assert seen[-1][:2] == (7, 7)
+    assert seen[0][:3] == ("links", 0, 7)
+    assert re.match(r"about \d+ s in all \(estimated\), all_reduce 0,1", seen[0][3])
+    assert " left, " in seen[1][3]
+    assert seen[-1][:3] == ("links", 7, 7)
     seen.clear()
     again = measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
     assert len(again.collectives) == 5  # tried again
     measure_links(cluster, mesh, FakePool(2), store, progress=lambda *args: seen.append(args))
-    assert seen[-2][2] == "send 0,1"  # nothing to wait for
+    assert seen[-2][3] == "send 0,1"  # nothing to wait for
 
 
 def test_a_pool_or_kind_that_does_not_fit_is_refused(store):

@@ -82,8 +82,8 @@ def test_measures_forward_and_backward(pool, store):
         assert MIN_REPEATS <= record["repeats"] < WallTimer.most_repeats + MOST_COPIES  # whole laps
         assert record["spread"] >= 0
     assert records[large.key]["forward_s"] > records[small.key]["forward_s"]
-    assert seen[0][:2] == (0, 2)
-    assert seen[-1][:2] == (2, 2)
+    assert seen[0][:3] == ("measure", 0, 2)
+    assert seen[-1][:3] == ("measure", 2, 2)
 
 
 def test_inference_has_no_backward(pool, store):
@@ -136,7 +136,7 @@ def test_what_is_known_is_not_measured_again(pool, store):
 def test_an_interruption_keeps_what_was_measured(pool, store):
     works = [linear(8, 16, n) for n in range(1, 6)]
 
-    def stop(done: int, total: int, what: str) -> None:
+    def stop(stage: str, done: int, total: int, what: str) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
@@ -146,7 +146,7 @@ def test_an_interruption_keeps_what_was_measured(pool, store):
     assert set(known) == {f"here/{w.key}" for w in works[:2]}
     seen = []
     measure(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
-    assert seen[0][1] == 3
+    assert seen[0][2] == 3
 
 
 SECONDS = {"forward": [1.0] * 4, "backward": [2.0] * 4}
@@ -244,7 +244,7 @@ def test_seconds_are_said_in_advance(store):
         "here",
         training=True,
         expected_s=lambda work: 2.0,
-        progress=lambda done, total, what: said.append(what),
+        progress=lambda stage, done, total, what: said.append(what),
     )
     assert said[0].startswith("about 42 s in all (estimated), aten.linear")
     assert " left, aten.linear" in said[1]

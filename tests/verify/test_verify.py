@@ -133,7 +133,7 @@ def test_result_is_plain_and_measured(ranks: RankPool) -> None:
         draw("mlp", (1, 2), 1),
         pool=ranks,
         options=CheckOptions(timed_steps=2),
-        progress=lambda done, total: calls.append((done, total)),
+        progress=lambda stage, done, total, what: calls.append((done, total)),
     )
     assert json.loads(json.dumps(result)) == result
     assert calls == [(1, 1)]

@@ -66,7 +66,6 @@ def measure_links(options: argparse.Namespace, progress: Progress) -> Answer:
                 mesh,
                 pool,
                 store,
-                functional=False,
                 refresh=options.refresh,
                 progress=progress,
                 stage=f"links {mesh.label}",

@@ -28,9 +28,9 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Link, Mesh
 from tensoropt.errors import MeasurementError
-from tensoropt.profiling.link_fits import Transition
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
+from tensoropt.profiling.transitions import Transition
 
 MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
 # Start of one collective, beside its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc). For gloo

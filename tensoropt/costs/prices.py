@@ -71,7 +71,7 @@ class Send(NamedTuple):
 _FREE = Overheads()
 _WORK_BETWEEN_S = 1e-3
 """Taken for the work between two collectives while a plan is searched for. What turns add is measured of CPU
-ranks only, and has nearly come to its end by then (:class:`~tensoropt.profiling.link_fits.Transition`)."""
+ranks only, and has nearly come to its end by then (:class:`~tensoropt.profiling.transitions.Transition`)."""
 
 
 class Prices:

@@ -31,7 +31,8 @@ from tensoropt.costs.roofline import (
 from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
 from tensoropt.profiling.links import load_links, measure_links
-from tensoropt.profiling.measure import OUT_OF_MEMORY, measure, measure_optimizer
+from tensoropt.profiling.measure import measure
+from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import (
     Overheads,
     data_sheet_overheads,
@@ -41,6 +42,7 @@ from tensoropt.profiling.overheads import (
 )
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
+from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
 from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankError, RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
@@ -269,7 +271,7 @@ class CostSource:
         if mesh.size == 1 or not has_local_links(self.cluster):
             return CommunicationModel(self.cluster, mesh)
         if self.pool is None and has_local_cores(self.cluster):
-            fits = load_links(self.cluster, mesh, self.store, functional=False)
+            fits = load_links(self.cluster, mesh, self.store)
         if self.pool is not None:
             fits = measure_links(
                 self.cluster,
@@ -277,7 +279,6 @@ class CostSource:
                 self.pool,
                 self.store,
                 pairs=pairs,
-                functional=False,
                 progress=self.progress,
             )
             self.failed.update(fits.failed)

@@ -30,7 +30,7 @@ from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
-from tensoropt.profiling.measure import make_optimizer
+from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.ranks.pinning import pin
 
 RANKS = "CPU ranks"

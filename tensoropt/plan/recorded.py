@@ -23,9 +23,10 @@ from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.link_fits import LinkFit, Transition
+from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
+from tensoropt.profiling.transitions import Transition
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import AxisSizes

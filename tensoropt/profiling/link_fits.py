@@ -110,59 +110,6 @@ class LinkFit:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """What going from work to a collective and back costs, on either side.
-
-    Attributes:
-        works_s: (w,) seconds of work before the collective or after it, ascending from 0.
-        sizes: (s,) bytes of the collective, ascending.
-        arriving_s: (w, s) seconds that the collective takes longer after so much work: the network's code and
-            buffers have left the caches, and a rank that waited for another sleeps.
-        leaving_s: (w, s) seconds that so much work takes longer after it: now the operators' have left them.
-    """
-
-    works_s: tuple[float, ...]
-    sizes: tuple[int, ...]
-    arriving_s: tuple[tuple[float, ...], ...]
-    leaving_s: tuple[tuple[float, ...], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "works_s": list(self.works_s),
-            "sizes": list(self.sizes),
-            "arriving_s": [list(row) for row in self.arriving_s],
-            "leaving_s": [list(row) for row in self.leaving_s],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Transition:
-        return cls(
-            works_s=tuple(data["works_s"]),
-            sizes=tuple(data["sizes"]),
-            arriving_s=tuple(map(tuple, data["arriving_s"])),
-            leaving_s=tuple(map(tuple, data["leaving_s"])),
-        )
-
-    def arriving(self, work_s: Any, num_bytes: Any) -> Any:
-        """Seconds that a collective takes longer after ``work_s`` (numbers or arrays of one shape); at the
-        ends as at the last figure, between sizes by their logarithms."""
-        return self._between(self.arriving_s, work_s, num_bytes)
-
-    def leaving(self, work_s: Any, num_bytes: Any) -> Any:
-        """Seconds that ``work_s`` after a collective takes longer; likewise."""
-        return self._between(self.leaving_s, work_s, num_bytes)
-
-    def _between(self, table: Sequence[Sequence[float]], work_s: Any, num_bytes: Any) -> Any:
-        work_s, num_bytes = np.broadcast_arrays(work_s, num_bytes)
-        place = np.interp(np.log(np.maximum(num_bytes, 1)), np.log(self.sizes), range(len(self.sizes)))
-        low = np.floor(place).astype(int)
-        high = np.minimum(low + 1, len(self.sizes) - 1)
-        columns = np.stack([np.interp(work_s, self.works_s, extra_s) for extra_s in zip(*table, strict=True)])
-        below, above = (np.take_along_axis(columns, i[None], 0)[0] for i in (low, high))
-        return below + (above - below) * (place - low)
-
-
 def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """``(alpha, seconds per byte)``, both at least 0, least squares of the relative errors."""
     x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)

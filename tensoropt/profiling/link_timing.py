@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -13,9 +11,6 @@ _WARM_UPS = 2  # one where repeats are few, because they are long
 _LAPS, _FEWEST_IN_A_LAP = 5, 10
 
 Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
-_LONG_S = 0.03  # turns take a millisecond at most
-LAYER_KINDS = 8
-_ROWS, _WIDTH, _LAYERS = 32, 64, 96  # 6 MiB of parameters and their gradients
 
 
 def time_collective(
@@ -23,7 +18,6 @@ def time_collective(
     world_size: int,
     kind: str,
     groups: Sequence[Sequence[int]],
-    functional: bool,
     plan: Sequence[tuple[int, int]],
 ) -> Stamps:
     """Run one collective in this rank's group, all groups at the same time.
@@ -32,8 +26,6 @@ def time_collective(
     one moment would lie off the line.
 
     Args:
-        functional: through the functional collectives, as ``DTensor.redistribute`` issues them: they
-            make a new output each time and cost a few hundred microseconds more on gloo.
         groups: a partition of all ranks.
         plan: ``(bytes, repeats)`` per size; the bytes count as in :mod:`tensoropt.profiling.links`.
     """
@@ -48,148 +40,13 @@ def time_collective(
             for (size, repeats), (starts, ends) in zip(plan, stamps, strict=True):
                 laps = min(_LAPS, max(1, repeats // _FEWEST_IN_A_LAP))  # long ones need no more
                 if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
-                    action = collective_call(kind, group, ranks, first, size, functional=functional)
+                    action = collective_call(kind, group, ranks, first, size)
                     begun, ended = _repeat(action, turns)
                     starts += begun
                     ends += ended
         return stamps
     finally:
         dist.destroy_process_group(handles[mine])
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Blocks of work and collectives by turns.
-
-    Attributes:
-        layers: of a block.
-        size: bytes of the collective after each block; 0 for none, and blocks follow one another.
-        blocks: how many are timed, after one that is not.
-    """
-
-    layers: int
-    size: int
-    blocks: int
-
-
-def time_transitions(
-    rank: int, world_size: int, groups: Sequence[Sequence[int]], plan: Sequence[Turns], laps: int
-) -> list[list[list[tuple[float, float, float]]]]:
-    """Work and all-reduces by turns, each rank at its own pace, as in a step.
-
-    Work is forward and backward of small layers of several kinds, always other ones, so that code and
-    parameters are found where a step finds them. The machine's pace changes from second to second: a lap goes
-    through the whole plan, and figures of one lap are compared.
-
-    Returns:
-        per lap, per entry of the plan and per block when its work began and ended, and when the collective
-        after it ended; no blocks where the collective takes so long that turns do not matter.
-    """
-    import torch
-    import torch.distributed as dist
-
-    handles = [dist.new_group(list(group)) for group in groups]
-    mine = next(index for index, group in enumerate(groups) if rank in group)
-    layers = [kind() for kind, _ in zip(itertools.cycle(_kinds()), range(_LAYERS), strict=False)]
-    inputs, turns = torch.randn(_ROWS, _WIDTH, requires_grad=True), itertools.cycle(layers)
-
-    def work(count: int) -> None:
-        hidden = inputs
-        for layer in itertools.islice(turns, count):
-            hidden = layer(hidden)
-        if count:
-            hidden.sum().backward()
-
-    def block(count: int, action: Callable[[], object]) -> tuple[float, float, float]:
-        start = time.perf_counter()
-        work(count)
-        middle = time.perf_counter()
-        action()
-        return start, middle, time.perf_counter()
-
-    try:
-        group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
-        actions = {
-            size: collective_call("all_reduce", group, ranks, first, size) if size else int
-            for size in dict.fromkeys(turn.size for turn in plan)
-        }
-        short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
-        found = []
-        for _ in range(laps):
-            lap: list[list[tuple[float, float, float]]] = []
-            for turn in plan:
-                dist.barrier()
-                action = actions[turn.size]
-                if turn.size not in short:
-                    lap.append([])
-                    continue
-                block(turn.layers, action)
-                lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
-            found.append(lap)
-        return found
-    finally:
-        dist.destroy_process_group(handles[mine])
-
-
-def _slowest(action: Callable[[], object]) -> float:
-    """Seconds of an action on the rank where it takes longest, the same number on all."""
-    import torch
-    import torch.distributed as dist
-
-    seconds = 0.0
-    for _ in range(2):
-        dist.barrier()
-        start = time.perf_counter()
-        action()
-        seconds = time.perf_counter() - start
-    longest = torch.tensor(seconds)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return float(longest)
-
-
-def _kinds() -> list[Callable[[], Any]]:
-    """Makers of small layers that differ from each other as a step's operators do; the shape stays."""
-    import torch
-    from torch.nn import functional
-
-    class Layer(torch.nn.Module):
-        def __init__(self, function: Callable[..., torch.Tensor], *parts: torch.nn.Module):
-            super().__init__()
-            self.function, self.parts = function, torch.nn.ModuleList(parts)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.function(x, *self.parts)
-
-    def attention(x: torch.Tensor, project: Any) -> torch.Tensor:
-        q, k, v = project(x).view(1, _ROWS, 3, 4, -1).permute(2, 0, 3, 1, 4)
-        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
-
-    def feed(x: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
-        return down(functional.gelu(up(x)))
-
-    def gate(x: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
-        return torch.tanh(one(x)) * torch.sigmoid(other(x))
-
-    def lookup(x: torch.Tensor, table: Any) -> torch.Tensor:
-        return x + table(places)
-
-    def swap(x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([piece.contiguous() for piece in x.chunk(2, 1)][::-1], 1)
-
-    def along_rows(x: torch.Tensor, convolution: Any) -> torch.Tensor:
-        return functional.relu(convolution(x.t()[None])[0].t())
-
-    linear, places = torch.nn.Linear, torch.arange(_ROWS)
-    return [
-        lambda: torch.nn.LayerNorm(_WIDTH),
-        lambda: Layer(attention, linear(_WIDTH, 3 * _WIDTH)),
-        lambda: Layer(gate, linear(_WIDTH, _WIDTH), linear(_WIDTH, _WIDTH)),
-        lambda: Layer(feed, linear(_WIDTH, 2 * _WIDTH), linear(2 * _WIDTH, _WIDTH)),
-        lambda: Layer(lookup, torch.nn.Embedding(_ROWS, _WIDTH)),
-        lambda: torch.nn.Softmax(-1),
-        lambda: Layer(swap),
-        lambda: Layer(along_rows, torch.nn.Conv1d(_WIDTH, _WIDTH, 3, padding=1)),
-    ]
 
 
 def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> Stamps:
@@ -213,35 +70,23 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     return stamps
 
 
-def collective_call(
-    kind: str, group: Any, ranks: int, first: int, size: int, *, functional: bool = False
-) -> Callable[[], object]:
+def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
     """A collective of ``size`` bytes among ``ranks``, whose ``first`` it comes from if it comes from one."""
     import torch
     import torch.distributed as dist
-    import torch.distributed._functional_collectives as functions
 
     part = max(1, size // 4 // ranks)  # float32 elements of one rank's share
     whole = torch.zeros(part * ranks, device=_device())
     share = torch.zeros(part, device=_device())
     other = torch.empty_like(whole)
-    wait = functions.wait_tensor
-    in_place: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
         "all_gather": lambda: dist.all_gather_single(whole, share, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(share, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, first, group=group),
     }
-    as_functions: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: wait(functions.all_reduce(whole, "sum", group)),
-        "all_gather": lambda: wait(functions.all_gather_single(share, 0, group)),
-        "reduce_scatter": lambda: wait(functions.reduce_scatter_single(whole, "sum", 0, group)),
-        "all_to_all": lambda: wait(functions.all_to_all_single(whole, None, None, group)),
-        # Its source is a rank of the group, that of dist.broadcast one of the world.
-        "broadcast": lambda: wait(functions.broadcast(whole, 0, group)),
-    }
-    return (as_functions if functional else in_place)[kind]
+    return calls[kind]
 
 
 def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:

@@ -7,8 +7,9 @@ What ``bytes`` counts, per kind:
     reduce_scatter  the input of one rank all_to_all      the input of one rank
     broadcast       the tensor            send            the message (point to point, one way)
 
-Seconds are those of ranks in step: from the last one's call to the last one's return. Ranks that come from
-work are slower to begin, and slower at work afterwards (:class:`~tensoropt.profiling.link_fits.Transition`).
+Collectives are timed in place, as the executor issues them. Seconds are those of ranks in step: from the last
+one's call to the last one's return. Ranks that come from work are slower to begin, and slower at work
+afterwards (:class:`~tensoropt.profiling.transitions.Transition`).
 """
 
 from __future__ import annotations
@@ -23,21 +24,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.eta import Eta
-from tensoropt.profiling.link_fits import LinkFit, Transition, fit_segments
-from tensoropt.profiling.link_timing import (
-    COLLECTIVES,
-    LAYER_KINDS,
-    Turns,
-    time_collective,
-    time_pair,
-    time_transitions,
-)
+from tensoropt.profiling.link_fits import LinkFit, fit_segments
+from tensoropt.profiling.link_timing import COLLECTIVES, time_collective, time_pair
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.transition_timing import time_transitions
+from tensoropt.profiling.transitions import TURNS, Transition, plan_of_turns, transition_of
 from tensoropt.ranks.pool import RankError, RankPool
 from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
@@ -49,7 +44,7 @@ QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 TRANSITION = "turns"
-TRANSITION_SIZES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 2 * 2**20, 8 * 2**20)
+"""Stands for a kind of collective where transitions are measured."""
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
@@ -57,16 +52,11 @@ _MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
 """Seconds of a small message and bytes per second of a large one, about: how often a size is repeated and
 what is said in advance rest on it, no price does."""
 _START_S, _READY_S, _LAYER_S = 5.0, 0.1, 1.5e-4
-"""Starting ranks, their groups for one measurement, and a layer of work forward and backward, about."""
+"""Starting ranks, their groups for one measurement, and a layer of work forward and backward, about; as
+above, estimates of how long measuring takes rest on them, no price does."""
 _TITLE = 40  # columns
-_TURNS = (
-    # What small collectives leave in caches is soon over, waiting grows with the work; large ones take long
-    # themselves.
-    (TRANSITION_SIZES[:3], {0: 8, 1: 2 * LAYER_KINDS, 4: LAYER_KINDS, 16: 2}, 24),
-    (TRANSITION_SIZES[3:], {0: 3, 1: LAYER_KINDS, 4: LAYER_KINDS // 2, 16: 2}, 8),
-)
-"""Sizes of collectives, how many blocks of how many layers (some 0.1 ms each) of work, laps."""
-_WARM_LAPS = 2
+_HOW = "in place/mean in step without a standstill, waits, laps, batch class"
+"""Part of every key: figures that were found in another way are not found again."""
 _TRIES, _LEFT_ALONE, _WORTH_ASKING_S = 2, 0.05, 1.0
 """How often links are measured at most; the share of the cores' time that the host may have taken; how much
 of it there has to be for the system's hundredths to say anything."""
@@ -140,7 +130,7 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
         return _message_s(backend, size) if size else 0.0
 
     if kind == TRANSITION:
-        turns = [(turn, laps) for sizes, blocks, laps in _TURNS for turn in _plan(sizes, blocks)]
+        turns = [(turn, laps) for sizes, blocks, laps in TURNS for turn in plan_of_turns(sizes, blocks)]
         blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
         return _READY_S + sum(blocks_s)
     ways, barrier_s = (2 if kind == "send" else 1), _message_s(backend, 0)
@@ -167,7 +157,6 @@ def measure_links(
     kinds: Sequence[str] = COLLECTIVES,
     sizes: Sequence[int] = QUICK_SIZES,
     pairs: bool = True,
-    functional: bool = True,
     refresh: bool = False,
     progress: Progress = silent,
     stage: str = "links",
@@ -182,7 +171,6 @@ def measure_links(
         store: where fits are kept, by cluster fingerprint, backend, kind and groups.
         sizes: bytes, ascending. The default takes a few seconds on two gloo ranks.
         pairs: also measure point to point.
-        functional: time the functional collectives, which resharding issues; else those in place.
         refresh: measure again what the store has.
         progress: is told before each measurement and at the end, how long the rest will take included.
         stage: what this is called in reports of progress.
@@ -200,7 +188,7 @@ def measure_links(
     if unknown:
         raise MeasurementError(f"unknown collective '{unknown[0]}'; valid: {', '.join(COLLECTIVES)}")
     jobs = _jobs(mesh, kinds, pool.backend, pairs)
-    keys = {job: _key(cluster, pool.backend, functional, *job) for job in jobs}
+    keys = {job: _key(cluster, pool.backend, *job) for job in jobs}
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
@@ -214,7 +202,7 @@ def measure_links(
         if job in found:
             continue
         try:
-            record = left_alone(partial(_measure, pool, kind, groups, plans[job], functional))
+            record = left_alone(partial(_measure, pool, kind, groups, plans[job]))
             found[job] = record
         except RankError as error:
             failed[what] = str(error).split("\n", 1)[0]
@@ -227,13 +215,11 @@ def measure_links(
     return _fits(mesh, found, failed)
 
 
-def load_links(
-    cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None, functional: bool = True
-) -> LinkFits:
+def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
     """The fits that the store has for a mesh; what is missing is left out, nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, backend, pairs=True)
-    keys = {job: _key(cluster, backend, functional, *job) for job in jobs}
+    keys = {job: _key(cluster, backend, *job) for job in jobs}
     known = store.get_many(keys.values(), "collective")
     return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
 
@@ -256,13 +242,10 @@ def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
-def _key(
-    cluster: Cluster, backend: str, functional: bool, kind: str, groups: Iterable[tuple[int, ...]]
-) -> str:
+def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
+    """The store's key: which links, and how they are measured."""
     text = ";".join(",".join(map(str, group)) for group in groups)
-    how = "functional" if functional and kind != "send" else "in place"
-    how += "/mean in step without a standstill, waits, laps, batch class"
-    return f"{cluster.fingerprint}|{backend}|{how}|{kind}|{text}"
+    return f"{cluster.fingerprint}|{backend}|{_HOW}|{kind}|{text}"
 
 
 def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -290,19 +273,19 @@ def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _measure(
-    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int], functional: bool
+    pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int]
 ) -> dict[str, Any]:
     if kind == TRANSITION:
         parts = [
             (plan, pool.run(time_transitions, groups, plan, laps))
-            for plan, laps in ((_plan(sizes, blocks), laps) for sizes, blocks, laps in _TURNS)
+            for plan, laps in ((plan_of_turns(sizes, blocks), laps) for sizes, blocks, laps in TURNS)
         ]
-        return {"fits": _transition(parts, groups)}
+        return {"fits": transition_of(parts, groups).to_dict()}
     plan = [(size, repeats_for(size)) for size in sizes]
     if kind == "send":
         stamps = pool.run(time_pair, groups[0], plan)
     else:
-        stamps = pool.run(time_collective, kind, groups, functional, plan)
+        stamps = pool.run(time_collective, kind, groups, plan)
     fits = []
     for group in groups:
         points = []
@@ -318,86 +301,6 @@ def _measure(
         fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
         fits.append(fit.to_dict())
     return {"fits": fits}
-
-
-def _plan(sizes: Sequence[int], blocks: Mapping[int, int]) -> list[Turns]:
-    turns = itertools.product(blocks.items(), (0, *sizes))
-    return [Turns(layers, size, count) for (layers, count), size in turns if layers or size]
-
-
-def _transition(
-    parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]], groups: Iterable[tuple[int, ...]]
-) -> dict[str, Any]:
-    """A :class:`Transition` as a dict: of the group that loses most with the longest work."""
-    found = [_of_group([(plan, [stamps[r] for r in group]) for plan, stamps in parts]) for group in groups]
-    return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s[-1])).to_dict()
-
-
-def _of_group(parts: Sequence[tuple[Sequence[Turns], Sequence[Any]]]) -> Transition:
-    """Of plans and the stamps of one group's ranks. Longer work adds and suffers no less than shorter work,
-    and a larger collective leaves no less than a smaller one."""
-    arriving: dict[tuple[int, int], float] = {}
-    leaving: dict[tuple[int, int], float] = {}
-    works: dict[int, float] = {0: 0.0}
-    for plan, stamps in parts:
-        laps = (zip(*ranks, strict=True) for ranks in zip(*(s[_WARM_LAPS:] for s in stamps), strict=True))
-        seconds = np.array(
-            [[_block(ranks, turns.size > 0) for turns, ranks in zip(plan, lap, strict=True)] for lap in laps]
-        )
-        worked, sent = (dict(zip(plan, seconds[:, :, i].T, strict=True)) for i in (0, 1))
-        alone = {turns.layers: turns for turns in plan if not turns.size}
-        at_once = {turns.size: turns for turns in plan if not turns.layers}
-        works.update({layers: float(np.median(worked[turns])) for layers, turns in alone.items()})
-        for turns in plan:
-            if turns.layers and turns.size and not np.isnan(sent[turns]).any():
-                # The machine's pace is that of the same lap.
-                key = turns.layers, turns.size
-                arriving[key] = float(np.median(sent[turns] - sent[at_once[turns.size]]))
-                leaving[key] = float(np.median(worked[turns] - worked[alone[turns.layers]]))
-    return Transition(
-        works_s=tuple(_ascending(list(works.values()))),
-        sizes=TRANSITION_SIZES,
-        arriving_s=_table(arriving, tuple(works), by_size=False),
-        leaving_s=_table(leaving, tuple(works), by_size=True),
-    )
-
-
-def _table(
-    found: Mapping[tuple[int, int], float], works: Sequence[int], *, by_size: bool
-) -> tuple[tuple[float, ...], ...]:
-    """(works, sizes) from 0 on, ascending with work and, if so, with size; the longest work that was timed
-    stands for longer work, and the largest size for larger ones."""
-    columns = [[0.0] * len(works)]
-    for size in TRANSITION_SIZES:
-        known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
-        whole = [0.0, *known, *known[-1:] * (len(works) - 1 - len(known))]
-        columns.append(whole if known else columns[-1])
-    columns = columns[1:]
-    rows = zip(*columns, strict=True)
-    return tuple(tuple(_ascending(row)) if by_size else row for row in rows)
-
-
-def _ascending(values: Sequence[float]) -> list[float]:
-    """The ascending numbers nearest to these."""
-    return list(map(float, isotonic_regression(values).x))
-
-
-def _block(ranks: Sequence[Any], sent: bool) -> tuple[float, float]:
-    """Mean seconds of work and of the collective, of the blocks that a group's ranks did by turns; not a
-    number without blocks.
-
-    Args:
-        sent: whether there was a collective. Work then counts from the end of the last one to the moment when
-            the slower rank has done its own, as the other waits for it.
-    """
-    if not ranks[0]:
-        return math.nan, math.nan
-    starts, middles, ends = np.moveaxis(np.array(ranks), 2, 0)
-    if not sent:
-        return (middles - starts).mean(axis=1).max(), 0.0
-    came, went = middles.max(axis=0), ends.max(axis=0)
-    begun = np.append(starts[:, :1].max(axis=0), went[:-1])
-    return (came - begun).mean(), (went - came).mean()
 
 
 def _fits(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tensoropt.cluster import DeviceKind
 from tensoropt.profiling.edge_timing import ADDED, ARRIVED, PASSED, time_edges
-from tensoropt.profiling.measure import make_optimizer
+from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import DeviceTimer, local_timer
 from tensoropt.ranks.pool import RankPool

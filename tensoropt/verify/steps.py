@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine
 from tensoropt.placement.execute.engine import AnyEngine
-from tensoropt.profiling.measure import make_optimizer
+from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.verify.recorder import Collective, CollectiveRecorder, MemoryTracker
 
 

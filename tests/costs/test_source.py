@@ -10,9 +10,9 @@ from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.plan.problem import Settings
 from tensoropt.profiling.facts import Facts, find_facts_on_rank
-from tensoropt.profiling.measure import OUT_OF_MEMORY
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
 from tensoropt.ranks.pool import RankError
 from tests.profiling.test_measure import linear
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.plan.recorded import _transition
-from tensoropt.profiling.link_fits import Transition
+from tensoropt.profiling.transitions import Transition
 
 NOW = Transition(
     works_s=(0.0, 1e-3, 4e-3),

@@ -23,7 +23,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling import links
 from tensoropt.profiling.link_fits import LinkFit, fit_line, fit_segments
-from tensoropt.profiling.link_timing import COLLECTIVES, Turns, time_collective
+from tensoropt.profiling.link_timing import COLLECTIVES, time_collective
 from tensoropt.profiling.links import (
     PAIR_SIZES,
     QUICK_SIZES,
@@ -35,6 +35,8 @@ from tensoropt.profiling.links import (
     repeats_for,
 )
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.transition_timing import Turns
+from tensoropt.profiling.transitions import transition_of_group
 from tensoropt.ranks.pool import RankError, RankPool
 
 alphas = st.floats(1e-6, 1e-2)
@@ -217,7 +219,7 @@ def test_work_takes_as_long_as_the_slower_rank_of_each_block():
         in_step = [(0.0, first, 3.1e-3), (3.1e-3, 3.1e-3 + second, 6.2e-3)]
         ranks.append([[by_itself, in_step, [(0.0, 0.0, 1e-4)] * 2]] * 4)
     plan = [alone, turns, Turns(0, 4096, 2)]
-    transition = links._of_group([(plan, ranks)])
+    transition = transition_of_group([(plan, ranks)])
     assert transition.works_s == pytest.approx((0.0, 2e-3))
     assert transition.leaving_s[1][0] == pytest.approx(1e-3)
     assert transition.arriving_s[1][0] == pytest.approx(0.0, abs=1e-9)
@@ -269,8 +271,8 @@ def test_a_pool_or_kind_that_does_not_fit_is_refused(store):
 @pytest.fixture
 def few_turns(monkeypatch):
     """What turns take is measured in fewer laps: here only that it is."""
-    short = tuple((sizes, blocks, 4) for sizes, blocks, _ in links._TURNS)
-    monkeypatch.setattr(links, "_TURNS", short)
+    short = tuple((sizes, blocks, 4) for sizes, blocks, _ in links.TURNS)
+    monkeypatch.setattr(links, "TURNS", short)
 
 
 @pytest.mark.distributed
@@ -279,10 +281,6 @@ def test_two_real_ranks(store, ranks, few_turns):
     (mesh,) = cluster.meshes()
     sizes = (1024, 16 * 1024, 256 * 1024, 1024**2)
     fits = measure_links(cluster, mesh, ranks, store, sizes=sizes)
-    kinds = ("all_reduce", "broadcast")
-    in_place = measure_links(cluster, mesh, ranks, sizes=sizes, kinds=kinds, pairs=False, functional=False)
-    assert set(in_place.collectives) == {(kind, (0,)) for kind in kinds}
-    assert not load_links(cluster, mesh, store, functional=False).collectives
     assert not fits.failed
     assert set(fits.collectives) == {(kind, (0,)) for kind in COLLECTIVES}
     assert set(fits.pairs) == {(0, 1)}
@@ -359,7 +357,7 @@ def test_the_chosen_plan_follows_a_shaped_link(namespaces, tmp_path):
             if prefixes:
                 with RankPool(2, timeout_s=600, interface="wire", prefixes=prefixes) as pool:
                     sizes = (64 * 2**10, 512 * 2**10)
-                    measure_links(cluster, mesh, pool, profile, sizes=sizes, pairs=False, functional=False)
+                    measure_links(cluster, mesh, pool, profile, sizes=sizes, pairs=False)
             found = tensoropt.explore(
                 model,
                 (torch.randn(512, 512),),
@@ -382,6 +380,5 @@ def test_the_chosen_plan_follows_a_shaped_link(namespaces, tmp_path):
 def test_every_collective_runs_in_every_group_of_a_mesh(four_ranks):
     groups = Mesh(shape=(2, 2)).groups([1])
     for kind in COLLECTIVES:
-        for functional in (True, False):
-            stamps = four_ranks.run(time_collective, kind, groups, functional, [(1024, 2)])
-            assert all(len(starts) == len(ends) == 2 for [(starts, ends)] in stamps)
+        stamps = four_ranks.run(time_collective, kind, groups, [(1024, 2)])
+        assert all(len(starts) == len(ends) == 2 for [(starts, ends)] in stamps)

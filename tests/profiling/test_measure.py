@@ -11,21 +11,20 @@ import torch
 from tensoropt import zoo
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
-from tensoropt.profiling import measure as measuring
-from tensoropt.profiling.measure import (
+from tensoropt.profiling import workload_timing
+from tensoropt.profiling.measure import measure
+from tensoropt.profiling.optimizer_timing import make_optimizer, measure_optimizer
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallTimer
+from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
+from tensoropt.profiling.workload_timing import (
     MIN_REPEATS,
     OUT_OF_MEMORY,
     joined,
-    make_optimizer,
-    measure,
-    measure_optimizer,
     time_alone,
     time_workload,
     usual,
 )
-from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallTimer
-from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
 from tensoropt.ranks.pool import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.local import LocalCall
@@ -302,19 +301,19 @@ def test_so_many_visits_as_there_is_time_for(unit_s, visits):
 def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
     """Parameters are each copy's own, what is read is made for each visit; backward starts at the last."""
     visits = []
-    original = measuring.run
+    original = workload_timing.run
 
     def noted(work, tensors, context):
         visits.append({n: tensors[n].data_ptr() for n, _, _ in work.inputs})
         return original(work, tensors, context)
 
-    monkeypatch.setattr(measuring, "run", noted)
+    monkeypatch.setattr(workload_timing, "run", noted)
     work = linear(8, 16, 32)
     read = next(n for n, _, role in work.inputs if role == "read")
     timer = Counting(1.0)
     given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-    copies = measuring._copies(work, given, 3)
-    lap = measuring._lap(work, copies, True, timer)
+    copies = workload_timing._copies(work, given, 3)
+    lap = workload_timing._lap(work, copies, True, timer)
     assert [m[0] for m in lap] == [5.0, 3.0, 1.0]
     assert [m[2] for m in lap] == [7.0, 9.0, 11.0]
     for name in visits[0]:
@@ -328,8 +327,8 @@ def test_copies_share_the_parameters_of_a_loop():
     inputs = tuple((n, replace(spec, looped=n == "w"), role) for n, spec, role in work.inputs)
     looped = replace(work, inputs=inputs)
     assert looped.key != work.key
-    assert len({id(copy["w"]) for copy in measuring._copies(work, given, 3)}) == 3
-    assert len({id(copy["w"]) for copy in measuring._copies(looped, given, 3)}) == 1
+    assert len({id(copy["w"]) for copy in workload_timing._copies(work, given, 3)}) == 3
+    assert len({id(copy["w"]) for copy in workload_timing._copies(looped, given, 3)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -358,8 +357,8 @@ def test_unknown_optimizer():
 
 def test_the_routing_of_a_mixture_of_experts_can_be_measured(monkeypatch):
     """Top-k, counts, sorts and permutations, whole and split, take random inputs that are in range."""
-    monkeypatch.setattr(measuring, "TARGET_S", 0.0)
-    monkeypatch.setattr(measuring, "MIN_REPEATS", 1)
+    monkeypatch.setattr(workload_timing, "TARGET_S", 0.0)
+    monkeypatch.setattr(workload_timing, "MIN_REPEATS", 1)
     built = zoo.build("mixtral-tiny", layers=1, batch=2, hidden=16, inner=16, vocabulary=32, sequence=8)
     prepared = problem(lambda: (built.model, built.args, built.kwargs))
     works = {

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.graph import Ref
-from tensoropt.profiling.measure import MIN_REPEATS, joined, time_workload
 from tensoropt.profiling.timers import GPU_CACHE_BYTES, EventTimer, WallTimer, end_if_lost
 from tensoropt.profiling.workload import TensorSpec, Workload, makes_tensors
+from tensoropt.profiling.workload_timing import MIN_REPEATS, joined, time_workload
 from tensoropt.sharding.local import LocalCall
 
 COLD_MS, WARM_MS, ZEROING_MS = 3.0, 2.0, 100.0
@@ -157,7 +157,7 @@ def test_too_little_memory_is_a_record_and_memory_is_given_back(monkeypatch):
         cuda.log.append("out of memory")
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nGPU 0 has ...")
 
-    monkeypatch.setattr("tensoropt.profiling.measure.run", full)
+    monkeypatch.setattr("tensoropt.profiling.workload_timing.run", full)
     assert timed(negation(), cuda) == {
         "error": "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"
     }
@@ -178,7 +178,7 @@ def test_a_lap_that_fails_frees_its_tensors_before_memory_is_given_back(monkeypa
         held = weakref.ref(tensors["x"])
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("tensoropt.profiling.measure.run", full)
+    monkeypatch.setattr("tensoropt.profiling.workload_timing.run", full)
     timed(negation(), Counting())
     assert alive == [False]
 

@@ -1,0 +1,58 @@
+"""What an optimizer's step takes per element of its parameters, and the optimizers themselves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.errors import MeasurementError
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.profiling.timers import local_timer
+from tensoropt.ranks.pool import RankPool
+
+
+def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
+    """Seconds of one optimizer step over ``elements`` float32 parameters on this rank."""
+    timer = local_timer()
+    parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
+    flat = torch.randn(elements // 8 * 8, device=timer.device)
+    for parameter, piece in zip(parameters, flat.split(elements // 8), strict=True):
+        parameter.grad = piece
+    optimizer = make_optimizer(name, parameters)
+    optimizer.step()
+    spans = []
+    for _ in range(5):
+        if world_size > 1:
+            dist.barrier()
+        start = timer.mark()
+        flat.zero_()
+        optimizer.step()
+        spans.append((start, timer.mark()))
+    return statistics.median(timer.seconds(spans))
+
+
+def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
+    """The optimizer called ``sgd``, ``momentum`` or ``adam``, multi-tensor implementation."""
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr, foreach=True)
+    if name in ("sgd", "momentum"):
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "momentum" else 0.0, foreach=True)
+    raise MeasurementError(f"unknown optimizer '{name}'; use sgd, momentum or adam")
+
+
+OPTIMIZER_SIZES = (1 << 18, 1 << 22)
+
+
+def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
+    """Seconds per element of an optimizer step, from the slope between two sizes."""
+    key = f"{prefix}/optimizer-{name}"
+    record = store.get(key)
+    if record is None:
+        small, large = (max(pool.run(time_optimizer, name, n)) for n in OPTIMIZER_SIZES)
+        slope = max(large - small, 0.0) / (OPTIMIZER_SIZES[1] - OPTIMIZER_SIZES[0])
+        record = {"seconds_per_element": slope}
+        store.put(key, record)
+    return float(record["seconds_per_element"])

@@ -1,8 +1,9 @@
 """Hardware: devices, links, the meshes they can be seen as, and where descriptions come from."""
 
 from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_devices, list_links, named_kind
+from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.files import load_cluster
-from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
+from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
 from tensoropt.cluster.mesh import Mesh
 

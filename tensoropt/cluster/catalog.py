@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tensoropt.cluster.hardware import DeviceKind, Link
+from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.quantities import bandwidth, latency_s, size_bytes, suggest
 from tensoropt.errors import ClusterError
 

@@ -19,8 +19,10 @@ from tensoropt.cluster.catalog import (
     link_from,
     list_clusters,
 )
-from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, all_pairs, levels_from_pairs
+from tensoropt.cluster.devices import DeviceKind, Link
+from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import cpu_cluster, local_cluster
+from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
 from tensoropt.cluster.quantities import count, positive, size_bytes, suggest
 from tensoropt.errors import ClusterError
 

@@ -7,105 +7,13 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
 from types import MappingProxyType
 from typing import Any
 
+from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.mesh import Mesh, aligned_meshes
-from tensoropt.cluster.quantities import bandwidth, count, latency_s, positive, size_bytes, suggest
+from tensoropt.cluster.quantities import count
 from tensoropt.errors import ClusterError
-
-DEVICE_TYPES = ("cpu", "cuda")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceKind:
-    """One kind of device.
-
-    Attributes:
-        type: PyTorch's device type, ``cpu`` or ``cuda``.
-        memory_bytes: what one rank may use.
-        flops: peak dense FLOP/s per dtype name (``float32``, ``bfloat16``, … and ``tf32``).
-        memory_bandwidth: bytes/second.
-        price_per_hour: of one device, in any currency; None where unknown.
-        source: where the figures come from.
-    """
-
-    name: str
-    type: str
-    memory_bytes: int
-    flops: Mapping[str, float] = field(hash=False)
-    memory_bandwidth: float
-    price_per_hour: float | None = None
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if self.type not in DEVICE_TYPES:
-            raise ClusterError(
-                f"device kind '{self.name}' has type '{self.type}'; {suggest(self.type, DEVICE_TYPES)}"
-            )
-        size_bytes(self.memory_bytes, f"memory of device kind '{self.name}'")
-        bandwidth(self.memory_bandwidth, f"memory bandwidth of device kind '{self.name}'")
-        if not isinstance(self.flops, Mapping) or "float32" not in self.flops:
-            raise ClusterError(
-                f"device kind '{self.name}' must give flops for float32 at least,"
-                " for example {float32: 15.7e12}"
-            )
-        checked = {
-            str(dtype): positive(value, f"{dtype} FLOP/s of device kind '{self.name}'")
-            for dtype, value in self.flops.items()
-        }
-        object.__setattr__(self, "flops", MappingProxyType(checked))
-        if self.price_per_hour is not None:
-            object.__setattr__(
-                self,
-                "price_per_hour",
-                positive(self.price_per_hour, f"price per hour of device kind '{self.name}'"),
-            )
-
-    def flops_of(self, dtype: str) -> float:
-        """Peak FLOP/s for a dtype (``torch.`` may stand before it); float32's where the table lacks it."""
-        return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "type": self.type,
-            "memory_bytes": self.memory_bytes,
-            "flops": dict(self.flops),
-            "memory_bandwidth": self.memory_bandwidth,
-            "price_per_hour": self.price_per_hour,
-            "source": self.source,
-        }
-
-    def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled
-        return _rebuild_kind, (self.to_dict(),)
-
-
-def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
-    return DeviceKind(**data)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """``t = latency_s + bytes / bandwidth_bytes_per_s`` per hop, each direction at once.
-
-    ``dedicated`` marks a wire between just two devices (NVLink without a switch): a device can use
-    all of its dedicated wires at the same time.
-    """
-
-    name: str
-    latency_s: float
-    bandwidth_bytes_per_s: float
-    source: str = ""
-    dedicated: bool = False
-
-    def __post_init__(self) -> None:
-        latency_s(self.latency_s, f"latency of link '{self.name}'")
-        bandwidth(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,47 +242,3 @@ class Cluster:
 
     def __reduce__(self) -> tuple:
         return Cluster.from_dict, (self.to_dict(),)
-
-
-def levels_from_pairs(
-    pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
-) -> tuple[Level, ...]:
-    """Find the hierarchy in a full pair list: nested blocks of consecutive ranks whose inside is faster.
-
-    Each level's link is the slowest one inside it. A list without such blocks is one level.
-    """
-
-    def slowest(links: list[Link]) -> Link:
-        return min(links, key=lambda link: (link.bandwidth_bytes_per_s, -link.latency_s))
-
-    blocks = [1]
-    for block in range(2, device_count):
-        if device_count % block or block % blocks[-1]:
-            continue
-        inside = [pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block == pair[1] // block]
-        outside = [
-            pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block != pair[1] // block
-        ]
-        if min(inside) > max(outside):
-            blocks.append(block)
-    blocks.append(device_count)
-    levels = []
-    for depth, (inner, outer) in enumerate(pairwise(blocks)):
-        crossing = [
-            link
-            for (low, high), link in pairs.items()
-            if low // outer == high // outer and low // inner != high // inner
-        ]
-        levels.append(
-            Level(
-                name=name if depth == 0 else f"{name}_group{depth}",
-                size=outer // inner,
-                link=slowest(crossing),
-            )
-        )
-    return tuple(reversed(levels))
-
-
-def all_pairs(device_count: int) -> list[tuple[int, int]]:
-    """Every ``(low, high)`` pair of ranks."""
-    return list(combinations(range(device_count), 2))

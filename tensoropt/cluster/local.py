@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tensoropt.cluster.catalog import device_kind, link
-from tensoropt.cluster.hardware import Cluster, DeviceKind, Level
+from tensoropt.cluster.devices import DeviceKind
+from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.nvml import gpu_cluster
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
-from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, all_pairs, levels_from_pairs
+from tensoropt.cluster.devices import DeviceKind, Link
+from tensoropt.cluster.hardware import Cluster, Level
+from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
 from tensoropt.errors import ClusterError
 
 logger = logging.getLogger(__name__)

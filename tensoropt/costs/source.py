@@ -43,8 +43,9 @@ from tensoropt.profiling.overheads import (
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
+from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
-from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.types import Progress, silent

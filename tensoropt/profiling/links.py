@@ -33,7 +33,8 @@ from tensoropt.profiling.link_timing import COLLECTIVES, time_collective, time_p
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.transition_timing import time_transitions
 from tensoropt.profiling.transitions import TURNS, Transition, plan_of_turns, transition_of
-from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 

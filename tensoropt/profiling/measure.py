@@ -24,7 +24,8 @@ from tensoropt.profiling.workload_timing import (
     time_workload,
     time_workloads,
 )
-from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9

@@ -12,8 +12,6 @@ import contextlib
 import os
 import pickle
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,79 +19,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tensoropt.cluster import rank_cores
 from tensoropt.errors import MeasurementError
+from tensoropt.ranks.failures import RankError, died_during, hangs_in, raised_in
 from tensoropt.ranks.timeouts import Timeout
+from tensoropt.ranks.worker_process import EXIT_S, WorkerProcess, kill_all, start_worker
 
-_WORKER = "from tensoropt.ranks.worker import main; main()"
 _GRACE_S = 3.0  # how long the other ranks may take to answer once one has failed
-_EXIT_S = 2.0  # how long an idle worker may take to leave
-_STACK_S = 5.0  # how long hanging workers may take to write where they stand
-_OUTERMOST = "in <module>"  # of a stack, whose last line this ends
-_LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that an error shows
-
-
-class RankError(MeasurementError):
-    """A run that failed on a rank. The first paragraph of the message says what happened, the rest where.
-
-    Attributes:
-        rank: the rank that failed first.
-        kind: ``raised``, ``died`` or ``hung``.
-        cause: the exception itself where it could be sent, else None.
-    """
-
-    def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
-        super().__init__(message)
-        self.rank, self.kind, self.cause = rank, kind, cause
-
-    @property
-    def summary(self) -> str:
-        """What happened, on one line."""
-        return str(self).splitlines()[0]
-
-    def __reduce__(self) -> tuple:
-        return _rebuild_error, (str(self), self.rank, self.kind)
-
-
-def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
-    return RankError(message, rank=rank, kind=kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    lifeline: int  # the worker leaves when this end of a pipe closes, so it never outlives its parent
-    log: Path
-
-    def kill(self) -> None:
-        with contextlib.suppress(OSError):
-            self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-        self.connection.close()
-        with contextlib.suppress(OSError):
-            os.close(self.lifeline)
-
-    def write_stack(self, deadline: float) -> None:
-        """Have faulthandler write to the log where the worker stands; waits for it."""
-        known = len(self.output())
-        with contextlib.suppress(OSError):
-            self.process.send_signal(signal.SIGUSR1)
-        while _OUTERMOST not in self.output()[known:] and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-    def output(self) -> str:
-        try:
-            return self.log.read_text(errors="replace")
-        except OSError:
-            return ""
 
 
 class RankPool:
@@ -140,7 +76,7 @@ class RankPool:
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
         can_pin = pin and hasattr(os, "sched_setaffinity")
         self._cores = rank_cores(world_size, threads) if can_pin else None
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0
         self._lock = threading.RLock()
@@ -177,8 +113,10 @@ class RankPool:
             if self._workers:
                 return
             with self._killing_on_error():
-                for rank in range(self.world_size):
-                    self._workers.append(self._spawn(rank))
+                self._epoch += 1  # a store of its own: the last group's may hold what its ranks agreed on
+                for rank, prefix in enumerate(self._prefixes):
+                    log = self._directory / f"rank-{rank}.log"
+                    self._workers.append(start_worker(log, prefix, self.threads, self._interface))
                 self._send_all("setup", [self._setup(rank) for rank in range(self.world_size)])
                 try:
                     self._collect("start", self._start_timeout_s)
@@ -269,7 +207,7 @@ class RankPool:
             for worker in self._workers:
                 with contextlib.suppress(OSError, ValueError):
                     worker.connection.send_bytes(pickle.dumps(("exit", None)))
-            deadline = time.monotonic() + _EXIT_S
+            deadline = time.monotonic() + EXIT_S
             for worker in self._workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -288,43 +226,6 @@ class RankPool:
             "store": str(self._store()),
             "timeout_s": self.timeout_s,
         }
-
-    def _spawn(self, rank: int) -> _Worker:
-        if rank == 0:
-            self._epoch += 1
-        ours, theirs = socket.socketpair()
-        lifeline_read, lifeline_write = os.pipe()
-        log = self._directory / f"rank-{rank}.log"
-        threads = str(self.threads)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
-            "PYTHONFAULTHANDLER": "1",
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "GLOO_SOCKET_IFNAME": self._interface,
-        }
-        command = [sys.executable, "-P", "-c", _WORKER, str(theirs.fileno()), str(lifeline_read)]
-        try:
-            with log.open("wb") as stream:
-                process = subprocess.Popen(
-                    [*self._prefixes[rank], *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    pass_fds=(theirs.fileno(), lifeline_read),
-                )
-        except BaseException:
-            ours.close()
-            os.close(lifeline_write)
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_read)
-        return _Worker(
-            process=process, connection=Connection(ours.detach()), lifeline=lifeline_write, log=log
-        )
 
     def _send_all(self, verb: str, contents: Sequence[Any]) -> None:
         for worker, content in zip(self._workers, contents, strict=True):
@@ -352,7 +253,8 @@ class RankPool:
                 except (EOFError, OSError):
                     died = True
                     # What another rank says may be no more than that this one is gone, and may come first.
-                    failure = failure if failure and failure.kind == "died" else self._death(rank, what)
+                    if failure is None or failure.kind != "died":
+                        failure = died_during(self._workers[rank], rank, what)
                 except Exception as error:
                     failure = failure or RankError(
                         f"rank {rank}: the result of {what} cannot be read here ({error})",
@@ -368,11 +270,13 @@ class RankPool:
                     elif verdict == "ok":
                         results[rank] = content
                     else:
-                        failure = failure or _raised(rank, what, content)
+                        failure = failure or raised_in(rank, what, content)
             if failure is not None:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
-            failure = self._hang(sorted(pending.values()), what, timeout_s)
+            failure = hangs_in(
+                {rank: self._workers[rank] for rank in sorted(pending.values())}, what, timeout_s
+            )
         if failure is None:
             return results
         if pending or died or what in ("start", "reset"):
@@ -380,33 +284,6 @@ class RankPool:
         else:
             self.reset()
         raise failure from failure.cause
-
-    def _death(self, rank: int, what: str) -> RankError:
-        worker = self._workers[rank]
-        try:
-            code: int | None = worker.process.wait(timeout=_EXIT_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        how = f"with exit code {code}"
-        if code is not None and code < 0:
-            how = f"by signal {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                how += " (out of memory?)"
-        if what == "start" and (words := worker.output().strip().rpartition("\n")[2]):
-            how += f" ({words[:_LAST_WORDS]})"
-        return RankError(f"rank {rank} died {how} during {what}{_tail(worker)}", rank=rank, kind="died")
-
-    def _hang(self, ranks: list[int], what: str, timeout_s: float) -> RankError:
-        deadline = time.monotonic() + _STACK_S
-        for rank in ranks:
-            self._workers[rank].write_stack(deadline)
-        named = ", ".join(str(rank) for rank in ranks)
-        return RankError(
-            f"rank {named} did not finish {what} within {timeout_s:g} s; raise timeout_s or look where it"
-            f" stands{_tail(self._workers[ranks[0]])}",
-            rank=ranks[0],
-            kind="hung",
-        )
 
     @contextlib.contextmanager
     def _killing_on_error(self) -> Iterator[None]:
@@ -420,36 +297,12 @@ class RankPool:
             raise
 
     def _kill(self) -> None:
-        _kill_all(self._workers)
+        kill_all(self._workers)
 
 
-def _kill_all(workers: list[_Worker]) -> None:
-    for worker in workers:
-        with contextlib.suppress(OSError):
-            worker.process.kill()
-    while workers:
-        workers.pop().kill()
-
-
-def _clean_up(workers: list[_Worker], directory: Path) -> None:
-    _kill_all(workers)
+def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
+    kill_all(workers)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _tail(worker: _Worker) -> str:
-    text = worker.output().strip()[-_LOG_TAIL:]
-    return f"\n\nIts last output:\n{text}" if text else ""
-
-
-def _raised(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
-    summary, trace, pickled = content
-    cause: BaseException | None = None
-    if pickled is not None:
-        with contextlib.suppress(Exception):
-            loaded = pickle.loads(pickled)
-            cause = loaded if isinstance(loaded, BaseException) else None
-    message = f"rank {rank} failed in {what}: {summary}\n\n{trace}"
-    return RankError(message, rank=rank, kind="raised", cause=cause)
 
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:

@@ -16,7 +16,8 @@ from typing import Any
 
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import PlanError
-from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
 from tensoropt.verify.rank_checks import CheckOptions, check_plan, narrow_distance
 from tensoropt.verify.recorder import all_sent

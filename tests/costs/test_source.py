@@ -13,7 +13,7 @@ from tensoropt.profiling.facts import Facts, find_facts_on_rank
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
-from tensoropt.ranks.pool import RankError
+from tensoropt.ranks.failures import RankError
 from tests.profiling.test_measure import linear
 
 

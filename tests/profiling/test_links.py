@@ -37,7 +37,8 @@ from tensoropt.profiling.links import (
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.transition_timing import Turns
 from tensoropt.profiling.transitions import transition_of_group
-from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.pool import RankPool
 
 alphas = st.floats(1e-6, 1e-2)
 slopes = st.floats(1e-12, 1e-7)

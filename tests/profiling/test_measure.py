@@ -25,7 +25,7 @@ from tensoropt.profiling.workload_timing import (
     time_workload,
     usual,
 )
-from tensoropt.ranks.pool import RankError
+from tensoropt.ranks.failures import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.local import LocalCall
 from tests.costs.models import problem

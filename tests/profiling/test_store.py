@@ -156,14 +156,14 @@ def test_a_read_only_file_means_memory_with_what_was_known(path, caplog, monkeyp
     if when == "opening":
         from tensoropt.profiling import store as module
 
-        connect = module._connect
+        connect = module.connect
 
         def refuse(target):
             if target is not None:
                 raise sqlite3.OperationalError("attempt to write a readonly database")
             return connect(target)
 
-        monkeypatch.setattr(module, "_connect", refuse)
+        monkeypatch.setattr(module, "connect", refuse)
     with caplog.at_level(logging.WARNING), ProfileStore(path) as store:
         if when == "writing":
             store._connection.execute("PRAGMA query_only = ON")

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from tensoropt.cluster import available_cores
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.pool import RankError, RankPool
+from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker import tell
 
 pytestmark = pytest.mark.distributed

@@ -1,0 +1,103 @@
+"""The parts of a cluster: kinds of devices, and the links between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tensoropt.cluster.quantities import bandwidth, latency_s, positive, size_bytes, suggest
+from tensoropt.errors import ClusterError
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """One kind of device.
+
+    Attributes:
+        type: PyTorch's device type, ``cpu`` or ``cuda``.
+        memory_bytes: what one rank may use.
+        flops: peak dense FLOP/s per dtype name (``float32``, ``bfloat16``, … and ``tf32``).
+        memory_bandwidth: bytes/second.
+        price_per_hour: of one device, in any currency; None where unknown.
+        source: where the figures come from.
+    """
+
+    name: str
+    type: str
+    memory_bytes: int
+    flops: Mapping[str, float] = field(hash=False)
+    memory_bandwidth: float
+    price_per_hour: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.type not in DEVICE_TYPES:
+            raise ClusterError(
+                f"device kind '{self.name}' has type '{self.type}'; {suggest(self.type, DEVICE_TYPES)}"
+            )
+        size_bytes(self.memory_bytes, f"memory of device kind '{self.name}'")
+        bandwidth(self.memory_bandwidth, f"memory bandwidth of device kind '{self.name}'")
+        if not isinstance(self.flops, Mapping) or "float32" not in self.flops:
+            raise ClusterError(
+                f"device kind '{self.name}' must give flops for float32 at least,"
+                " for example {float32: 15.7e12}"
+            )
+        checked = {
+            str(dtype): positive(value, f"{dtype} FLOP/s of device kind '{self.name}'")
+            for dtype, value in self.flops.items()
+        }
+        object.__setattr__(self, "flops", MappingProxyType(checked))
+        if self.price_per_hour is not None:
+            object.__setattr__(
+                self,
+                "price_per_hour",
+                positive(self.price_per_hour, f"price per hour of device kind '{self.name}'"),
+            )
+
+    def flops_of(self, dtype: str) -> float:
+        """Peak FLOP/s for a dtype (``torch.`` may stand before it); float32's where the table lacks it."""
+        return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type,
+            "memory_bytes": self.memory_bytes,
+            "flops": dict(self.flops),
+            "memory_bandwidth": self.memory_bandwidth,
+            "price_per_hour": self.price_per_hour,
+            "source": self.source,
+        }
+
+    def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled
+        return _rebuild_kind, (self.to_dict(),)
+
+
+def _rebuild_kind(data: dict[str, Any]) -> DeviceKind:
+    return DeviceKind(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """``t = latency_s + bytes / bandwidth_bytes_per_s`` per hop, each direction at once.
+
+    ``dedicated`` marks a wire between just two devices (NVLink without a switch): a device can use
+    all of its dedicated wires at the same time.
+    """
+
+    name: str
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    source: str = ""
+    dedicated: bool = False
+
+    def __post_init__(self) -> None:
+        latency_s(self.latency_s, f"latency of link '{self.name}'")
+        bandwidth(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -1,0 +1,153 @@
+"""The SQLite file of the profile store: opening it, knowing it as ours, reading and writing its rows.
+
+Write-ahead logging lets many processes read while one writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 30.0
+"""How long a process waits for another one's transaction; one takes milliseconds, so this is an assumption on
+the safe side."""
+_APPLICATION_ID = 0x54_4F_50_54  # "TOPT": tells our file from any other SQLite file
+
+
+class NotOursError(Exception):
+    """A file of another version, or of something else."""
+
+
+def cannot_write(error: sqlite3.DatabaseError) -> bool:
+    """Whether an error says that the file cannot be written, whatever is in it."""
+    # SQLite has codes for these, but one code (SQLITE_CANTOPEN, SQLITE_IOERR) stands for many causes.
+    text = str(error)
+    return any(
+        part in text for part in ("readonly", "read-only", "unable to open", "disk is full", "disk I/O")
+    )
+
+
+def connect(path: Path | None) -> sqlite3.Connection:
+    """An open store, made where there was none; None: in memory.
+
+    Raises:
+        NotOursError: the file is of another version, or of something else.
+        sqlite3.DatabaseError: it cannot be read or written.
+    """
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def read_only_rows(path: Path) -> list[tuple[str, str, str]]:
+    """Kind, key and record of all rows of a store that cannot be written; none where it cannot be read."""
+    # "immutable" needs neither locks nor the -shm file, which a read-only file system cannot give.
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    except sqlite3.Error:
+        return []
+    try:
+        _check_owner(connection)
+        return connection.execute("SELECT kind, key, record FROM profiles").fetchall()
+    except (sqlite3.Error, NotOursError):
+        return []
+    finally:
+        connection.close()
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Check whose file it is, then make the tables; several processes may do so at once."""
+    _check_owner(connection)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID:
+        return
+    with transaction(connection):
+        _check_owner(connection)
+        connection.execute("CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)")
+        if not connection.execute("SELECT COUNT(*) FROM schema").fetchone()[0]:
+            connection.execute("INSERT INTO schema VALUES (?)", (SCHEMA_VERSION,))
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
+            " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
+        )
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+
+def _check_owner(connection: sqlite3.Connection) -> None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        raise NotOursError("it is a database of something else")
+    row = connection.execute("SELECT version FROM schema").fetchone() if "schema" in tables else None
+    if row is None or row[0] != SCHEMA_VERSION:
+        raise NotOursError(f"it has schema version {row and row[0]}, not {SCHEMA_VERSION}")
+    if "profiles" not in tables:
+        raise NotOursError("its table of profiles is missing")
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Everything that is done inside is saved, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")  # takes the writer's lock at once, so that waiting works
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) -> None:
+    """Save rows of kind, key and record, replacing those of the same keys, in one transaction."""
+    with transaction(connection):
+        connection.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", rows)
+
+
+def page(
+    connection: sqlite3.Connection, kind: str, prefix: str, last: str | None, most: int
+) -> list[tuple[str, str]]:
+    """Up to ``most`` keys with their records, by key: those with the prefix that come after ``last``."""
+    # Page by key instead of holding a cursor: a reader never blocks the writer's checkpoints.
+    conditions, values = ["kind = ?"], [kind]
+    if last is not None:
+        conditions, values = [*conditions, "key > ?"], [*values, last]
+    if prefix:
+        following = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the first key after all with the prefix
+        conditions, values = [*conditions, "key >= ?", "key < ?"], [*values, prefix, following]
+    rows = connection.execute(
+        f"SELECT key, record FROM profiles WHERE {' AND '.join(conditions)} ORDER BY key LIMIT ?",
+        (*values, most),
+    )
+    return rows.fetchall()
+
+
+def below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[str, str]]:
+    """Records whose key's last part sorts before ``limit``, prefix by prefix."""
+    found: list[tuple[str, str]] = []
+    after = ""
+    while True:
+        row = connection.execute(
+            "SELECT key FROM profiles WHERE kind = ? AND key >= ? ORDER BY key LIMIT 1", (kind, after)
+        ).fetchone()
+        if row is None:
+            return found
+        prefix = row[0].rpartition("/")[0] + "/" if "/" in row[0] else ""
+        found += connection.execute(
+            "SELECT key, record FROM profiles WHERE kind = ? AND key >= ? AND key < ? ORDER BY key",
+            (kind, prefix, prefix + limit),
+        ).fetchall()
+        if not prefix:
+            return found
+        after = prefix[:-1] + chr(ord("/") + 1)

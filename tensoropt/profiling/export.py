@@ -1,0 +1,86 @@
+"""Profiles as a file of JSON lines, to be carried from one machine's store to another's.
+
+The first line names the schema; each further one is a record with its kind and key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tensoropt.errors import MeasurementError
+
+EXPORT_SCHEMA = "tensoropt.profiles/1"
+
+Entry = tuple[str, str, dict[str, Any]]
+"""Kind, key and record."""
+
+
+def write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
+    """Write entries to a file, beside it first and then renamed, and give their number.
+
+    Raises:
+        MeasurementError: the file cannot be written; what it held before is still there then.
+    """
+    target = Path(path)
+    written = 0
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(json.dumps({"schema": EXPORT_SCHEMA}) + "\n")
+                for kind, key, record in entries:
+                    stream.write(json.dumps({"kind": kind, "key": key, "record": record}) + "\n")
+                    written += 1
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise MeasurementError(f"profiles cannot be written to '{target}' ({error.strerror})") from None
+    return written
+
+
+def read_export(path: str | os.PathLike[str]) -> list[Entry]:
+    """The entries of a file that :func:`write_export` wrote.
+
+    Raises:
+        MeasurementError: the file is missing, no export, or of another schema.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return _entries(stream, os.fspath(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasurementError(f"profiles cannot be read from '{os.fspath(path)}' ({error})") from None
+
+
+def _entries(lines: Iterable[str], path: str) -> list[Entry]:
+    entries: list[Entry] = []
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if number == 1:
+                if entry["schema"] != EXPORT_SCHEMA:
+                    raise MeasurementError(
+                        f"'{path}' has schema {entry['schema']!r}, not {EXPORT_SCHEMA}; export it again"
+                    )
+                continue
+            kind, key, record = entry["kind"], entry["key"], entry["record"]
+            if not isinstance(key, str) or not isinstance(record, dict):
+                raise TypeError("key or record has the wrong type")
+        except (ValueError, KeyError, TypeError) as error:
+            raise MeasurementError(
+                f"'{path}' is not a file of profiles: line {number} ({type(error).__name__}: {error})"
+            ) from None
+        entries.append((kind, key, record))
+    if number == 0:
+        raise MeasurementError(f"'{path}' is empty, not a file of profiles; export it again")
+    return entries

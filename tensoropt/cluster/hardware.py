@@ -219,7 +219,7 @@ class Cluster:
                 devices=tuple(kinds[index] for index in data["devices"]),
                 levels=tuple(Level(**{**level, "link": Link(**level["link"])}) for level in data["levels"]),
                 pairs={tuple(pair["between"]): Link(**pair["link"]) for pair in data["pairs"]},
-                source=data.get("source", ""),
+                source=data["source"],
             )
         except (KeyError, TypeError, IndexError) as error:
             raise ClusterError(

@@ -100,18 +100,13 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
     }
 
 
-_SUPERSEDED = ("/kept-memory/torch-", "/kept-memory,copies/torch-")
-"""In keys of what was timed after a walk through other data (:mod:`tensoropt.profiling.timers`), or with the
-start of a backward in it."""
-
-
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """Samples among records of the store; what failed, was kept without its class, or was timed in a way that
-    made small work too slow, is passed over."""
+    """Samples among records of the store; what failed, or is of no workload (an optimizer, overheads), is
+    passed over."""
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
-        if "class" in r and "error" not in r and not any(part in key for part in _SUPERSEDED)
+        if "class" in r and "error" not in r
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,7 +121,7 @@ def load_recorded(path: Path) -> Recorded:
         return Recorded(
             graph_from_dict(data["graph"]),
             RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
-            Overheads.from_record(data["upkeep"]),
+            Overheads(**data["upkeep"]),
             {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
         )
     except TensorOptError:
@@ -190,30 +190,7 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
             for kind, axes, group in data["collectives"]
         },
         pairs={(pair[0], pair[1]): LinkFit.from_dict(kind, fit) for pair, kind, fit in data["pairs"]},
-        transitions={
-            **{tuple(axes): _only_arriving(points) for axes, points in data.get("arrivals", [])},
-            **{tuple(axes): _transition(each) for axes, each in data.get("transitions", [])},
-        },
-    )
-
-
-def _transition(data: Mapping[str, Any]) -> Transition:
-    """Also of an exploration saved when what work takes longer did not depend on how much work it is."""
-    leaving_s = data["leaving_s"]
-    if not isinstance(leaving_s[0], list):
-        by_work = [leaving_s if work_s else [0.0] * len(leaving_s) for work_s in data["works_s"]]
-        data = {**data, "leaving_s": by_work}
-    return Transition.from_dict(data)
-
-
-def _only_arriving(points: Sequence[tuple[float, float]]) -> Transition:
-    """Of an exploration saved when (seconds of work, seconds longer), for whatever size, was all one knew."""
-    works_s, arriving_s = zip(*points, strict=True)
-    return Transition(
-        works_s=works_s,
-        sizes=(1,),
-        arriving_s=tuple((s,) for s in arriving_s),
-        leaving_s=((0.0,),) * len(works_s),
+        transitions={tuple(axes): Transition.from_dict(each) for axes, each in data["transitions"]},
     )
 
 

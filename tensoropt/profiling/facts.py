@@ -84,9 +84,9 @@ class Facts:
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
-        data["calls"] = tuple((kept, peak, bool(reads)) for kept, peak, reads in data.get("calls", ()))
+        data["calls"] = tuple((kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
         data["backward_runs"] = tuple(
-            (tuple(reads), tuple(made), most, own) for reads, made, most, own in data.get("backward_runs", ())
+            (tuple(reads), tuple(made), most, own) for reads, made, most, own in data["backward_runs"]
         )
         return cls(**data)
 

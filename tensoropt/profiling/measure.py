@@ -68,9 +68,6 @@ def measure(
     known = store.get_many([f"{prefix}/{key}" for key in wanted])
     records = {key: known[f"{prefix}/{key}"] for key in wanted if f"{prefix}/{key}" in known}
     missing = [work for key, work in wanted.items() if key not in records]
-    plain = {key: {**r, **describe(wanted[key])} for key, r in records.items() if "class" not in r}
-    if any(plain[key] != records[key] for key in plain):  # kept before records said what they are of
-        store.put_many({f"{prefix}/{key}": record for key, record in plain.items()})
     eta = Eta({work.key: timing_s(work, expected_s(work)) for work in missing})
 
     def keep(fresh: Mapping[str, dict[str, Any]]) -> None:

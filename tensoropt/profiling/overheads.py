@@ -54,12 +54,6 @@ class Overheads:
     accumulate_s: float = 0.0
     step_kinds_s: Mapping[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Overheads:
-        """Of a record as of :func:`dataclasses.asdict`; in older ones a copy into a bucket took what an edge
-        takes."""
-        return cls(**{"arrive_s": record.get("call_s", 0.0), **record})
-
     def issuing_s(self, kinds: Sequence[str]) -> float:
         """Seconds of one direction of an edge with steps of these kinds, beside their bytes."""
         if not kinds:
@@ -176,13 +170,13 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
     ]  # the first may find ranks that just started
     record = _each(rounds, min)
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
-    return Overheads.from_record(record)
+    return Overheads(**record)
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
     """What was measured before."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
-    return Overheads.from_record(record) if record is not None else None
+    return Overheads(**record) if record is not None else None
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:

@@ -157,10 +157,3 @@ def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
     """Read parameter, gradient, state; write parameter, state."""
     per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
     assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * MEMORY_EFFICIENCY))
-
-
-def test_what_was_timed_in_an_older_way_is_no_sample():
-    record = {"class": "norm", "ideal_s": [1e-6, 2e-6], "forward_s": 1e-5, "backward_s": 2e-5}
-    ways = ("kept-memory", "kept-memory,copies", "kept-memory,copies,nodes")
-    keys = [f"EPYC/{way}/torch-2.13.0/2x1/train/a" for way in ways]
-    assert [sample.key for sample in samples_of([(key, record) for key in keys])] == keys[-1:]

@@ -36,7 +36,6 @@ from tensoropt.profiling.links import (
 )
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.transition_timing import Turns
-from tensoropt.profiling.transitions import transition_of_group
 from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
 
@@ -208,22 +207,6 @@ def test_what_going_from_work_to_collectives_and_back_adds_is_measured(store):
     assert bare.arriving_s([0], 1.0, 2**20) == bare.leaving_s([0], 1.0, 2**20) == 0.0
     assert "8 MiB axes 0, work after it" in fits.table()
     assert "+1.6 ms" in fits.table()
-
-
-def test_work_takes_as_long_as_the_slower_rank_of_each_block():
-    """Ranks are slow by turns: 3 and 1 ms, then 1 and 3. Alone a block takes each 2 ms, in step all 3."""
-    alone, turns = Turns(1, 0, 2), Turns(1, 4096, 2)
-    ranks = []
-    for first in (3e-3, 1e-3):
-        second = 4e-3 - first
-        by_itself = [(0.0, first, first), (first, 4e-3, 4e-3)]
-        in_step = [(0.0, first, 3.1e-3), (3.1e-3, 3.1e-3 + second, 6.2e-3)]
-        ranks.append([[by_itself, in_step, [(0.0, 0.0, 1e-4)] * 2]] * 4)
-    plan = [alone, turns, Turns(0, 4096, 2)]
-    transition = transition_of_group([(plan, ranks)])
-    assert transition.works_s == pytest.approx((0.0, 2e-3))
-    assert transition.leaving_s[1][0] == pytest.approx(1e-3)
-    assert transition.arriving_s[1][0] == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("taken", "kept", "tries"), [([0.0], 1, 1), ([3.0, 0.0], 2, 2), ([2.0, 3.0], 1, 2)])

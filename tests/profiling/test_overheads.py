@@ -79,5 +79,3 @@ def test_on_a_cpu_rank_it_takes_what_an_edge_takes():
     core = data_sheet_overheads(device_kind("CPU-core"))
     assert core.arrival_s(0) == core.call_s
     assert core.arrival_s(0, 4) == core.call_s / 4
-    older = Overheads.from_record({"copy_s_per_byte": 1.0, "add_s_per_byte": 1.0, "call_s": 3.0})
-    assert older.arrival_s(0) == 3.0

@@ -63,7 +63,7 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
     """
     if dtype not in COMPUTE_DTYPES:
         raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
-    return graph if dtype == WIDE else _Policy(graph).run()
+    return graph if dtype == WIDE else _Policy(graph).apply()
 
 
 def _short(op: Operator) -> str:
@@ -91,7 +91,8 @@ class _Policy:
         self.constants: dict[str, Any] = dict(graph.constants)
         self.casts: dict[tuple[str, str], str] = {}
 
-    def run(self) -> OperatorGraph:
+    def apply(self) -> OperatorGraph:
+        """The graph with its casts written down."""
         for op in self.graph.operators:
             self._decide(op)
         self._parameters()

@@ -19,6 +19,8 @@ from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
 
 
 class _Rebuilding:
+    """A module in the making: what each name of the operator graph has become so far."""
+
     def __init__(self, graph: OperatorGraph, values: Mapping[str, torch.Tensor]):
         self.source, self.values = graph, values
         self.root = torch.nn.Module()
@@ -26,7 +28,8 @@ class _Rebuilding:
         self.nodes: dict[str, fx.Node] = {}
         self.written: dict[str, fx.Node] = {}
 
-    def run(self) -> fx.GraphModule:
+    def build(self) -> fx.GraphModule:
+        """The graph as a module, its nodes in the graph's order."""
         for name in self.source.inputs:
             self.nodes[name] = self.graph.placeholder(name)
         for tensor in self.source.tensors.values():
@@ -123,4 +126,4 @@ def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
     """
     values: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
     values |= dict(model.named_parameters(remove_duplicate=False))
-    return _Rebuilding(graph, values).run()
+    return _Rebuilding(graph, values).build()

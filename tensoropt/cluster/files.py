@@ -1,4 +1,4 @@
-"""From a name, a file or ``local`` to a :class:`Cluster` (DESIGN section 11)."""
+"""From a name, a file or ``local`` to a :class:`Cluster`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is here: GPUs through NVML, else CPU ranks over gloo, one per core this process may use."""
+"""This machine as a cluster: GPUs through NVML, else CPU ranks, one per core that this process may use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 # float32 FLOP per cycle of one core: two fused multiply-adds of the widest vectors is the common case
 # for AVX2; one for AVX-512, as many parts have a single 512-bit unit or halve it.
 _FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
-_DEFAULT_HERTZ = 2.5e9
+_DEFAULT_HERTZ = 2.5e9  # an assumption, where the system does not say
 THIS_MACHINE = "this machine"
-"""The source of a cluster of CPU ranks that was found here, not described by anybody."""
+"""The source of a cluster of CPU ranks that was found on this machine, not described by anybody."""
 ANY_CORE = "CPU-core"
 """The kind that stands for a core of whatever machine asks."""
 
@@ -83,7 +83,7 @@ def stolen_s() -> float:
 
 
 def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
-    """Let this thread and those it starts run as CPU ranks do, measured or at work; gives what undoes it.
+    """Let this thread and those it starts run as CPU ranks do, measured or at work; returns what undoes it.
 
     A rank is several threads: its own, PyTorch's, gloo's. They keep to its cores (None: any), and they are
     the kernel's batch class, in which a thread that a message wakes does not push another off the core: each

@@ -1,4 +1,4 @@
-"""Meshes: a cluster's ranks seen as a grid whose axes follow the link levels (DESIGN section 5)."""
+"""Meshes: a cluster's ranks seen as a grid whose axes follow the link levels."""
 
 from __future__ import annotations
 

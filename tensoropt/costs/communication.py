@@ -36,7 +36,7 @@ MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
 # Start of one collective, beside its hops: NCCL's baseLat of ring/simple (src/graph/tuning.cc). For gloo
 # it is part of the hop's latency.
 _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
-_MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings
+_MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one box
 
 _Prediction = Callable[[float], float]
 _SMOOTH = Transition(works_s=(0.0,), sizes=(1,), arriving_s=((0.0,),), leaving_s=((0.0,),))

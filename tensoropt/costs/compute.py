@@ -47,7 +47,7 @@ def measurement_prefix(ranks: int, threads: int, training: bool, device: str | N
 
 
 class MeasuredCompute:
-    """Records of :func:`tensoropt.profiling.measure.measure`, by workload key.
+    """Records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
 
     Args:
         rest: prices what has no record; None where everything was measured.

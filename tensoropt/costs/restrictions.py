@@ -110,7 +110,7 @@ def restrict(
         for count in counts:
             narrowing = _Narrowing(matched, graph, micro, mesh, count)
             try:
-                spaces[mesh.label, count] = narrowing.run()
+                spaces[mesh.label, count] = narrowing.apply_all()
             except _ImpossibleError as reason:
                 refused.setdefault(str(reason), {}).setdefault(mesh.label)
             for note in narrowing.notes:
@@ -132,13 +132,13 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[str, ...]
         ConstraintError: a kind is unknown, or the cluster has devices that a hard entry does not support.
     """
     notes = []
-    here = dict.fromkeys(kind.name for kind in cluster.devices)
+    present = dict.fromkeys(kind.name for kind in cluster.devices)
     for entry in constraints.devices:
         for kind in entry.kinds:
-            known = {*list_devices(), *here}
+            known = {*list_devices(), *present}
             if not any(fnmatchcase(name, kind) for name in known):
                 raise ConstraintError(f"{entry}: there is no device kind '{kind}'; {nearest(kind, known)}")
-        lacking = [name for name in here if not any(fnmatchcase(name, kind) for kind in entry.kinds)]
+        lacking = [name for name in present if not any(fnmatchcase(name, kind) for kind in entry.kinds)]
         if lacking:
             text = (
                 f"{entry}: every device of {cluster.name} runs it, and {', '.join(lacking)} is not supported"
@@ -202,8 +202,12 @@ class _Narrowing:
         self.state = _State()
         self.notes: list[str] = []
 
-    def run(self) -> Restriction:
-        """Raises: :class:`_ImpossibleError` when the hard constraints cannot hold here."""
+    def apply_all(self) -> Restriction:
+        """What all constraints leave on this mesh: hard ones first, so that no soft one stands in their way.
+
+        Raises:
+            _ImpossibleError: the hard constraints cannot hold on this mesh.
+        """
         for soft in (False, True):
             for pin, operators in self.matched.pins:
                 if pin.soft is soft:
@@ -218,6 +222,7 @@ class _Narrowing:
         return Restriction(self.state.left, self.state.stored, together, self.state.words)
 
     def _try(self, entry: Constraint, narrow: Callable[[], None]) -> None:
+        """Apply one constraint; a soft one that cannot hold leaves no trace but a note."""
         before = self.state.copy()
         try:
             narrow()
@@ -256,10 +261,11 @@ class _Narrowing:
         """(position of an axis in the mesh, what is wanted there)."""
         wanted = []
         for pattern, words in axes.items():
-            here = [i for i, name in enumerate(self.names, 1) if fnmatchcase(name, pattern)]
-            if not here:
+            # Axis 0 is that of the micro-batches, which no constraint names.
+            matching = [i for i, name in enumerate(self.names, 1) if fnmatchcase(name, pattern)]
+            if not matching:
                 raise _ImpossibleError(f"{pin}: there is no axis '{pattern}'")
-            wanted += [(i, words) for i in here]
+            wanted += [(i, words) for i in matching]
         return wanted
 
     # -- what is left -----------------------------------------------------------------------------
@@ -316,25 +322,27 @@ class _Narrowing:
         if not set(group.parameters) & set(self.state.stored):
             return True
         return any(
-            all(self._stores(n, home) for n, home in zip(group.parameters, homes, strict=True))
-            for homes in self._homes(group.parameters, configuration)
+            all(self._stores(n, layout) for n, layout in zip(group.parameters, option, strict=True))
+            for option in self._storage_options(group.parameters, configuration)
         )
 
     def _shared_can_be_stored(self, entry: Constraint) -> None:
+        """Refuse what leaves a pinned parameter of several groups no place that any of their uses allows."""
         for name in set(self.graph.shared) & set(self.state.stored):
             users = [g for g in self.groups.values() if name in g.shared]
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
-            if not any(self._stores(name, home) for use in uses for (home,) in self._homes((name,), use)):
+            options = (option for use in uses for option in self._storage_options((name,), use))
+            if not any(self._stores(name, stored) for (stored,) in options):
                 raise _ImpossibleError(f"{entry}: {name} cannot be stored so as its users read it")
 
-    def _homes(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
+    def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms
         tensors = tuple(atoms.graph.tensors[n] for n in names)
         sizes = tuple(atoms.atom_sizes(n) for n in names)
         return storage_options(tensors, sizes, tuple(use.layout(n) for n in names), self.sizes)
 
-    def _stores(self, name: str, home: Layout) -> bool:
-        return Restriction(stored=self.state.stored).stores(name, home)
+    def _stores(self, name: str, stored: Layout) -> bool:
+        return Restriction(stored=self.state.stored).stores(name, stored)
 
 
 def _all(constraints: Iterable[Constraint]) -> str:

@@ -27,15 +27,15 @@ from tensoropt.profiling.workload import Workload
 FITTED, DATA_SHEET = "fitted", "data sheet"
 
 MATRIX_EFFICIENCY = 0.55
-"""Share of peak FLOP/s that large matrix products reach in training, where nothing is fitted."""
+"""Share of peak FLOP/s that large matrix products reach, where nothing is fitted; an assumption."""
 MEMORY_EFFICIENCY = 0.75
-"""Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted."""
+"""Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted; an assumption."""
 
 MOST_SAMPLES = 20_000
 """Records of a store that a fit looks at; reading a million took half a minute, and no curve needs them."""
 FEWEST_SAMPLES = 8
-"""Of one class and direction, before a fit is trusted."""
-_SAMPLES_PER_KNOT = 6
+"""Of one class and direction, before a fit is trusted; an assumption."""
+_SAMPLES_PER_KNOT = 6  # an assumption
 _FOLDS = 5
 DIRECTIONS = ("forward", "backward")
 

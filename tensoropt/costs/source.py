@@ -31,7 +31,7 @@ from tensoropt.costs.roofline import (
 from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
 from tensoropt.profiling.links import load_links, measure_links
-from tensoropt.profiling.measure import measure
+from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.overheads import (
     Overheads,
@@ -196,7 +196,7 @@ class CostSource:
             self.measured.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
             return
         estimate = RooflineCompute(self.cluster.device, self.settings.optimizer, self._fit()[1])
-        found = measure(
+        found = measure_workloads(
             works.values(),
             self.pool,
             self.store,

@@ -2,8 +2,8 @@
 
 Between two edges of a step operators move more data than a core's own caches hold, so that an edge finds
 neither its code nor its tensors there, and takes two to four times as long as in a loop of nothing else. Each
-is therefore timed after a walk through other memory; on a GPU it is not, as the data of its operators never
-comes near the processor that issues them.
+is therefore timed after other memory has been read and written, which flushes the caches; on a GPU it is not,
+as the data of its operators never comes near the processor that issues them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PASSED, ARRIVED, ADDED = "passed", "arrived", "added"
 """A direction in which nothing moves; a gradient that goes from autograd to its bucket, and one that is added
 there."""
 _NO_EDGE, _UNUSED = "no edge", "unused"
-_ROUNDS = 40
-_WALKED_BYTES = 4 * 2**20
-"""More than a core's second-level cache."""
+_ROUNDS = 40  # an assumption
+_FLUSHED_BYTES = 4 * 2**20
+"""More than a core's second-level cache holds."""
 _R, _P, _GRAD = REPLICATE, PARTIAL, PARTIAL_GRAD
 _ALONE: tuple[tuple[Layout, Layout], ...] = (((_GRAD, _R), (1, _R)), ((_R, _R), (_P, _R)))
 _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
@@ -44,7 +44,10 @@ _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
 
 @dataclass
 class _RankContext:
-    """This rank as an edge sees it, in the second of two micro-batches; all ranks are one axis."""
+    """This rank as :func:`redistribute` sees it, in the second of two micro-batches.
+
+    All ranks are one axis of the mesh.
+    """
 
     mesh: tuple[int, int]
     place: tuple[int, int]
@@ -68,10 +71,10 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """Seconds of the directions of edges, each after a walk.
+    """Seconds of the directions of edges, each after the caches were flushed.
 
     Args:
-        memory: what is walked through; nothing for None.
+        memory: what is read and written for that; nothing is flushed for None.
     """
 
     memory: torch.Tensor | None
@@ -119,15 +122,20 @@ class _After(torch.autograd.Function):
 
 
 def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, float]:
-    """Seconds of one direction of an edge on this rank, without its collective and next to no bytes, by the
-    kind of its only step; of one in which nothing moves; and of a gradient's way to its bucket. All ranks at
-    once (runs in the pool)."""
+    """Seconds of one direction of an edge on this rank, without its collective and of next to no bytes.
+
+    Runs in the pool, on all ranks at once.
+
+    Returns:
+        by the kind of the direction's only step; ``PASSED`` for one in which nothing moves; ``ARRIVED`` and
+        ``ADDED`` for a gradient's way to its bucket.
+    """
     context = _RankContext((2, world_size), (1, rank))
     atoms = (4, 8 * world_size, 16 * world_size)
     edges = [_edge(context, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
     same = (_R, _R)
     edges.append(EdgeSpec("", tuple((n,) for n in atoms), context.mesh, same, same, (), ()))
-    stamps = _Stamps(torch.zeros(_WALKED_BYTES, dtype=torch.uint8) if device.type == "cpu" else None)
+    stamps = _Stamps(torch.zeros(_FLUSHED_BYTES, dtype=torch.uint8) if device.type == "cpu" else None)
     leaf = _leaf(stamps, device)
     inputs = [_shard(spec, context, device) for spec in edges]
     moved = 4 * prod(atoms) // world_size
@@ -148,6 +156,7 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, fl
             stamps.begin()
             call()
             stamps.end(f"only {kind}")
+    # The stamps themselves and the collectives are in every figure: both are timed alone and taken off.
     usual = {what: statistics.median(seconds) for what, seconds in stamps.seconds.items()}
     bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
     alone = {kind: usual.pop(f"only {kind}") for kind in calls}

@@ -1,4 +1,4 @@
-"""What timing will take, said before it is done and while it is."""
+"""Time estimates of profiling: how long it will take, before it begins and while it goes on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from tensoropt.profiling.workload import Workload
 
 BATCH_S = 5.0
-"""Estimated seconds of the workloads that are timed before a person hears of it and the store is written."""
+"""Estimated seconds of the workloads that are timed before a person hears of it and the store is written: an
+interruption loses no more than that. An assumption."""
 _SLOWER = 20.0
-"""How much longer than estimated a workload may take, on a busy machine or a worse kernel than others."""
+"""How much longer than estimated a workload may take, on a busy machine or with a worse kernel than others;
+an assumption."""
 
 
 def allowed_for(timeout_s: float, expected_s: float) -> float:
@@ -34,7 +36,7 @@ def batches(
 
 
 class Eta:
-    """Seconds that are left: the estimates of what is not done, times how those of what is done came out.
+    """Estimate of the seconds that are left, corrected by how long what is done really took.
 
     Args:
         expected_s: by key of a workload or a link.
@@ -55,11 +57,13 @@ class Eta:
         self._began = clock()
 
     def done(self, keys: Iterable[str]) -> None:
+        """Take note that these are done."""
         for key in keys:
             self._left.pop(key, None)
 
     @property
     def left_s(self) -> float:
+        """Seconds that are left: estimates of what is not done, times how those of what is done came out."""
         left_s = sum(self._left.values())
         done_s = sum(self.expected_s.values()) - left_s
         if done_s <= 0:

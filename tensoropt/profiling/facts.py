@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.graph import iter_refs
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
-from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run
+from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
 from tensoropt.sharding.kernels import SingleDevice
 
 
@@ -95,7 +95,7 @@ def find_facts(work: Workload, training: bool = True) -> Facts:
     """Run a workload on fake tensors and note what it keeps with CPU kernels."""
     with FakeTensorMode():
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-        return _Probe(work, tensors, training).run()
+        return _Probe(work, tensors, training).observe()
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
     try:
         with timer.device:
             tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-            return _Probe(work, tensors, training).run().to_record()
+            return _Probe(work, tensors, training).observe().to_record()
     except Exception as error:
         found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
     timer.release()
@@ -114,7 +114,11 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root whose backward makes their gradients, and lets go of them."""
+    """Joins results under one root, whose backward makes their gradients and keeps no hold of them.
+
+    Gradients that a caller passed to autograd would be alive until it returns; in a step each is let go of once
+    its node has used it.
+    """
 
     @staticmethod
     def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
@@ -132,7 +136,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Incoming:
-    """The gradients of results, by the results' names."""
+    """The gradients that come into a workload's backward, by the names of its results."""
 
     def __init__(self, live: LiveTensors, names: Sequence[str]):
         self.live, self.names = live, names
@@ -148,7 +152,7 @@ class _Incoming:
 
     @property
     def left(self) -> dict[int, str]:
-        """Those that are still there: storage -> name."""
+        """Those that are still there after backward: storage -> name of the result."""
         there = {name: storage() for name, storage in self._storages.items()}
         return {storage._cdata: name for name, storage in there.items() if storage is not None}
 
@@ -180,6 +184,16 @@ class _Gradients(NamedTuple):
 
 
 class _Probe:
+    """Runs one workload and notes what autograd saves and how much memory is alive meanwhile.
+
+    Attributes:
+        given: storages that the workload was given, with name and role of the tensor in each.
+        saved: storages made inside that autograd saves.
+        touched: per given tensor how many saved ones lie in its storage.
+        made_by: per storage the position of the call that made it.
+        calls: per call the peak while it ran, and whether it reads a parameter.
+    """
+
     def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
         self.work = work
         self.tensors = tensors
@@ -194,6 +208,7 @@ class _Probe:
         self.peaks = PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
+        """Note a tensor that autograd saves; parameters go with their names, so that their reads are seen."""
         storage = value.untyped_storage()
         if storage._cdata not in self.given:
             self.saved[storage._cdata] = storage
@@ -210,7 +225,8 @@ class _Probe:
         self.peaks.read(name)
         return value
 
-    def run(self) -> Facts:
+    def observe(self) -> Facts:
+        """Run forward, and backward if training, and sum up what was noted."""
         work, live = self.work, self.live
         for tensor in self.tensors.values():
             live.ignore(tensor)
@@ -222,7 +238,7 @@ class _Probe:
                     self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with torch.set_grad_enabled(self.training), live, hooks:
-            run(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
+            run_workload(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
         kept = sum(storage.nbytes() for storage in self.saved.values())
         by_call = [
             sum(

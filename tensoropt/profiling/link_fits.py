@@ -18,7 +18,8 @@ import numpy as np
 
 from tensoropt.errors import MeasurementError
 
-# A further line is kept when the residual is above the first figure and falls to the second's share.
+# A further line is kept when the residual is above the first figure and falls to the second's share; all
+# three figures are assumptions.
 _GOOD_RESIDUAL = 0.05
 _WORTH_A_LINE = 0.7
 _MOST_LINES = 4
@@ -113,6 +114,8 @@ class LinkFit:
 def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """``(alpha, seconds per byte)``, both at least 0, least squares of the relative errors."""
     x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
+    # Divided by t, every equation is about a relative error. Columns are scaled to one norm, as seconds and
+    # seconds per byte differ by many orders of magnitude.
     design = np.stack([1 / t, x / t], axis=1)
     scale = np.linalg.norm(design, axis=0)
     scale[scale == 0] = 1.0

@@ -9,8 +9,9 @@ from typing import Any
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _WARM_UPS = 2  # one where repeats are few, because they are long
 _LAPS, _FEWEST_IN_A_LAP = 5, 10
-
-Stamps = list[tuple[list[float], list[float]]]  # per size: starts and ends of the repeats
+"""Repeats of a size are spread over so many laps, so many together at least."""
+Stamps = list[tuple[list[float], list[float]]]
+"""Per size the starts and the ends of its repeats, seconds of this rank's clock."""
 
 
 def time_collective(

@@ -46,8 +46,9 @@ QUICK_SIZES = tuple(
 )
 TRANSITION = "turns"
 """Stands for a kind of collective where transitions are measured."""
+# Fewer than of collectives, as there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
-_BUDGET_S = 0.12  # per size: the larger, the fewer repeats
+_BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
 """Seconds of a small message and bytes per second of a large one, about: how often a size is repeated and

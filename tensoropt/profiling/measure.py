@@ -40,7 +40,7 @@ def timing_s(work: Workload, visit_s: float) -> float:
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
-def measure(
+def measure_workloads(
     works: Iterable[Workload],
     pool: RankPool,
     store: ProfileStore,

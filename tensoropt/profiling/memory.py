@@ -14,10 +14,15 @@ from tensoropt.profiling.flops import flops_of
 
 
 class LiveTensors(TorchDispatchMode):
-    """Bytes of the storages made while it is active that are alive, and their peak; FLOP and traffic.
+    """Follows the storages that operators make while it is active.
 
-    ``lent``: what is made now is somebody else's too: alive, but not in ``own``, nor in its peak. ``before``
-    is called before each operator.
+    Attributes:
+        now, peak: bytes of those that are alive, and the most since :meth:`restart`.
+        own, own_peak: the same without what was made while ``lent`` was set.
+        lent: what is made now is somebody else's too, who counts it.
+        before: is called before each operator.
+        traffic: bytes that operators read and wrote, those that only make views left out.
+        flops: multiply-adds counted as two.
     """
 
     def __init__(self) -> None:
@@ -34,6 +39,7 @@ class LiveTensors(TorchDispatchMode):
         return self._seen
 
     def ignore(self, tensor: torch.Tensor) -> None:
+        """Do not count a tensor's storage, which somebody else made."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
@@ -44,7 +50,7 @@ class LiveTensors(TorchDispatchMode):
         result = func(*args, **kwargs)
         if (count := flops_of(func)) is not None:
             self.flops += count(*args, **kwargs, out_val=result)
-        fresh = 0
+        fresh = 0  # bytes; 0 for a view, which lies in a storage that is known
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 fresh += self._track(tensor)
@@ -62,6 +68,7 @@ class LiveTensors(TorchDispatchMode):
 
         own = 0 if self.lent else size
 
+        # The storage itself says when it dies: tensors of it may come and go.
         def gone(_: Any) -> None:
             self._seen.pop(key, None)
             self._count(-size, -own)
@@ -87,7 +94,12 @@ class Peak(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What went on meanwhile: parameters that are read, and those whose gradients were made before."""
+    """What goes on while memory is alive, as far as parameters matter.
+
+    Attributes:
+        reads: parameters that are read now.
+        made: those whose gradients were made before.
+    """
 
     reads: frozenset[str] = frozenset()
     made: frozenset[str] = frozenset()
@@ -105,7 +117,10 @@ class PeakBytes(NamedTuple):
 
 
 class PeakTracker:
-    """The peaks of what was alive."""
+    """Keeps the peaks of live tensors apart by what went on meanwhile.
+
+    In backward a node of autograd's that asks for a parameter begins an activity, which ends with the node.
+    """
 
     def __init__(self, live: LiveTensors):
         self.live = live
@@ -137,12 +152,12 @@ class PeakTracker:
             self.book(self._activity)
 
     def book(self, activity: Activity) -> None:
-        """What has peaked since the last booking."""
+        """Count the peak since the last booking as that of an activity."""
         before = self._of.get(activity, Peak(0, 0))
         self._of[activity] = Peak(max(before.most, self.live.peak), max(before.own, self.live.own_peak))
         self.live.restart()
 
     def take(self) -> PeakBytes:
-        """Of all bookings, and begin anew."""
+        """The peaks by activity, of all since the last call."""
         found, self._of = PeakBytes(self._of), {}
         return found

@@ -44,6 +44,8 @@ def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e
 
 
 OPTIMIZER_SIZES = (1 << 18, 1 << 22)
+"""Elements of the two steps that are timed. Their difference leaves out what a step takes per parameter, an
+overhead (:mod:`tensoropt.profiling.overheads`). The larger has 16 MiB of parameters."""
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Overheads: what a step spends beside operators and collectives.
+"""The overheads of a step: what it spends beside operators and collectives.
 
 Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
 stepping a parameter, and what it takes that autograd asks for each tensor of a recomputed region: small per
@@ -25,7 +25,9 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.recomputing import recomputed
 
 _ELEMENTS = 1 << 22
+"""Of the copies and additions that are timed: 16 MiB, which no core's cache holds."""
 _CHAIN, _PARAMETERS = 40, 64
+"""Calls of the recomputed chain, and parameters of the optimizer, over which one item's share is taken."""
 _KEY = "upkeep-6"  # counts how often the way of measuring changed
 _ISSUE_S, _ISSUE_COLD_S = 2e-5, 1e-4
 """Issuing one edge: Python, autograd and a launch; and on a CPU rank, whose operators' data has pushed all of
@@ -38,11 +40,19 @@ LAUNCH_S = 5e-6
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds per byte of a local copy and of an in-place addition, per issued edge direction, per operator
-    call of a recomputed region beside its second forward (on a GPU hidden behind its queue), per parameter of
-    an optimizer's step beside its elements, per edge direction in which nothing moves; per gradient that
-    is copied into its bucket, and that is added there, beside its bytes; per edge direction by the kind of
-    its only step, if measured (else ``call_s``)."""
+    """Seconds of the small things of a step.
+
+    Attributes:
+        copy_s_per_byte, add_s_per_byte: of a local copy, and of an in-place addition.
+        call_s: of issuing one direction of an edge, where its kind was not measured.
+        again_s: per operator call of a recomputed region, beside its second forward: PyTorch asks for every
+            saved tensor. On a GPU that is hidden behind its queue.
+        step_s: per parameter of an optimizer's step, beside its elements.
+        pass_s: of one direction of an edge in which nothing moves.
+        arrive_s, accumulate_s: of a gradient that is copied into its bucket, and of one that is added
+            there, beside its bytes.
+        step_kinds_s: of one direction of an edge by the kind of its only step, if measured.
+    """
 
     copy_s_per_byte: float = 0.0
     add_s_per_byte: float = 0.0
@@ -74,7 +84,7 @@ class Overheads:
 
 
 def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
-    """Overheads on this rank, all ranks at once (runs in the pool)."""
+    """The record of the overheads on this rank; runs in the pool, on all ranks at once."""
     timer = local_timer()
     x, y = (torch.randn(_ELEMENTS, device=timer.device) for _ in range(2))
     spans = []
@@ -161,26 +171,25 @@ def _usual_s(run: Callable[[], object], repeats: int = 15) -> float:
 
 
 def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimizer: str) -> Overheads:
-    """Overheads of the slowest rank, from the store where it is known."""
+    """The overheads of the slowest rank, from the store where they are known."""
     known = known_overheads(store, prefix, optimizer)
     if known is not None:
         return known
-    rounds = [
-        _slowest(pool.run(time_overheads, optimizer)) for _ in range(2)
-    ]  # the first may find ranks that just started
+    # Twice, the better of both: the first may find ranks that just started.
+    rounds = [_slowest(pool.run(time_overheads, optimizer)) for _ in range(2)]
     record = _each(rounds, min)
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
     return Overheads(**record)
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
-    """What was measured before."""
+    """The overheads that were measured before, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
     return Overheads(**record) if record is not None else None
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Overheads from memory bandwidth: a copy reads and writes, an addition reads twice and writes.
+    """Overheads of a device that is not at hand: a copy reads and writes, an addition reads twice and writes.
 
     On a GPU a gradient's copy into its bucket, and the addition of another micro-batch's, are a kernel each,
     launched as those of operators are.
@@ -198,7 +207,7 @@ def data_sheet_overheads(device: DeviceKind) -> Overheads:
 
 
 def slowest_overheads(kinds: Iterable[Overheads]) -> Overheads:
-    """Of ranks that wait for each other."""
+    """The overheads of ranks of several kinds that wait for each other: figure by figure the largest."""
     return Overheads(**_slowest([asdict(kind) for kind in kinds]))
 
 

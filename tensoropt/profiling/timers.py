@@ -24,15 +24,16 @@ import torch.distributed as dist
 
 CACHE_BYTES = 24 * 2**20
 """Of the copies of a workload that a CPU rank visits in turn, so that none is timed on a cache it would not
-find. Walking through other data instead would cost small operators their code and page tables as well: five
-times the seconds that they take in a step."""
+find. Reading other data before each repeat instead would cost small operators their code and page tables as
+well: five times the seconds that they take in a step. How much fills a cache is an assumption."""
 MOST_COPIES = 32
+"""Small workloads would need thousands of copies; an assumption, which bounds the time to make them."""
 GPU_CACHE_BYTES = 64 * 2**20
-"""Taken for a GPU's L2 where PyTorch does not tell its size."""
+"""Taken for a GPU's L2 where PyTorch does not tell its size; an A100 has 40 MB, an H100 50 MB."""
 _LOST_DEVICE = 70  # exit code of a rank whose device answers no more
 
 Mark = Any
-"""A moment; only the timer that made it can read it."""
+"""A moment on a device's clock; only the timer that made it can read it."""
 
 
 class DeviceTimer(Protocol):
@@ -78,7 +79,7 @@ class WallTimer:
     """Times a CPU rank by the clock."""
 
     device = torch.device("cpu")
-    most_repeats = 96
+    most_repeats = 96  # an assumption
     also_warm = False
 
     def copies(self, size_bytes: int) -> int:
@@ -164,7 +165,7 @@ def end_if_lost(timer: DeviceTimer, what: str) -> None:
 
 
 def local_timer() -> DeviceTimer:
-    """That of this rank: of its GPU where ranks talk over nccl, else of its processor."""
+    """The timer of this rank's device: its GPU where ranks talk over nccl, else its processor."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return timer_of(f"cuda:{torch.cuda.current_device()}")
     return timer_of("cpu")
@@ -172,5 +173,5 @@ def local_timer() -> DeviceTimer:
 
 @cache
 def timer_of(device: str) -> DeviceTimer:
-    """That of a device of this process, always the same one."""
+    """The timer of a device of this process, always the same one."""
     return WallTimer() if device == "cpu" else EventTimer(device)

@@ -36,10 +36,17 @@ VERSION = 5
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A local tensor: shape, dtype, whether it needs a gradient; ``high`` bounds random integers, ``ends``
-    is for where groups of rows end: the number of rows, shared evenly; ``order`` is how it lies in memory
-    (:func:`memory_orders`), None for the order of its dims; ``looped`` a parameter that the next operators
-    alike read again, as those of an unrolled loop do, so that caches have it."""
+    """A local tensor.
+
+    Attributes:
+        shape, dtype: local shape; dtype by PyTorch's name.
+        requires_grad: whether it needs a gradient.
+        high: exclusive bound of random integers.
+        ends: of a tensor that says where groups of rows end: the number of rows, shared evenly.
+        order: how it lies in memory (:func:`memory_orders`); None for the order of its dims.
+        looped: a parameter that the next operators alike read again, as those of an unrolled loop do, so that
+            caches have it.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -131,7 +138,7 @@ class Workload:
 
 
 def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
-    """Valid ranges of integer operands of lookups and losses."""
+    """Exclusive bounds of the integer operands of lookups and losses, by name."""
     refs = [a.name for a in call.args if isinstance(a, Ref)]
     kind = call.function.split(".")[1]
     if kind in ("embedding", "vocabulary_embedding"):
@@ -151,7 +158,7 @@ def workload(
     mesh: AxisSizes,
     orders: Mapping[str, Order] | None = None,
 ) -> Workload:
-    """The workload of a configuration on the rank with the largest shards.
+    """The workload of a group's configuration, on the rank with the largest shards.
 
     Args:
         orders: of the activations it reads; found where they are not given.
@@ -248,7 +255,7 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
 def _written_orders(work: Workload) -> list[Order | None]:
     with FakeTensorMode(), torch.no_grad():
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
-        run(work, tensors, SingleDevice())
+        run_workload(work, tensors, SingleDevice())
         return [order_of(tensors[name]) for name in work.writes]
 
 
@@ -310,7 +317,7 @@ def _reshard(x: torch.Tensor, resolved: Resolved) -> torch.Tensor:
     return x.flatten()[: prod(resolved.shape)].clone().view(resolved.shape)
 
 
-def run(
+def run_workload(
     work: Workload,
     tensors: dict[str, torch.Tensor],
     context: ShardContext,

@@ -22,27 +22,20 @@ import torch.distributed as dist
 from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.timers import DeviceTimer, Mark, WallTimer, end_if_lost, local_timer, timer_of
-from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run
+from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run_workload
 from tensoropt.ranks.allocator import keep_freed_memory
-from tensoropt.ranks.timeouts import forked
+from tensoropt.ranks.timeouts import call_in_fork
 from tensoropt.ranks.worker import tell
 from tensoropt.sharding.kernels import SingleDevice
 
 MIN_REPEATS, TARGET_S = 5, 0.12
-"""A workload is repeated until ``TARGET_S`` is spent, but so often, and at most as the timer says; in
-whole laps over its copies."""
-
-
+"""A workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS`` times, and at most as the
+timer says; in whole laps over its copies. Both are assumptions: a model has hundreds of workloads."""
 _BOTH_WAYS = 3
-"""Forward and backward over forward, about."""
-
-
+"""Forward and backward over forward: a backward computes about twice as much as its forward."""
 _STARTS, _NODES = 50, 41
-
-
+"""How often the start of a backward is timed, and nodes of the longer of the two chains used for it."""
 WAYS = ("forward", "backward")
-
-
 _ELSEWHERE = "another rank could not run it"
 
 
@@ -162,7 +155,7 @@ def _copies_wanted(
     tensors = dict(given)
     with torch.set_grad_enabled(training):
         start = timer.mark()
-        run(work, tensors, SingleDevice())
+        run_workload(work, tensors, SingleDevice())
         (took,) = timer.seconds([(start, timer.mark())])
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     return max(1, min(timer.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
@@ -227,7 +220,7 @@ def _forward(
         timer.leave_cache()
     with torch.set_grad_enabled(training):
         start = timer.mark()
-        run(work, tensors, SingleDevice())
+        run_workload(work, tensors, SingleDevice())
         middle = timer.mark()
     return start, middle, tensors if training else {}
 
@@ -282,7 +275,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
         return time_workload(0, 1, work, training, timer_of("cpu"))
 
     try:
-        return joined([forked(child, allowed_s)])
+        return joined([call_in_fork(child, allowed_s)])
     except MeasurementError as error:
         return {"error": str(error)}
 

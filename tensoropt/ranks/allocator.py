@@ -23,7 +23,7 @@ _SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_
 def keep_freed_memory() -> bool:
     """Let the C library keep what this process frees, so that a step finds the memory of the last one.
 
-    For processes that play a rank, and those that are measured in their place. The process stays as large
+    For processes that are ranks, and those that are measured in their place. The process stays as large
     as it has ever been. Nothing happens where a person has set the allocator by environment variables, and
     with other C libraries than glibc; another allocator that was loaded before it is not affected.
 

@@ -33,12 +33,12 @@ def local_gpus() -> tuple[str, ...]:
 
 
 def local_backend(cluster: Cluster) -> str | None:
-    """What ranks of a cluster talk over if its devices are here, else None.
+    """The backend that ranks of a cluster talk over if its devices are this machine's, else None.
 
-    Cores are here by :func:`has_local_cores`. GPUs are here if NVML described them, PyTorch can use as
-    many, and rank by rank they are of the same kind: a preset stays a preset beside GPUs of its kind, and the
-    saved description of another machine is not this one. GPUs of several kinds are not measured, as each
-    workload's figure would be that of the slowest.
+    Cores are by :func:`has_local_cores`. GPUs are if NVML described them, PyTorch can use as many, and rank
+    by rank they are of the same kind: a preset stays a preset beside GPUs of its kind, and the saved
+    description of another machine is not this one. GPUs of several kinds are not measured, as each workload's
+    figure would be that of the slowest.
     """
     if cluster.device_type == "cpu":
         return "gloo" if has_local_cores(cluster) else None
@@ -49,6 +49,6 @@ def local_backend(cluster: Cluster) -> str | None:
 
 
 def local_pool(cluster: Cluster) -> RankPool | None:
-    """A pool with a rank per device of a cluster that is here; GPU r is rank r's."""
+    """A pool with a rank per device of a cluster that is this machine's, else None; GPU r is rank r's."""
     backend = local_backend(cluster)
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

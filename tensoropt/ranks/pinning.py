@@ -10,11 +10,13 @@ import torch
 from tensoropt.cluster import pin_rank, rank_cores
 
 _undo: list[Callable[[], None]] = []
-"""What takes back what :func:`pin_process` did; of the process, as its cores and threads are."""
+"""What takes back what :func:`pin_process` did. Of the process, as its cores and threads are."""
 
 
 def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """One thread, of the batch class, on a core of its own where there are enough; gives what undoes it.
+    """Give this process one thread, of the batch class, on a core of its own where there are enough.
+
+    Returns what undoes it.
 
     Args:
         local_rank, local_ranks: among the ranks of this host.
@@ -38,6 +40,6 @@ def pin_process() -> None:
 
 
 def unpin_process() -> None:
-    """As it was before."""
+    """Take back what :func:`pin_process` did."""
     while _undo:
         _undo.pop()()

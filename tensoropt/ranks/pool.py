@@ -29,7 +29,9 @@ from tensoropt.ranks.failures import RankError, died_during, hangs_in, raised_in
 from tensoropt.ranks.timeouts import Timeout
 from tensoropt.ranks.worker_process import EXIT_S, WorkerProcess, kill_all, start_worker
 
-_GRACE_S = 3.0  # how long the other ranks may take to answer once one has failed
+_GRACE_S = 3.0
+"""How long the other ranks may take to answer once one has failed; those that wait for it for good are ended
+then. An assumption."""
 
 
 class RankPool:
@@ -113,7 +115,7 @@ class RankPool:
             if self._workers:
                 return
             with self._killing_on_error():
-                self._epoch += 1  # a store of its own: the last group's may hold what its ranks agreed on
+                self._epoch += 1  # a new file: in the last group's store its ranks have left their addresses
                 for rank, prefix in enumerate(self._prefixes):
                     log = self._directory / f"rank-{rank}.log"
                     self._workers.append(start_worker(log, prefix, self.threads, self._interface))

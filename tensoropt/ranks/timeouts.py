@@ -1,4 +1,4 @@
-"""Waiting for others, on a machine that may stand still meanwhile, and for what may never end."""
+"""Time-outs that do not count when this machine stands still, and forks for what may never end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from typing import Any
 from tensoropt.errors import MeasurementError
 
 SPELL_S = 1.0
-"""Waiting is counted in spells this long: what one takes longer than twice that was no waiting."""
+"""Waiting is counted in spells this long. What takes longer than twice that was no waiting: this process was
+stopped meanwhile. A second is short beside every time-out, and long beside what the scheduler takes."""
 
 
 class Timeout:
-    """Seconds that others may take.
+    """A time-out: the seconds that others may take.
 
     While this process is stopped (Ctrl-Z, a debugger, a suspended machine, a clock that jumps) those it waits
     for may stand still as well, so that such time is not counted against them.
@@ -44,7 +45,7 @@ class Timeout:
         self.left_s, self._all_s = min(self.left_s, seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """Those that can be read; none once the timeout is at its end. Each is asked at least once."""
+        """Those that can be read; none once the time is over. Each is asked at least once."""
         while True:
             spell_s = max(0.0, min(self.left_s, SPELL_S))
             start = self._clock()
@@ -54,8 +55,8 @@ class Timeout:
                 return ready  # type: ignore[return-value]  # connections are all it was given
 
 
-def forked(function: Callable[[], Any], allowed_s: float) -> Any:
-    """What a function gives that may hang or crash; its result must be picklable.
+def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
+    """The result of a function that may hang or crash, run in a fork; it must be picklable.
 
     Raises:
         MeasurementError: it raised, its process died, or it did not end within ``allowed_s``.

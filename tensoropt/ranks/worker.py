@@ -32,7 +32,7 @@ def tell(content: Any) -> None:
 
 
 def main() -> None:
-    """A loop over ``(verb, content)`` messages until the connection closes."""
+    """Answer ``(verb, content)`` messages until the connection closes."""
     global _parent
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     _parent = connection

@@ -1,5 +1,5 @@
 """What is known of every model of the zoo without building it: ``figures.json``, made by
-``python -m tensoropt.report.zoo_statistics``."""
+``make zoo-figures``."""
 
 from __future__ import annotations
 

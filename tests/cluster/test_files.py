@@ -25,7 +25,7 @@ from tensoropt.cluster.files import cluster_from
 from tensoropt.cluster.quantities import bandwidth
 from tensoropt.errors import ClusterError
 
-DESIGN_EXAMPLE = """
+FULL_EXAMPLE = """
 devices: [{kind: H100-80GB, count: 8}]
 nodes: 4
 links: {intra_node: NVLink4, inter_node: IB-400G}
@@ -38,8 +38,8 @@ def load(tmp_path, text, name="cluster.yaml"):
     return load_cluster(file)
 
 
-def test_the_designs_example(tmp_path):
-    cluster = load(tmp_path, DESIGN_EXAMPLE)
+def test_a_file_that_says_everything(tmp_path):
+    cluster = load(tmp_path, FULL_EXAMPLE)
     assert cluster.name == "cluster"
     assert cluster.device_count == 32
     assert [(level.name, level.size, level.link.name) for level in cluster.levels] == [

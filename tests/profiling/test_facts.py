@@ -12,7 +12,7 @@ import torch
 
 from tensoropt.graph import Ref
 from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
-from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run, workload
+from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run_workload, workload
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.kernels import SingleDevice
 from tensoropt.sharding.local import LocalCall
@@ -271,7 +271,7 @@ def really_kept(work: Workload) -> tuple[int, set[str], set[str]]:
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-        run(work, tensors, SingleDevice())
+        run_workload(work, tensors, SingleDevice())
     inside = {key: storage.nbytes() for key, storage in saved.items() if key not in given}
     writes = {n for n in work.writes if tensors[n].untyped_storage().data_ptr() in inside}
     return sum(inside.values()), {given[k] for k in saved if k in given}, writes

@@ -12,7 +12,7 @@ from tensoropt import zoo
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
 from tensoropt.profiling import workload_timing
-from tensoropt.profiling.measure import measure
+from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import make_optimizer, measure_optimizer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallTimer
@@ -71,7 +71,7 @@ BROKEN = {
 def test_measures_forward_and_backward(pool, store):
     small, large = linear(16, 64, 64), linear(1024, 512, 512)
     seen = []
-    records = measure(
+    records = measure_workloads(
         [small, large, small], pool, store, "here", training=True, progress=lambda *a: seen.append(a)
     )
     assert set(records) == {small.key, large.key}
@@ -87,7 +87,7 @@ def test_measures_forward_and_backward(pool, store):
 
 def test_inference_has_no_backward(pool, store):
     work = linear(16, 64, 64)
-    (record,) = measure([work], pool, store, "here", training=False).values()
+    (record,) = measure_workloads([work], pool, store, "here", training=False).values()
     assert record["forward_s"] > 0
     assert record["backward_s"] == 0.0
 
@@ -95,7 +95,7 @@ def test_inference_has_no_backward(pool, store):
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_a_workload_that_raises_is_a_record(pool, store, broken):
     before, after = linear(8, 16, 16), linear(8, 16, 32)
-    records = measure([before, broken, after], pool, store, "here", training=True)
+    records = measure_workloads([before, broken, after], pool, store, "here", training=True)
     assert records[broken.key]["error"]
     assert "forward_s" not in records[broken.key]
     assert records[before.key]["forward_s"] > 0
@@ -126,10 +126,10 @@ class Refusing:
 
 def test_what_is_known_is_not_measured_again(pool, store):
     works = [linear(16, 64, 64), BROKEN["shapes that do not fit"]]
-    first = measure(works, pool, store, "here", training=True)
-    assert measure(works, Refusing(), store, "here", training=True) == first
+    first = measure_workloads(works, pool, store, "here", training=True)
+    assert measure_workloads(works, Refusing(), store, "here", training=True) == first
     with pytest.raises(AssertionError, match="measured again"):
-        measure(works, Refusing(), store, "elsewhere", training=True)
+        measure_workloads(works, Refusing(), store, "elsewhere", training=True)
 
 
 def test_an_interruption_keeps_what_was_measured(pool, store):
@@ -140,11 +140,11 @@ def test_an_interruption_keeps_what_was_measured(pool, store):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(works, pool, store, "here", training=True, progress=stop, batch=2)
+        measure_workloads(works, pool, store, "here", training=True, progress=stop, batch=2)
     known = store.get_many([f"here/{w.key}" for w in works])
     assert set(known) == {f"here/{w.key}" for w in works[:2]}
     seen = []
-    measure(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
+    measure_workloads(works, pool, store, "here", training=True, progress=lambda *a: seen.append(a))
     assert seen[0][2] == 3
 
 
@@ -183,7 +183,7 @@ class Scripted:
 def test_what_breaks_the_ranks_is_marked_and_the_rest_is_timed(store, kind, runs):
     works = [linear(8, 16, n) for n in (1, 2, 3)]
     pool = Scripted({works[1].key: [RankError("rank 0 is gone\n\nwhere", rank=0, kind=kind)]})
-    records = measure(works, pool, store, "here", training=True)
+    records = measure_workloads(works, pool, store, "here", training=True)
     assert pool.starts == runs
     assert set(records[works[1].key]) == {"error"}
     assert "\n" not in records[works[1].key]["error"]
@@ -194,7 +194,7 @@ def test_what_breaks_the_ranks_is_marked_and_the_rest_is_timed(store, kind, runs
 def test_a_hang_is_told_with_the_seconds_that_were_allowed(store):
     work = linear(8, 16, 4)
     pool = Scripted({work.key: [RankError("rank 0 did not finish", rank=0, kind="hung")]})
-    records = measure([work], pool, store, "here", training=True)
+    records = measure_workloads([work], pool, store, "here", training=True)
     assert records[work.key]["error"].startswith("it did not end within 6")
 
 
@@ -206,7 +206,7 @@ def test_a_hang_is_told_with_the_seconds_that_were_allowed(store):
 def test_too_little_memory_is_tried_once_more_on_fresh_ranks(store, answers, ends):
     works = [linear(8, 16, n) for n in (1, 2, 3)]
     pool = Scripted({works[1].key: list(answers)})
-    records = measure(works, pool, store, "here", training=True)
+    records = measure_workloads(works, pool, store, "here", training=True)
     assert pool.starts == 2
     assert pool.process_ids == ()  # what comes next finds fresh ranks, too
     assert records[works[1].key].get("error", "timed") == ends
@@ -229,14 +229,15 @@ def test_ranks_that_lost_each_other_say_nothing_of_the_workload():
 
 def test_what_took_part_of_a_batch_survives_an_interruption(store):
     works = [linear(8, 16, n) for n in (1, 2, 3)]
+    pool = Scripted({works[2].key: [KeyboardInterrupt()]})
     with pytest.raises(KeyboardInterrupt):
-        measure(works, Scripted({works[2].key: [KeyboardInterrupt()]}), store, "here", training=True)
+        measure_workloads(works, pool, store, "here", training=True)
     assert len(store.get_many([f"here/{w.key}" for w in works])) == 2
 
 
 def test_seconds_are_said_in_advance(store):
     works, said = [linear(8, 16, n) for n in (1, 2, 3)], []
-    measure(
+    measure_workloads(
         works,
         Scripted({}),
         store,
@@ -301,13 +302,13 @@ def test_so_many_visits_as_there_is_time_for(unit_s, visits):
 def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
     """Parameters are each copy's own, what is read is made for each visit; backward starts at the last."""
     visits = []
-    original = workload_timing.run
+    original = workload_timing.run_workload
 
     def noted(work, tensors, context):
         visits.append({n: tensors[n].data_ptr() for n, _, _ in work.inputs})
         return original(work, tensors, context)
 
-    monkeypatch.setattr(workload_timing, "run", noted)
+    monkeypatch.setattr(workload_timing, "run_workload", noted)
     work = linear(8, 16, 32)
     read = next(n for n, _, role in work.inputs if role == "read")
     timer = Counting(1.0)

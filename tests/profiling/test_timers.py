@@ -157,7 +157,7 @@ def test_too_little_memory_is_a_record_and_memory_is_given_back(monkeypatch):
         cuda.log.append("out of memory")
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nGPU 0 has ...")
 
-    monkeypatch.setattr("tensoropt.profiling.workload_timing.run", full)
+    monkeypatch.setattr("tensoropt.profiling.workload_timing.run_workload", full)
     assert timed(negation(), cuda) == {
         "error": "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB"
     }
@@ -178,7 +178,7 @@ def test_a_lap_that_fails_frees_its_tensors_before_memory_is_given_back(monkeypa
         held = weakref.ref(tensors["x"])
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("tensoropt.profiling.workload_timing.run", full)
+    monkeypatch.setattr("tensoropt.profiling.workload_timing.run_workload", full)
     timed(negation(), Counting())
     assert alive == [False]
 

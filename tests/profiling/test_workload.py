@@ -18,7 +18,7 @@ from tensoropt.profiling.workload import (
     memory_orders,
     order_of,
     random_tensor,
-    run,
+    run_workload,
     workload,
 )
 from tensoropt.sharding.atoms import refine_graph
@@ -83,7 +83,7 @@ def test_every_workload_survives_pickling_and_runs(build):
         copy = pickle.loads(pickle.dumps(work))
         assert copy.key == work.key
         tensors = {name: random_tensor(spec) for name, spec, _ in copy.inputs}
-        run(copy, tensors, SingleDevice())
+        run_workload(copy, tensors, SingleDevice())
         back = {short: name for name, short in group.short_names.items()}
         for short in copy.writes:
             atoms = problem(build).graph.atoms.atoms[back[short]]

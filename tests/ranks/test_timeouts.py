@@ -9,7 +9,7 @@ from multiprocessing import Pipe
 import pytest
 
 from tensoropt.errors import MeasurementError
-from tensoropt.ranks.timeouts import SPELL_S, Timeout, forked
+from tensoropt.ranks.timeouts import SPELL_S, Timeout, call_in_fork
 
 
 class Jumping:
@@ -57,9 +57,9 @@ def raising() -> None:
 )
 def test_a_fork_may_be_lost(function, reason):
     with pytest.raises(MeasurementError, match=reason):
-        forked(function, 2.0)
+        call_in_fork(function, 2.0)
 
 
 def test_a_fork_knows_what_this_process_knows():
     here = object()
-    assert forked(lambda: id(here), 20.0) == id(here)
+    assert call_in_fork(lambda: id(here), 20.0) == id(here)

@@ -65,7 +65,7 @@ class Importer:
 
     # -- one graph --------------------------------------------------------------------------------
 
-    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str]) -> list[Value]:
+    def convert(self, inputs: Mapping[str, Value], outputs: Sequence[str]) -> list[Value]:
         """Convert what the named tensors depend on; gives them.
 
         Raises:

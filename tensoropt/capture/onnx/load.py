@@ -116,7 +116,7 @@ def _import(
     wanted = list(outputs) or [o.name for o in graph.output]
     if not wanted:
         raise OnnxError("it has no outputs")
-    results = importer.run(values, wanted)
+    results = importer.convert(values, wanted)
     inferred.check(importer.made)
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
     notes = list(importer.notes)

@@ -26,7 +26,7 @@ import torch
 
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, map_refs
-from tensoropt.ranks.timeouts import forked
+from tensoropt.ranks.timeouts import call_in_fork
 from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.discovery.check import check_choices
 from tensoropt.sharding.discovery.probe_operators import Twin, twins_of, value_matters
@@ -143,7 +143,7 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
         return _tried(op, graph, before)
 
     try:
-        found = forked(child, TRIAL_S)
+        found = call_in_fork(child, TRIAL_S)
     except MeasurementError as error:
         return Discovery(refused=f"tried on small tensors, {error}", lost=True)
     return found if found is not None else _tried(op, graph, before)

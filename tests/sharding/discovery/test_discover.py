@@ -240,7 +240,7 @@ def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, 
     (op,) = [op for op in graph.operators if "fatal" in op.target]
     assert reason in atoms.lost()[op.target]
     assert not any(dim.splittable for dim in atoms.spaces[op.name].dims)
-    monkeypatch.setattr(discovery, "forked", None)  # what is kept is not tried again
+    monkeypatch.setattr(discovery, "call_in_fork", None)  # what is kept is not tried again
     assert discover(op, graph, memory) == atoms.discovered[op.name]
 
 

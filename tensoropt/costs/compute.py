@@ -35,7 +35,7 @@ def processor_name() -> str:
 
 
 def measurement_prefix(ranks: int, threads: int, training: bool, device: str | None = None) -> str:
-    """Says on what and how a workload was timed; the head of its key in the store.
+    """The head of a workload's key in the store: on what and how it was timed.
 
     Args:
         device: a kind of GPU; None for this machine's processor.

@@ -62,7 +62,7 @@ class Restriction:
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
-        """Equal for groups that look alike and are restricted alike."""
+        """A value that is equal for groups that look alike and are restricted alike."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         return self.kept.get(group.name), stored if any(stored) else None
 
@@ -258,7 +258,7 @@ class _Narrowing:
         nx.add_path(self.state.together, groups)
 
     def _wanted(self, pin: Constraint, axes: Axes) -> list[tuple[int, tuple[str, ...]]]:
-        """(position of an axis in the mesh, what is wanted there)."""
+        """Pairs of an axis's position in the mesh and what is wanted there."""
         wanted = []
         for pattern, words in axes.items():
             # Axis 0 is that of the micro-batches, which no constraint names.

@@ -255,6 +255,7 @@ class CostSource:
         return drawn, fit_efficiencies(samples_of(records))
 
     def overheads(self) -> Overheads:
+        """What a step spends beside operators and collectives, on the slowest rank or kind of device."""
         if self.pool is None:
             known = known_overheads(self.store, self.prefix, self.settings.optimizer)
             return known or slowest_overheads(

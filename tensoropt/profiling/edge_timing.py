@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,10 +25,8 @@ from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Layou
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, Route, redistribute
 from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
 
-PASSED, ARRIVED, ADDED = "passed", "arrived", "added"
-"""A direction in which nothing moves; a gradient that goes from autograd to its bucket, and one that is added
-there."""
-_NO_EDGE, _UNUSED = "no edge", "unused"
+_PASSED, _ARRIVED, _ADDED, _NO_EDGE, _UNUSED = "passed", "arrived", "added", "no edge", "unused"
+"""What is timed beside the directions that have a step, whose kind they go by."""
 _ROUNDS = 40  # an assumption
 _FLUSHED_BYTES = 4 * 2**20
 """More than a core's second-level cache holds."""
@@ -40,6 +38,22 @@ _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
     ((_R, 1), (_R, 2)),
 )
 """Layouts on (micro-batches, ranks): edges that are one step forward, and one or none backward."""
+
+
+class EdgeSeconds(NamedTuple):
+    """Seconds on one rank, without collectives and of next to no bytes.
+
+    Attributes:
+        by_kind: of one direction of an edge, by the kind of its only step.
+        pass_s: of one in which nothing moves.
+        arrive_s: of a gradient that goes from autograd to its bucket.
+        add_s: of one that is added there.
+    """
+
+    by_kind: dict[str, float]
+    pass_s: float
+    arrive_s: float
+    add_s: float
 
 
 @dataclass
@@ -121,14 +135,10 @@ class _After(torch.autograd.Function):
         return grad, None, None
 
 
-def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, float]:
-    """Seconds of one direction of an edge on this rank, without its collective and of next to no bytes.
+def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
+    """Seconds of edges and of gradients on their way to their buckets, on this rank.
 
     Runs in the pool, on all ranks at once.
-
-    Returns:
-        by the kind of the direction's only step; ``PASSED`` for one in which nothing moves; ``ARRIVED`` and
-        ``ADDED`` for a gradient's way to its bucket.
     """
     context = _RankContext((2, world_size), (1, rank))
     atoms = (4, 8 * world_size, 16 * world_size)
@@ -147,7 +157,7 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, fl
         if number == 1:
             stamps.seconds.clear()  # the first works routes out
         for spec, x in zip(edges, inputs, strict=True):
-            there, back = ((steps[0].kind if steps else PASSED) for steps in (spec.forward, spec.backward))
+            there, back = ((steps[0].kind if steps else _PASSED) for steps in (spec.forward, spec.backward))
             _go(partial(redistribute, context, spec), x, stamps, there, back, world_size)
         _go(lambda y: y, inputs[-1], stamps, _NO_EDGE, _NO_EDGE, world_size)
         _arrive(leaf, stamps)
@@ -160,7 +170,9 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> dict[str, fl
     usual = {what: statistics.median(seconds) for what, seconds in stamps.seconds.items()}
     bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
     alone = {kind: usual.pop(f"only {kind}") for kind in calls}
-    return {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
+    by_kind = {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
+    pass_s, arrive_s, add_s = (by_kind.pop(what) for what in (_PASSED, _ARRIVED, _ADDED))
+    return EdgeSeconds(by_kind, pass_s, arrive_s, add_s)
 
 
 def _edge(context: _RankContext, atoms: tuple[int, ...], source: Layout, target: Layout) -> EdgeSpec:
@@ -187,7 +199,7 @@ def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
         if leaf.grad is not None and not added:
             bucket.copy_(leaf.grad)
             leaf.grad = bucket
-        stamps.end(ADDED if added else ARRIVED)
+        stamps.end(_ADDED if added else _ARRIVED)
 
     leaf.register_post_accumulate_grad_hook(arrived)
     return leaf

@@ -25,6 +25,36 @@ from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_
 from tensoropt.sharding.kernels import SingleDevice
 
 
+class CallMemory(NamedTuple):
+    """Bytes of one call of the forward.
+
+    Attributes:
+        kept_bytes: what it and those before it made of the workload's ``kept_bytes``.
+        peak_bytes: the most alive while it runs, all that was made inside included.
+        reads_parameter: whether it reads one, which is gathered then.
+    """
+
+    kept_bytes: int
+    peak_bytes: int
+    reads_parameter: bool
+
+
+class BackwardRun(NamedTuple):
+    """Nodes of autograd's that run while the same gathered parameters may be there.
+
+    Attributes:
+        reads: the parameters that they read.
+        made: those whose gradients were made before.
+        peak_bytes: the most alive meanwhile, above ``kept_bytes``.
+        own_peak_bytes: the same where the incoming gradients are somebody else's, who counts them.
+    """
+
+    reads: tuple[str, ...]
+    made: tuple[str, ...]
+    peak_bytes: int
+    own_peak_bytes: int
+
+
 @dataclass(frozen=True)
 class Facts:
     """Facts of one workload, bytes and FLOP of one rank and one micro-batch.
@@ -43,11 +73,8 @@ class Facts:
             autograd's, that reads a parameter runs; gathered parameters are there only then.
         handed_peak_bytes, handed_parameters_peak_bytes: of backward where the incoming gradients are
             somebody else's too, who counts them.
-        backward_runs: of nodes of autograd's that run while gathered parameters may be there (the parameters
-            they read; those whose gradients were made before; the most alive meanwhile; the same where the
-            incoming gradients are somebody else's), above ``kept_bytes``.
-        calls: per call of the forward (what it and those before it made of ``kept_bytes``; the most alive
-            while it runs, all that was made inside included; whether it reads a parameter).
+        backward_runs: the parts of backward in which gathered parameters may be there.
+        calls: memory per call of the forward.
         lies_in: result that is a view -> the read, or the earlier result, in whose storage it lies.
         extents: result -> bytes of its storage where these are not its own: the larger one of which it is
             a view, 0 for a view of a parameter, an input or a constant.
@@ -70,23 +97,26 @@ class Facts:
     backward_parameters_peak_bytes: int
     handed_peak_bytes: int = 0
     handed_parameters_peak_bytes: int = 0
-    backward_runs: tuple[tuple[tuple[str, ...], tuple[str, ...], int, int], ...] = ()
-    calls: tuple[tuple[int, int, bool], ...] = ()
+    backward_runs: tuple[BackwardRun, ...] = ()
+    calls: tuple[CallMemory, ...] = ()
     lies_in: Mapping[str, str] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
     hands_on: Mapping[str, str] = field(default_factory=dict)
     gradient_extents: Mapping[str, int] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
+        """Plain data, read back by :meth:`from_record`."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
+        """The facts of a record, also of one that was JSON meanwhile, where tuples became lists."""
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
-        data["calls"] = tuple((kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
+        data["calls"] = tuple(CallMemory(kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
         data["backward_runs"] = tuple(
-            (tuple(reads), tuple(made), most, own) for reads, made, most, own in data["backward_runs"]
+            BackwardRun(tuple(reads), tuple(made), most, own)
+            for reads, made, most, own in data["backward_runs"]
         )
         return cls(**data)
 
@@ -116,8 +146,8 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
 class _Given(torch.autograd.Function):
     """Joins results under one root, whose backward makes their gradients and keeps no hold of them.
 
-    Gradients that a caller passed to autograd would be alive until it returns; in a step each is let go of once
-    its node has used it.
+    Gradients that a caller passed to autograd would be alive until it returns; in a step each is let go of
+    once its node has used it.
     """
 
     @staticmethod
@@ -248,7 +278,7 @@ class _Probe:
             )
             for position in range(len(self.calls))
         ]
-        calls = tuple((size, *call) for size, call in zip(by_call, self.calls, strict=True))
+        calls = tuple(CallMemory(size, *call) for size, call in zip(by_call, self.calls, strict=True))
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
@@ -272,11 +302,11 @@ class _Probe:
             handed_peak_bytes=backward.above(kept, own=True),
             handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
             backward_runs=tuple(
-                (
-                    tuple(sorted(activity.reads)),
-                    tuple(sorted(activity.made)),
-                    max(0, peak.most - kept),
-                    max(0, peak.own - kept),
+                BackwardRun(
+                    reads=tuple(sorted(activity.reads)),
+                    made=tuple(sorted(activity.made)),
+                    peak_bytes=max(0, peak.most - kept),
+                    own_peak_bytes=max(0, peak.own - kept),
                 )
                 for activity, peak in backward.of.items()
                 if activity.reads or activity.made

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
-TRANSITION = "turns"
-"""Stands for a kind of collective where transitions are measured."""
+TRANSITION, SEND = "turns", "send"
+"""What is measured beside collectives: going from work to them and back, and messages between two ranks."""
 # Fewer than of collectives, as there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
@@ -135,7 +135,7 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
         turns = [(turn, laps) for sizes, blocks, laps in TURNS for turn in plan_of_turns(sizes, blocks)]
         blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
         return _READY_S + sum(blocks_s)
-    ways, barrier_s = (2 if kind == "send" else 1), _message_s(backend, 0)
+    ways, barrier_s = (2 if kind == SEND else 1), _message_s(backend, 0)
     return _READY_S + sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
 
 
@@ -194,8 +194,8 @@ def measure_links(
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
-    plans = {job: PAIR_SIZES if job[0] == "send" else sizes for job in jobs}
-    missing = {keys[j]: measuring_s(j[0], plans[j], pool.backend) for j in jobs if j not in found}
+    plans = {job: PAIR_SIZES if job.kind == SEND else sizes for job in jobs}
+    missing = {keys[j]: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
     eta = Eta(missing, start_s=0.0 if pool.process_ids else _START_S)
     for done, job in enumerate(jobs):
         kind, groups = job
@@ -226,15 +226,19 @@ def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str |
     return _fits(mesh, {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}, {})
 
 
-_Job = tuple[str, tuple[tuple[int, ...], ...]]
+class _Job(NamedTuple):
+    """One measurement: a collective, ``TRANSITION`` or ``SEND``, in groups that run at once."""
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
 
 
 def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_Job]:
     """What is measured of a mesh: (kind, groups). GPUs do not fall asleep between a stream's kernels."""
     kinds = (*kinds, TRANSITION) if backend == "gloo" else kinds
-    jobs: list[_Job] = [(kind, groups) for groups in _partitions(mesh) for kind in kinds]
+    jobs = [_Job(kind, groups) for groups in _partitions(mesh) for kind in kinds]
     if pairs:
-        jobs += [("send", (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
+        jobs += [_Job(SEND, (pair,)) for pair in itertools.combinations(range(mesh.size), 2)]
     return jobs
 
 
@@ -284,7 +288,7 @@ def _measure(
         ]
         return {"fits": transition_of(parts, groups).to_dict()}
     plan = [(size, repeats_for(size)) for size in sizes]
-    if kind == "send":
+    if kind == SEND:
         stamps = pool.run(time_pair, groups[0], plan)
     else:
         stamps = pool.run(time_collective, kind, groups, plan)
@@ -295,7 +299,7 @@ def _measure(
             # Stamps are of one machine's monotonic clock: from the last rank's start to the last one's end.
             starts = np.max([stamps[rank][index][0] for rank in group], axis=0)
             ends = np.max([stamps[rank][index][1] for rank in group], axis=0)
-            seconds = (ends - starts) / (2 if kind == "send" else 1)  # there and back
+            seconds = (ends - starts) / (2 if kind == SEND else 1)  # there and back
             low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
             spread = (high - low) / 2 / middle
             points.append((size, in_step(seconds), float(spread), float(np.max(seconds))))
@@ -307,20 +311,20 @@ def _measure(
 
 def _fits(
     mesh: Mesh,
-    found: Mapping[tuple[str, tuple[tuple[int, ...], ...]], Mapping[str, Any]],
+    found: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
     collectives, transitions = {}, {}
     for axes in mesh.axis_subsets():
-        if (record := found.get((TRANSITION, mesh.groups(axes)))) is not None:
+        if (record := found.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
             transitions[axes] = Transition.from_dict(record["fits"])
         for kind in COLLECTIVES:
-            record = found.get((kind, mesh.groups(axes)))
+            record = found.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
                 collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
         for (kind, groups), record in found.items()
-        if kind == "send"
+        if kind == SEND
     }
     return LinkFits(collectives=collectives, pairs=pairs, failed=failed, transitions=transitions)  # type: ignore[arg-type]

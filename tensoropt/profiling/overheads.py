@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.cluster import DeviceKind
-from tensoropt.profiling.edge_timing import ADDED, ARRIVED, PASSED, time_edges
+from tensoropt.profiling.edge_timing import time_edges
 from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import DeviceTimer, local_timer
@@ -101,19 +101,18 @@ def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]
     size = x.numel() * x.element_size()
     on_cpu = timer.device.type == "cpu"
     edges = time_edges(rank, world_size, timer.device)
-    pass_s, arrive_s, added_s = (edges.pop(what) for what in (PASSED, ARRIVED, ADDED))
     launch_s = 0.0 if on_cpu else _launch_s(timer)
     return asdict(
         Overheads(
-            statistics.median(copies) / size,
-            statistics.median(additions) / size,
-            edges["slice"],
-            _again_s() if on_cpu else 0.0,
-            _step_s(optimizer, timer.device),
-            pass_s,
-            arrive_s if on_cpu else launch_s,
-            added_s if on_cpu else launch_s,
-            edges,
+            copy_s_per_byte=statistics.median(copies) / size,
+            add_s_per_byte=statistics.median(additions) / size,
+            call_s=edges.by_kind["slice"],  # what was not measured is taken for a copy
+            again_s=_again_s() if on_cpu else 0.0,
+            step_s=_step_s(optimizer, timer.device),
+            pass_s=edges.pass_s,
+            arrive_s=edges.arrive_s if on_cpu else launch_s,
+            accumulate_s=edges.add_s if on_cpu else launch_s,
+            step_kinds_s=edges.by_kind,
         )
     )
 

@@ -48,7 +48,9 @@ def _tail(worker: WorkerProcess) -> str:
 
 
 def raised_in(rank: int, what: str, content: tuple[str, str, bytes | None]) -> RankError:
+    """The error of a rank whose function raised, from what the worker says of it."""
     summary, trace, pickled = content
+    # Not every exception can be pickled or rebuilt; text and traceback are there in any case.
     cause: BaseException | None = None
     if pickled is not None:
         with contextlib.suppress(Exception):

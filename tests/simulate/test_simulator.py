@@ -39,6 +39,7 @@ from tests.costs.models import (
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
 MESHES = [(1, 2), (2, 2), (1, 2, 2)]
 BESIDE = Overlap(True, "buckets beside backward")
+NO_OVERHEADS = Overheads()
 
 
 class Hand:
@@ -72,8 +73,8 @@ class PerByte:
 
 
 def evaluated_at(
-    strategy: Strategy, compute, communication, overlap: Overlap, overheads=Overheads()
-) -> Evaluation:  # noqa: B008
+    strategy: Strategy, compute, communication, overlap: Overlap, overheads=NO_OVERHEADS
+) -> Evaluation:
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: facts_of(w) for n, w in works.items()}
     prices = Prices(strategy.graph, strategy.mesh, compute, communication, "sgd", overheads)

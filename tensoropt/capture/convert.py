@@ -1,4 +1,4 @@
-"""Exported program -> operator graph: one walk over its nodes.
+"""Exported program -> operator graph: one pass over its nodes.
 
 Calls that only rename a tensor are skipped; what depends on no input and no parameter is folded into a
 constant kept at broadcast-reduced shape.
@@ -60,7 +60,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Converter:
-    """One walk over an exported program's graph, building the operator graph."""
+    """One pass over an exported program's graph, building the operator graph."""
 
     def __init__(self, exported: Any, prefix: str, mode: Mode, model: torch.nn.Module):
         self.exported = exported

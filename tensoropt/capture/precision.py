@@ -71,7 +71,7 @@ def _short(op: Operator) -> str:
 
 
 class _Policy:
-    """One walk that decides what each operator reads, then one that writes the casts down.
+    """One pass that decides what each operator reads, then one that writes the casts down.
 
     Attributes:
         now: dtype of each tensor after the pass.

@@ -132,9 +132,9 @@ def _levels(
 def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]) -> bool:
     reached, frontier = {0}, [0]
     while frontier:
-        here = frontier.pop()
+        current = frontier.pop()
         for other, bus_id in enumerate(bus_ids):
-            if other not in reached and bus_id in neighbours[here]:
+            if other not in reached and bus_id in neighbours[current]:
                 reached.add(other)
                 frontier.append(other)
     return len(reached) == len(bus_ids)

@@ -1,6 +1,6 @@
 """Where costs come from on a cluster, and the tables made from them.
 
-CPU ranks and GPUs of this machine are measured; hardware that is not here is priced from its data sheet. The
+CPU ranks and GPUs of this machine are measured; other hardware is priced from its data sheet. The
 links of a cluster file are what the file says.
 Everything that the search can choose is measured before anything is priced.
 """
@@ -110,7 +110,7 @@ class CostSource:
     def facts_of(self, work: Workload) -> Facts:
         """Facts of a workload: known in this process, in the store, or found now.
 
-        They are of a GPU's own kernels where such a GPU is here or was; else of CPU kernels, which
+        They are of a GPU's own kernels where this machine has or had such a GPU; else of CPU kernels, which
         :meth:`saved_notes` counts.
         """
         if work.key not in self.facts:

@@ -3,7 +3,7 @@
 
 Kernels of one device keep other things than those of another (attention its random state, a GPU's batch norm
 a reserve, dropout a mask of bytes or of floats). On fake tensors it is CPU kernels that are asked: PyTorch
-ends the process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU that is here is
+ends the process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is
 asked itself, with real tensors.
 """
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.errors import MeasurementError
+from tensoropt.types import Floats
 
 # A further line is kept when the residual is above the first figure and falls to the second's share; all
 # three figures are assumptions.
@@ -111,7 +112,7 @@ class LinkFit:
         )
 
 
-def fit_line(sizes: Sequence[float], seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:
+def fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tuple[float, float]:
     """``(alpha, seconds per byte)``, both at least 0, least squares of the relative errors."""
     x, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
     # Divided by t, every equation is about a relative error. Columns are scaled to one norm, as seconds and
@@ -165,7 +166,7 @@ def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
             yield cuts
 
 
-def _piecewise(sizes: Sequence[float], seconds: np.ndarray, cuts: tuple[int, ...]) -> tuple[Segment, ...]:
+def _piecewise(sizes: Sequence[float], seconds: Floats, cuts: tuple[int, ...]) -> tuple[Segment, ...]:
     segments = []
     for start, stop in itertools.pairwise((0, *cuts, len(sizes))):
         alpha, slope = fit_line(sizes[start:stop], seconds[start:stop])

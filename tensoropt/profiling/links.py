@@ -35,7 +35,7 @@ from tensoropt.profiling.transition_timing import time_transitions
 from tensoropt.profiling.transitions import TURNS, Transition, plan_of_turns, transition_of
 from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress, silent
+from tensoropt.types import Floats, Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
     return _READY_S + sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
 
 
-def in_step(seconds: np.ndarray) -> float:
+def in_step(seconds: Floats) -> float:
     """What a collective adds to a step that issues many: the mean, stalls of its own included.
 
     The longest repeat does not count where it took longer than all others together: that was a standstill of

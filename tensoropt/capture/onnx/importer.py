@@ -1,6 +1,6 @@
-"""The walk over a file's nodes: each is handed to its converter, and what cannot be imported is collected.
+"""One pass over a file's nodes: each is handed to its converter, and what cannot be imported is collected.
 
-A node that fails does not stop the walk; what depends on it is skipped. The error at the end therefore
+A node that fails does not stop it; what depends on it is skipped. The error at the end therefore
 names everything that stands in the way, not the first thing.
 """
 
@@ -18,7 +18,7 @@ from tensoropt.capture.onnx.registry import Call, find_converter
 from tensoropt.capture.onnx.standard import standard_function
 from tensoropt.capture.onnx.tensors import TensorReader, attribute_value
 from tensoropt.capture.onnx.values import Builder, Traced, Value
-from tensoropt.capture.onnx.weights import JUDGED_ELEMENTS, find_weights
+from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, find_weights
 
 _LISTED = 12
 
@@ -132,7 +132,7 @@ class Importer:
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
         tables = self._tables.get(shape[::-1], ()) if weight and len(shape) == 2 else ()
-        if weight and self.device == "meta" and torch.Size(shape).numel() > JUDGED_ELEMENTS and not tables:
+        if weight and self.device == "meta" and torch.Size(shape).numel() > INSPECTED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
         data = self.reader.read(tensor)
         if not weight or not self.weights.holds(tensor.name, data):

@@ -66,7 +66,7 @@ _PASSED_ON = frozenset(
 )
 """Calls through which a weight stays one: files transpose and reshape their weights before use."""
 _GENERATED = "ConstantOfShape"
-JUDGED_ELEMENTS = 2**22
+INSPECTED_ELEMENTS = 2**22
 """A constant of more elements is a weight whatever its values: they need not be read."""
 MASK_VALUE = -50.0
 """A constant that is 0 or below this everywhere is an attention mask."""
@@ -103,7 +103,7 @@ class Weights:
             return True
         if name not in self or data.numel() <= 1:
             return False
-        if data.is_meta or data.numel() > JUDGED_ELEMENTS:
+        if data.is_meta or data.numel() > INSPECTED_ELEMENTS:
             return True
         if not torch.isfinite(data).all() or _is_mask(data):
             return False
@@ -113,7 +113,7 @@ class Weights:
         """A weight without its repetitions: size 1 along each dim in which all slices are equal. One value
         everywhere is no repetition but a fresh weight, and a parameter is what the exporter says.
         """
-        fresh = data.is_meta or data.numel() > JUDGED_ELEMENTS or data.dim() < 2
+        fresh = data.is_meta or data.numel() > INSPECTED_ELEMENTS or data.dim() < 2
         if fresh or name in self.declared or bool((data == data.flatten()[0]).all()):
             return data
         for dim in range(data.dim()):
@@ -134,7 +134,7 @@ class Weights:
 def find_weights(graph: onnx.GraphProto) -> Weights:
     """The float initializers, and constants made by nodes, that are used as weights.
 
-    Sizes and values are judged later, by :meth:`Weights.holds`.
+    Sizes and values are looked at later, by :meth:`Weights.holds`.
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in _all_nodes(graph):

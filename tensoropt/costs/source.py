@@ -29,7 +29,8 @@ from tensoropt.costs.roofline import (
     samples_of,
 )
 from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import load_links, measure_links
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer

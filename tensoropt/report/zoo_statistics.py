@@ -24,7 +24,8 @@ from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.plan.coverage import shares_of_flops, unsplit
 from tensoropt.plan.problem import prepare
-from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.local import resolve_function

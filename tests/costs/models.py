@@ -18,7 +18,8 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.graph import OperatorGraph
-from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.atoms import refine_graph

@@ -9,7 +9,8 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.plan.problem import Settings
-from tensoropt.profiling.facts import Facts, find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts_on_rank
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY

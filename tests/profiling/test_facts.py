@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tensoropt.graph import Ref
-from tensoropt.profiling.facts import Facts, find_facts, find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run_workload, workload
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.kernels import SingleDevice

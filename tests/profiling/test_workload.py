@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tensoropt.capture import capture
-from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import (
     TensorSpec,
     differentiable,

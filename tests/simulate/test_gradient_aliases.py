@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensoropt.api import explore
-from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.simulate.memory_curve import MemoryCurve, memory_curve
 from tests.simulate.test_memory_curve import OPTIMIZERS, tracked_peak, unsplit

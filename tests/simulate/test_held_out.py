@@ -8,7 +8,8 @@ import random
 import pytest
 
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
-from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy

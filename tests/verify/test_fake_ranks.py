@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
-from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_to_dict

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed._tools.mod_tracker import ModTracker
 
 from tensoropt.engine.models import load_model
-from tensoropt.profiling.facts import find_facts
+from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import step_on

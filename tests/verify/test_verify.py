@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict

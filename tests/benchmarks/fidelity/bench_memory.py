@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
-from tensoropt.profiling.facts import Facts, find_facts
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy

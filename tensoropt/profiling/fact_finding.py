@@ -1,0 +1,297 @@
+"""Finding the facts of a workload by running it: what autograd saves is seen through
+``torch.autograd.graph.saved_tensors_hooks``, what is alive through the storages that operators make.
+
+Kernels of one device keep other things than those of another (attention its random state, a GPU's batch norm
+a reserve, dropout a mask of bytes or of floats). On fake tensors it is CPU kernels that are asked: PyTorch
+ends the process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is
+asked itself, with real tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tensoropt.graph import iter_refs
+from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
+from tensoropt.profiling.memory import Activity, LiveTensors, PeakTracker
+from tensoropt.profiling.timers import end_if_lost, local_timer
+from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
+from tensoropt.sharding.kernels import SingleDevice
+
+
+def find_facts(work: Workload, training: bool = True) -> Facts:
+    """Run a workload on fake tensors and note what it keeps with CPU kernels."""
+    with FakeTensorMode():
+        tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+        return _Probe(work, tensors, training).observe()
+
+
+def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
+    """Run a workload on this rank's device and note what it keeps with that device's kernels (runs in the
+    pool); the record of its :class:`Facts`, or an ``error`` where it cannot run."""
+    timer = local_timer()
+    try:
+        with timer.device:
+            tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
+            return _Probe(work, tensors, training).observe().to_record()
+    except Exception as error:
+        found = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+    timer.release()
+    end_if_lost(timer, f"{work.describe()}: {found['error']}")
+    return found
+
+
+class _Given(torch.autograd.Function):
+    """Joins results under one root, whose backward makes their gradients and keeps no hold of them.
+
+    Gradients that a caller passed to autograd would be alive until it returns; in a step each is let go of
+    once its node has used it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
+        ctx.incoming = incoming
+        ctx.like = [
+            TensorSpec(tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=order_of(r))
+            for r in results
+        ]
+        ctx.device = results[0].device
+        return torch.zeros((), device=results[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return None, *ctx.incoming.make(ctx.like, ctx.device)
+
+
+class _Incoming:
+    """The gradients that come into a workload's backward, by the names of its results."""
+
+    def __init__(self, live: LiveTensors, names: Sequence[str]):
+        self.live, self.names = live, names
+        self._storages: dict[str, weakref.ref] = {}
+
+    def make(self, like: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
+        self.live.lent = True
+        made = [random_tensor(spec, device) for spec in like]
+        self.live.lent = False
+        for name, value in zip(self.names, made, strict=True):
+            self._storages[name] = weakref.ref(value.untyped_storage())
+        return made
+
+    @property
+    def left(self) -> dict[int, str]:
+        """Those that are still there after backward: storage -> name of the result."""
+        there = {name: storage() for name, storage in self._storages.items()}
+        return {storage._cdata: name for name, storage in there.items() if storage is not None}
+
+
+class _Taken(torch.autograd.Function):
+    """A read as a group finds it: the gradient that comes to it is taken as it is.
+
+    A leaf's would be copied where it is a view of another one, and in a step it is not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:
+        ctx.name, ctx.taken = name, taken
+        ctx.set_materialize_grads(False)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        if grad is not None:
+            ctx.taken[ctx.name] = grad
+        return None, None, None
+
+
+class _Gradients(NamedTuple):
+    """Where the gradients of reads lie: see :class:`Facts`."""
+
+    hands_on: Mapping[str, str]
+    extents: Mapping[str, int]
+
+
+class _Probe:
+    """Runs one workload and notes what autograd saves and how much memory is alive meanwhile.
+
+    Attributes:
+        given: storages that the workload was given, with name and role of the tensor in each.
+        saved: storages made inside that autograd saves.
+        touched: per given tensor how many saved ones lie in its storage.
+        made_by: per storage the position of the call that made it.
+        calls: per call the peak while it ran, and whether it reads a parameter.
+    """
+
+    def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
+        self.work = work
+        self.tensors = tensors
+        self.training = training
+        self.given = {tensors[n].untyped_storage()._cdata: (n, role) for n, _, role in work.inputs}
+        self.parameters = {n for n, _, role in work.inputs if role == "parameter"}
+        self.saved: dict[int, torch.UntypedStorage] = {}
+        self.touched: dict[str, int] = {}
+        self.made_by: dict[int, int] = {}
+        self.calls: list[tuple[int, bool]] = []
+        self.live = LiveTensors()
+        self.peaks = PeakTracker(self.live)
+
+    def _pack(self, value: torch.Tensor) -> Any:
+        """Note a tensor that autograd saves; parameters go with their names, so that their reads are seen."""
+        storage = value.untyped_storage()
+        if storage._cdata not in self.given:
+            self.saved[storage._cdata] = storage
+            return value
+        name, role = self.given[storage._cdata]
+        self.touched[name] = self.touched.get(name, 0) + 1
+        return (value, name) if role == "parameter" else value
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        """What was saved; a gathered parameter is there for as long as the node runs that asks for it."""
+        if isinstance(packed, torch.Tensor):
+            return packed
+        value, name = packed
+        self.peaks.read(name)
+        return value
+
+    def observe(self) -> Facts:
+        """Run forward, and backward if training, and sum up what was noted."""
+        work, live = self.work, self.live
+        for tensor in self.tensors.values():
+            live.ignore(tensor)
+        leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
+        taken: dict[str, torch.Tensor] = {}
+        if self.training:
+            for name, spec, role in work.inputs:
+                if role == "read" and spec.requires_grad:
+                    self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        with torch.set_grad_enabled(self.training), live, hooks:
+            run_workload(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
+        kept = sum(storage.nbytes() for storage in self.saved.values())
+        by_call = [
+            sum(
+                storage.nbytes()
+                for key, storage in self.saved.items()
+                if self.made_by.get(key, 0) <= position
+            )
+            for position in range(len(self.calls))
+        ]
+        calls = tuple(CallMemory(size, *call) for size, call in zip(by_call, self.calls, strict=True))
+        storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
+        writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
+        roles = {n: role for n, _, role in work.inputs}
+        lies_in, extents = self._lying()
+        forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
+        self.saved.clear()
+        gradients = self._backward(leaves, taken) if self.training else _Gradients({}, {})
+        backward = self.peaks.take()
+        return Facts(
+            kept_bytes=kept,
+            reads_kept=tuple(n for n in self.touched if roles[n] == "read"),
+            writes_kept=writes_kept,
+            parameters_kept={n: c for n, c in self.touched.items() if roles[n] == "parameter"},
+            forward_flops=float(forward_flops),
+            backward_flops=float(live.flops - forward_flops),
+            traffic_bytes=traffic,
+            forward_peak_bytes=forward.above(kept),
+            backward_peak_bytes=backward.above(kept),
+            forward_parameters_peak_bytes=forward.above(kept, reading=True),
+            backward_parameters_peak_bytes=backward.above(kept, reading=True),
+            handed_peak_bytes=backward.above(kept, own=True),
+            handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
+            backward_runs=tuple(
+                BackwardRun(
+                    reads=tuple(sorted(activity.reads)),
+                    made=tuple(sorted(activity.made)),
+                    peak_bytes=max(0, peak.most - kept),
+                    own_peak_bytes=max(0, peak.own - kept),
+                )
+                for activity, peak in backward.of.items()
+                if activity.reads or activity.made
+            ),
+            calls=calls,
+            lies_in=lies_in,
+            extents=extents,
+            hands_on=gradients.hands_on,
+            gradient_extents=gradients.extents,
+        )
+
+    def _lying(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Results that are views of something else, and bytes of storages that are not a result's own."""
+        lies_in, extents = {}, {}
+        first: dict[int, str] = {}
+        for name in self.work.writes:
+            value = self.tensors[name]
+            storage = value.untyped_storage()
+            given, role = self.given.get(storage._cdata, ("", ""))
+            if role == "read":
+                lies_in[name] = given
+            elif role:
+                extents[name] = 0
+            elif storage._cdata in first:
+                lies_in[name] = first[storage._cdata]
+            else:
+                first[storage._cdata] = name
+                if storage.nbytes() != value.numel() * value.element_size():
+                    extents[name] = storage.nbytes()
+        return lies_in, extents
+
+    def _after_call(self, position: int) -> None:
+        """Book the call's peak."""
+        call, _ = self.work.calls[position]
+        reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
+        self.calls.append((self.live.peak, bool(reads)))
+        for key in self.live.storages:
+            self.made_by.setdefault(key, position)
+        self.peaks.book(Activity(frozenset(reads)))
+
+    def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
+        """Run a backward in which gradients of parameters go to their buckets and others are ``taken``."""
+        names = [n for n in self.work.writes if self.tensors[n].requires_grad]
+        if not names or not leaves:
+            return _Gradients({}, {})
+        for name in self.parameters & leaves.keys():
+            bucket = torch.zeros_like(leaves[name])
+            self.live.ignore(bucket)
+            leaves[name].grad = bucket
+            leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
+        incoming = _Incoming(self.live, names)
+        root = _Given.apply(incoming, *(self.tensors[n] for n in names))
+        for name in self.work.writes:
+            self.tensors.pop(name, None)
+        self.live.restart()
+        start = torch.ones((), device=root.device)
+        self.live.before = self.peaks.close
+        with self.live:
+            root.backward(start, inputs=list(leaves.values()))
+        self.peaks.close(ended=True)
+        return self._shared(taken, incoming.left)
+
+    def _arrived(self, name: str, _: torch.Tensor) -> None:
+        self.peaks.arrived(name)
+
+    def _shared(self, taken: Mapping[str, torch.Tensor], incoming: Mapping[int, str]) -> _Gradients:
+        """Which gradients of reads lie in one storage, or in that of a result's gradient."""
+        hands_on, extents = {}, {}
+        first: dict[int, str] = {}
+        for name, spec, role in self.work.inputs:
+            if role != "read" or not spec.requires_grad:
+                continue
+            storage = taken[name].untyped_storage() if name in taken else None
+            size = storage.nbytes() if storage is not None else 0
+            if size != spec.bytes:
+                extents[name] = size
+            if storage is None:
+                continue
+            key = storage._cdata
+            if key in incoming or key in first:
+                hands_on[name] = incoming.get(key) or first[key]
+            else:
+                first[key] = name
+        return _Gradients(hands_on, extents)

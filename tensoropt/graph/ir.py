@@ -108,6 +108,7 @@ class Operator:
 
 
 def iter_refs(value: Any) -> Iterator[str]:
+    """Names of the tensors that an argument, or a structure of arguments, refers to, in order."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, (tuple, list)):
@@ -160,10 +161,12 @@ class OperatorGraph:
 
     @cached_property
     def producer(self) -> dict[str, Operator]:
+        """The operator that makes each activation, by the activation's name."""
         return {output: op for op in self.operators for output in op.outputs}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
+        """The operators that read each tensor, each once and in order, by the tensor's name."""
         found: dict[str, dict[str, Operator]] = {}
         for op in self.operators:
             for name in op.inputs():
@@ -182,6 +185,7 @@ class OperatorGraph:
     def fingerprint(self) -> str:
         """A hash of everything that decides what is computed: structure, shapes and dtypes."""
         tensors = [
+            # A dtype of its own between steps joins only where there is one.
             (t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key, *filter(None, [t.master_dtype]))
             for t in self.tensors.values()
         ]

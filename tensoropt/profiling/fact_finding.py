@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import iter_refs
 from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
-from tensoropt.profiling.memory import Activity, LiveTensors, PeakTracker
+from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
 from tensoropt.sharding.kernels import SingleDevice
@@ -77,6 +77,7 @@ class _Incoming:
         self._storages: dict[str, weakref.ref] = {}
 
     def make(self, like: Sequence[TensorSpec], device: torch.device) -> list[torch.Tensor]:
+        # Made when backward begins, not before: they count as alive from then on, but as somebody else's.
         self.live.lent = True
         made = [random_tensor(spec, device) for spec in like]
         self.live.lent = False
@@ -100,7 +101,7 @@ class _Taken(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:
         ctx.name, ctx.taken = name, taken
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # a read without a gradient has none, not zeros
         return value.view_as(value)
 
     @staticmethod
@@ -132,6 +133,7 @@ class _Probe:
         self.work = work
         self.tensors = tensors
         self.training = training
+        # Storages are told apart by the address of their C++ object, as Python makes new wrappers each time.
         self.given = {tensors[n].untyped_storage()._cdata: (n, role) for n, _, role in work.inputs}
         self.parameters = {n for n, _, role in work.inputs if role == "parameter"}
         self.saved: dict[int, torch.UntypedStorage] = {}
@@ -162,32 +164,17 @@ class _Probe:
     def observe(self) -> Facts:
         """Run forward, and backward if training, and sum up what was noted."""
         work, live = self.work, self.live
-        for tensor in self.tensors.values():
-            live.ignore(tensor)
         leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
-        if self.training:
-            for name, spec, role in work.inputs:
-                if role == "read" and spec.requires_grad:
-                    self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        with torch.set_grad_enabled(self.training), live, hooks:
-            run_workload(work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
+        self._forward(taken)
         kept = sum(storage.nbytes() for storage in self.saved.values())
-        by_call = [
-            sum(
-                storage.nbytes()
-                for key, storage in self.saved.items()
-                if self.made_by.get(key, 0) <= position
-            )
-            for position in range(len(self.calls))
-        ]
-        calls = tuple(CallMemory(size, *call) for size, call in zip(by_call, self.calls, strict=True))
+        calls = self._memory_of_calls()
         storages = {n: self.tensors[n].untyped_storage()._cdata for n in work.writes}
         writes_kept = tuple(n for n in work.writes if storages[n] in self.saved)
         roles = {n: role for n, _, role in work.inputs}
         lies_in, extents = self._lying()
         forward, forward_flops, traffic = self.peaks.take(), live.flops, live.traffic
+        # From here on only autograd holds what was saved, so that backward can let go of it.
         self.saved.clear()
         gradients = self._backward(leaves, taken) if self.training else _Gradients({}, {})
         backward = self.peaks.take()
@@ -205,22 +192,33 @@ class _Probe:
             backward_parameters_peak_bytes=backward.above(kept, reading=True),
             handed_peak_bytes=backward.above(kept, own=True),
             handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
-            backward_runs=tuple(
-                BackwardRun(
-                    reads=tuple(sorted(activity.reads)),
-                    made=tuple(sorted(activity.made)),
-                    peak_bytes=max(0, peak.most - kept),
-                    own_peak_bytes=max(0, peak.own - kept),
-                )
-                for activity, peak in backward.of.items()
-                if activity.reads or activity.made
-            ),
+            backward_runs=_runs(backward, kept),
             calls=calls,
             lies_in=lies_in,
             extents=extents,
             hands_on=gradients.hands_on,
             gradient_extents=gradients.extents,
         )
+
+    def _forward(self, taken: dict[str, torch.Tensor]) -> None:
+        """Run forward; gradients of what is read will be put into ``taken``."""
+        for tensor in self.tensors.values():
+            self.live.ignore(tensor)  # what a group is given is counted where it was made
+        if self.training:
+            for name, spec, role in self.work.inputs:
+                if role == "read" and spec.requires_grad:
+                    self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        with torch.set_grad_enabled(self.training), self.live, hooks:
+            run_workload(self.work, self.tensors, SingleDevice(), buffers=True, after=self._after_call)
+
+    def _memory_of_calls(self) -> tuple[CallMemory, ...]:
+        """Memory per call, now that it is known which of the storages made are saved."""
+        found = []
+        for position, (peak, reads) in enumerate(self.calls):
+            kept = sum(s.nbytes() for key, s in self.saved.items() if self.made_by.get(key, 0) <= position)
+            found.append(CallMemory(kept, peak, reads))
+        return tuple(found)
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int]]:
         """Results that are views of something else, and bytes of storages that are not a result's own."""
@@ -233,7 +231,7 @@ class _Probe:
             if role == "read":
                 lies_in[name] = given
             elif role:
-                extents[name] = 0
+                extents[name] = 0  # a parameter's or a constant's storage is there in any case
             elif storage._cdata in first:
                 lies_in[name] = first[storage._cdata]
             else:
@@ -257,12 +255,14 @@ class _Probe:
         if not names or not leaves:
             return _Gradients({}, {})
         for name in self.parameters & leaves.keys():
+            # As in the executor: a gradient is added to its bucket, which is counted with the parameter.
             bucket = torch.zeros_like(leaves[name])
             self.live.ignore(bucket)
             leaves[name].grad = bucket
             leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
         incoming = _Incoming(self.live, names)
         root = _Given.apply(incoming, *(self.tensors[n] for n in names))
+        # In a step only the readers hold results until backward, and they count them.
         for name in self.work.writes:
             self.tensors.pop(name, None)
         self.live.restart()
@@ -295,3 +295,17 @@ class _Probe:
             else:
                 first[key] = name
         return _Gradients(hands_on, extents)
+
+
+def _runs(backward: PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
+    """The parts of backward in which a gathered parameter, or its gradient, may be there."""
+    return tuple(
+        BackwardRun(
+            reads=tuple(sorted(activity.reads)),
+            made=tuple(sorted(activity.made)),
+            peak_bytes=max(0, peak.most - kept),
+            own_peak_bytes=max(0, peak.own - kept),
+        )
+        for activity, peak in backward.of.items()
+        if activity.reads or activity.made
+    )

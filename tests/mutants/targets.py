@@ -93,7 +93,7 @@ TARGETS = (
         name="costs",
         files=[
             "costs/*.py",
-            *(f"profiling/{name}.py" for name in ("flops", "memory", "link_fits")),
+            *(f"profiling/{name}.py" for name in ("flops", "memory", "link_fits", "transitions")),
             "ranks/allocator.py",
             "sharding/reshard/buffers.py",
         ],
@@ -101,7 +101,7 @@ TARGETS = (
             "costs",
             *(
                 f"profiling/test_{name}.py"
-                for name in ("link_fits", "links", "overheads", "facts", "edge_timing")
+                for name in ("link_fits", "transitions", "links", "overheads", "facts", "edge_timing")
             ),
             "ranks/test_allocator.py",
             "sharding/reshard",

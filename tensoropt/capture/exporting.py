@@ -92,9 +92,9 @@ def _unmoved() -> Iterator[None]:
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        held = [*self.parameters(), *self.buffers()]
-        floating = [t for t in held if t.is_floating_point() or t.is_complex()]
-        in_place = device is None or {t.device for t in held} <= {device}
+        tensors = [*self.parameters(), *self.buffers()]
+        floating = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+        in_place = device is None or {t.device for t in tensors} <= {device}
         if in_place and (dtype is None or {t.dtype for t in floating} <= {dtype}):
             return self
         return move(self, *args, **kwargs)

@@ -60,11 +60,11 @@ class Returned:
             return loss
         if not self.keys:
             return self.container(**{self.key: loss})
-        held = dict.fromkeys(self.keys) | {self.key: loss}
+        contents = dict.fromkeys(self.keys) | {self.key: loss}
         if issubclass(self.container, Mapping):
-            return self.container(held)  # type: ignore[call-arg]
+            return self.container(contents)  # type: ignore[call-arg]
         named = hasattr(self.container, "_fields")
-        return self.container(*held.values()) if named else self.container(held.values())  # type: ignore
+        return self.container(*contents.values()) if named else self.container(contents.values())  # type: ignore
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:

@@ -16,30 +16,49 @@ from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.limits import corners_of, reachable_entries
 from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.problem import Problem, restrict
 from tensoropt.search.program import Builder, Program
-from tensoropt.search.pruning_target import aim, looseness
+from tensoropt.search.pruning_target import looseness, pruning_target
+from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 
 log = logging.getLogger(__name__)
 
+# How much is spent on bounds before frontiers. Where no reason stands beside a number it is an assumption;
+# the numbers decide how long a search takes, never what an exact one finds or what any claims.
 FEW_SUMS = 300_000
+"""A graph whose unpruned pass makes so few sums is searched without bounds, which would take longer."""
 FEW_LINES, LINES = 16, 32
+"""Lines of the hull: for a first narrowing of large graphs, and for passes."""
 CORNERS = 2048
+"""Corners of the known strategies that a pass is pruned by; more are coarsened, which stays exact."""
 COARSE_POINTS = 256
+"""Points kept per table entry in a thinned pass."""
 TIGHT = 0.01
+"""Mean gap below which known strategies prune the exact pass well enough without a thinned one before."""
 WORTH_NARROWING = 20_000
+"""Table entries from which classes that cannot reach the frontier are left out first."""
 MORE_LINES = 96
+"""Lines where many pairs stay: 32 miss half of the vertices of a steep frontier, and no corner is narrow
+then.
+"""
 FEW_PAIRS = 20_000
+"""Pairs of table entries up to which the exact pass costs no more than a thinned one."""
 MANY_PAIRS = 400_000
+"""Pairs of table entries from which more lines are worth their time, and the most that a target may leave."""
 LARGE_PASS = 20_000_000
+"""Pairs of table entries from which an approximate search stops, with a note: 70 million pairs (GPT-2 on a
+2x2x8 mesh, 250 configurations an operator) take hours, and the strategies of the scalar problems are within
+two per cent in the mean there."""
 CLOSENESS = 0.25, 0.0625, 0.0039, 0.00024
+"""Distances of pruning targets above the hull, as shares of that of the known strategies; the first is taken
+that leaves little enough work."""
 MESSAGE_BYTES = 1 << 30
+"""Memory for the inside and outside messages of all lines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SearchSettings:
     """What the caller asked for: allowed gap, points per table entry, threads.
 
     ``rivals``: points of other graphs; what they beat need not be found.
@@ -54,13 +73,13 @@ class Settings:
         """The frontier over ``sources`` and the rivals."""
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
-    def after(self, sources: list[Source]) -> Settings:
+    def after(self, sources: list[Source]) -> SearchSettings:
         """The settings of a search that need not find what ``sources`` beat."""
         return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Found:
+class SearchResult:
     """Strategies, the frontier over all of them with origins, the bounds, and whether it is complete.
 
     ``hull`` is None only where the frontier is exact and is its own bound.
@@ -73,9 +92,9 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def build_program(problem: Problem, order: Order) -> Program:
+def build_program(reduced: ReducedGraph, order: Order) -> Program:
     """Remove the operators of ``order`` one after the other."""
-    builder = Builder(problem)
+    builder = Builder(reduced)
     for v in order.removed:
         builder.eliminate(v)
     return builder.finish()
@@ -86,75 +105,75 @@ def lines_that_fit(program: Program, wanted: int) -> int:
     return max(4, min(wanted, MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
-def seeds(problem: Problem, hull: Hull) -> list[Source]:
+def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
     """Strategies that the scalar problems give at once: hull vertices and the mixes between them."""
-    return [VertexSource(problem, hull), MixSource(problem, hull, mix_neighbours(problem, hull.picks))]
+    return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
 
 
-def hopeful(
+def useful_classes(
     program: Program, search: HullSearch, hull: Hull, known: Frontier
 ) -> dict[int, NDArray[np.bool_]]:
     """Per operator, the classes through which some strategy can still reach the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
     roof, of_leaf = corners.roof, {}
-    for leaf in set(program.problem.node_leaf):
+    for leaf in set(program.reduced.node_leaf):
         first = int(program.base[leaf])
         span = slice(first, first + int(program.sizes[leaf]))
         of_leaf[leaf] = reachable_entries(inside[span], outside[span], corners.height, roof)
-    return {v: of_leaf[leaf] for v, leaf in enumerate(program.problem.node_leaf)}
+    return {v: of_leaf[leaf] for v, leaf in enumerate(program.reduced.node_leaf)}
 
 
-def track_auto(problem: Problem, order: Order, settings: Settings) -> Found | None:
-    """The frontier of a problem whose ``order`` fixes nothing; None when no strategy is possible."""
-    program = build_program(problem, order)
+def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
+    """The frontier of a graph whose ``order`` fixes nothing; None when no strategy is possible."""
+    program = build_program(reduced, order)
     if _sums(program) <= FEW_SUMS:
         return _unpruned(program, settings)
     sources: list[Source] = []
     if program.entries > WORTH_NARROWING:
         search = HullSearch(program, flatten(program))
-        hull = search.run(lines_that_fit(program, FEW_LINES))
+        hull = search.find_hull(lines_that_fit(program, FEW_LINES))
         if hull is None:
             return None
-        sources = seeds(problem, hull)
-        classes = hopeful(program, search, hull, settings.with_rivals(sources))
+        sources = seeds(reduced, hull)
+        classes = useful_classes(program, search, hull, settings.with_rivals(sources))
         if not all(mask.any() for mask in classes.values()):  # the rivals beat everything here
-            return Found(tuple(sources), merge(sources), hull, True)
+            return SearchResult(tuple(sources), merge(sources), hull, True)
         mean, worst = gaps(settings.with_rivals(sources), hull)
         if worst <= settings.epsilon and mean <= settings.epsilon / 10:
-            return Found(tuple(sources), merge(sources), hull, worst == 0.0)
-        problem = restrict(problem, classes)
+            return SearchResult(tuple(sources), merge(sources), hull, worst == 0.0)
+        reduced = restrict(reduced, classes)
         log.debug("%d entries before narrowing", program.entries)
-        again = greedy_order(problem, 0.1)
-        program = build_program(problem, order if again.fixed else again)
+        again = greedy_order(reduced, 0.1)
+        program = build_program(reduced, order if again.fixed else again)
     search = HullSearch(program, flatten(program))
-    hull = search.run(lines_that_fit(program, LINES))
+    hull = search.find_hull(lines_that_fit(program, LINES))
     if hull is None:
         return None
     log.debug("%d entries, %d lines", program.entries, len(hull.value))
-    sources += seeds(problem, hull)
+    sources += seeds(reduced, hull)
     return _passes(program, search, hull, sources, settings)
 
 
 def _sums(program: Program) -> int:
     """Roughly how many sums a pass without pruning makes: tables fill up along the way."""
-    leaves = program.problem.leaves
+    leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
-    return int(program.work * len(program.problem.domains) * mean + int(options.max()) ** 2)
+    return int(program.work * len(program.reduced.domains) * mean + int(options.max()) ** 2)
 
 
-def _unpruned(program: Program, settings: Settings) -> Found | None:
-    """The frontier of a small problem, cheaper to compute than bounds to prune it by."""
-    latest = PassSource(program, Engine(program, settings.threads).run(None, 0))
+def _unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
+    """The frontier of a small graph, cheaper to compute than bounds to prune it by."""
+    latest = PassSource(program, Engine(program, settings.threads).run_pass(None, 0))
     if not len(latest.memory):
         return None
-    return Found((latest,), merge([latest]), None, True)
+    return SearchResult((latest,), merge([latest]), None, True)
 
 
 def _passes(
-    program: Program, search: HullSearch, hull: Hull, sources: list[Source], settings: Settings
-) -> Found:
+    program: Program, search: HullSearch, hull: Hull, sources: list[Source], settings: SearchSettings
+) -> SearchResult:
     """Passes pruned by all strategies known before them, until exact or good enough."""
     inside, outside = search.messages()
     engine = Engine(program, settings.threads)
@@ -164,30 +183,30 @@ def _passes(
         return Messages.of(inside, outside, corners_of(hull, goal.memory, goal.time, CORNERS))
 
     if not search.complete and below(known).pairs(program) > MANY_PAIRS:
-        more = search.run(lines_that_fit(program, MORE_LINES))
+        more = search.find_hull(lines_that_fit(program, MORE_LINES))
         assert more is not None, "the hull had lines before"
         hull = more
         inside, outside = search.messages()
-        sources = [*seeds(program.problem, hull), *sources]
+        sources = [*seeds(program.reduced, hull), *sources]
         known = settings.with_rivals(sources)
     log.debug("seeds leave a gap of %.2g in the mean, %.2g at worst", *gaps(known, hull))
     notes: tuple[str, ...] = ()
     for points in _sizes(settings):
         if gaps(known, hull)[1] <= settings.epsilon:
             break
-        messages, aimed = below(known), False
+        messages, is_targeted = below(known), False
         if points != (settings.max_points or 0):
             pairs = messages.pairs(program)
             if pairs <= FEW_PAIRS:
                 continue
-            hoped, most = messages, pairs // 2
+            targeted, most = messages, pairs // 2  # a target must halve the work to be worth a pass
             for share in CLOSENESS:  # as far above the hull as can be afforded
-                hoped = below(aim(known, share * looseness(known)))
-                if hoped.pairs(program) <= min(most, MANY_PAIRS):
+                targeted = below(pruning_target(known, share * looseness(known)))
+                if targeted.pairs(program) <= min(most, MANY_PAIRS):
                     break
-            aimed = hoped.pairs(program) <= most
-            if aimed:
-                messages = hoped
+            is_targeted = targeted.pairs(program) <= most
+            if is_targeted:
+                messages = targeted
             elif settings.epsilon == 0 and gaps(known, hull)[0] <= TIGHT:
                 continue  # known strategies are tight enough to prune by
         if settings.epsilon > 0 and messages.pairs(program) > LARGE_PASS:
@@ -199,24 +218,24 @@ def _passes(
             break
         log.debug("%d pairs of entries to look at", messages.pairs(program))
         try:
-            result = engine.run(messages, points)
+            result = engine.run_pass(messages, points)
         except TableTooLargeError as error:
             note = f"not searched to the end: {error}"
             log.warning(note)
-            return Found(tuple(sources), merge(sources), hull, False, (note,))
+            return SearchResult(tuple(sources), merge(sources), hull, False, (note,))
         latest = PassSource(program, result)
         found = f"{result.points} points, {len(latest.time)} at the root"
-        log.debug("%s pass, %d points per entry: %s", "aimed" if aimed else "plain", points, found)
-        if not (aimed or result.thinned):
-            return Found((latest,), merge([latest]), hull, True)
+        log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, found)
+        if not (is_targeted or result.thinned):
+            return SearchResult((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
         known = settings.with_rivals(sources)
     worst = gaps(known, hull)[1]
     notes = notes if worst > settings.epsilon else ()
-    return Found(tuple(sources), merge(sources), hull, worst == 0.0, notes)
+    return SearchResult(tuple(sources), merge(sources), hull, worst == 0.0, notes)
 
 
-def _sizes(settings: Settings) -> list[int]:
+def _sizes(settings: SearchSettings) -> list[int]:
     """Points per table entry of the passes to come, 0 for all: a small pass often closes a gap."""
     coarse = (64, COARSE_POINTS) if settings.epsilon > 0 else (COARSE_POINTS,)
     most = settings.max_points

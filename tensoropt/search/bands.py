@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
-from tensoropt.search.auto import Found, Settings
+from tensoropt.search.auto import SearchResult, SearchSettings
 from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.paper import track_paper
-from tensoropt.search.problem import UNLIMITED, Caps, Problem, build_problem
+from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
 
 RESOLUTION = 4e-10
 """How far rounding to the grid may move a point, relative to its own size. Of two points that move by so much
@@ -33,8 +33,8 @@ class Band:
     """One search. Its points ``first:last`` belong to the result; ``caps``: where its bounds hold."""
 
     caps: Caps
-    problem: Problem
-    found: Found
+    reduced: ReducedGraph
+    found: SearchResult
     first: int
     last: int
 
@@ -48,56 +48,60 @@ class Band:
 
     def bounds(self, budgets: FloatArray) -> FloatArray:
         """(n,) a time that no strategy within the budgets can beat, as far as this band can tell."""
-        budgets = budgets + self.problem.memory_tolerance
+        budgets = budgets + self.reduced.memory_tolerance
         if self.found.hull is None:
             fits = np.searchsorted(self.found.frontier.memory, budgets, side="right")
             lower = np.append(np.inf, self.found.frontier.time)[fits]
         else:
             lower = self.found.hull.bounds(budgets)
-        lower = np.maximum(lower - self.problem.time_error, 0.0)
+        lower = np.maximum(lower - self.reduced.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
 
 
-def search_bands(problem: Problem, method: str, settings: Settings, caps: Caps = UNLIMITED) -> list[Band]:
+def search_bands(
+    reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
+) -> list[Band]:
     """Bands from the leanest to the fastest, empty when no strategy is possible within ``caps``."""
-    found = _track(problem, method, settings)
+    found = _track(reduced, method, settings)
     if found is None:
         return []
     memory, time = found.frontier.memory, found.frontier.time
     first = int(np.searchsorted(-time, -caps.time))
     last = int(np.searchsorted(memory, caps.memory, side="right"))
     if first >= last:
-        return [Band(caps, problem, found, last, last)]
-    coarse = Caps(problem.memory_error / RESOLUTION, problem.time_error / RESOLUTION)
+        return [Band(caps, reduced, found, last, last)]
+    coarse = Caps(reduced.memory_error / RESOLUTION, reduced.time_error / RESOLUTION)
     lean = int(np.searchsorted(memory, coarse.memory, side="right"))
     fast = int(np.searchsorted(-time, -coarse.time))
     below, above = [], []
     if lean > first:
         # A strategy at the edge may lie an error to either side of it on both grids.
-        inner = replace(caps, memory=min(caps.memory, coarse.memory + 2 * problem.memory_error))
-        below = _within(problem, method, settings, found, inner)
+        inner = replace(caps, memory=min(caps.memory, coarse.memory + 2 * reduced.memory_error))
+        below = _within(reduced, method, settings, found, inner)
         first = lean if below else first
     if fast < last:
-        inner = replace(caps, time=min(caps.time, coarse.time + 2 * problem.time_error))
-        above = _within(problem, method, settings, found, inner)
+        inner = replace(caps, time=min(caps.time, coarse.time + 2 * reduced.time_error))
+        above = _within(reduced, method, settings, found, inner)
         last = fast if above else last
-    return [*below, Band(caps, problem, found, first, max(first, last)), *above]
+    return [*below, Band(caps, reduced, found, first, max(first, last)), *above]
 
 
-def _track(problem: Problem, method: str, settings: Settings) -> Found | None:
+def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> SearchResult | None:
     if method == "auto":
-        return track_entangled(problem, settings)
-    return track_paper(problem, method == "ldp", settings)
+        return track_entangled(reduced, settings)
+    return track_paper(reduced, method == "ldp", settings)
 
 
-def _within(problem: Problem, method: str, settings: Settings, found: Found, caps: Caps) -> list[Band]:
+def _within(
+    reduced: ReducedGraph, method: str, settings: SearchSettings, found: SearchResult, caps: Caps
+) -> list[Band]:
     """The bands within ``caps``; empty when leaving entries out makes no grid finer."""
-    inner = build_problem(problem.graph, caps)
-    if inner.memory_grid >= problem.memory_grid and inner.time_grid >= problem.time_grid:
+    inner = reduce_graph(reduced.graph, caps)
+    if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:
         return []
     memory, time = found.frontier.memory, found.frontier.time
-    beyond_m = [max(memory[0] - 2 * problem.memory_error, 0.0), caps.memory]
-    beyond_t = [caps.time, max(time[-1] - 2 * problem.time_error, 0.0)]
+    beyond_m = [max(memory[0] - 2 * reduced.memory_error, 0.0), caps.memory]
+    beyond_t = [caps.time, max(time[-1] - 2 * reduced.time_error, 0.0)]
     beyond = reduce(beyond_m, beyond_t)  # all that needs no search, as if another graph offered it
     rivals = beyond if settings.rivals is None else merge([settings.rivals, beyond])
     return search_bands(inner, method, replace(settings, rivals=rivals), caps)
@@ -110,8 +114,8 @@ def distinct(points: Frontier, bands: list[Band]) -> NDArray[np.bool_]:
     whose memory cannot be told apart the slower one goes, of two of one time the larger.
     """
     which = points.origin[:, 0]
-    memory_error = np.array([band.problem.memory_tolerance for band in bands])[which]
-    time_error = np.array([band.problem.time_error for band in bands])[which]
+    memory_error = np.array([band.reduced.memory_tolerance for band in bands])[which]
+    time_error = np.array([band.reduced.time_error for band in bands])[which]
     kept = np.ones(len(points), bool)
     close_m = np.diff(points.memory) <= memory_error[1:] + memory_error[:-1]
     close_t = -np.diff(points.time) <= time_error[1:] + time_error[:-1]

@@ -59,8 +59,9 @@ class Edge:
 class CostGraph:
     """Operators, their configurations, and what each choice costs in memory (bytes) and time (seconds).
 
-    See DESIGN section 7 for the contract. Tables of equal content are kept once, so identical layers cost
-    nothing.
+    ``inf`` marks the impossible; an empty list of options is an impossible configuration. Parallel edges,
+    also against each other, several components and operators of one configuration are allowed. Tables of
+    equal content are kept once, so identical layers cost nothing.
     """
 
     def __init__(self) -> None:

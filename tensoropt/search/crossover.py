@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.search.costgraph import FloatArray, IntArray
-from tensoropt.search.problem import Problem
+from tensoropt.search.reduced_graph import ReducedGraph
 
 Pick = tuple[IntArray, IntArray]
 
@@ -31,45 +31,45 @@ class Mixes:
     cut: IntArray
 
 
-def mix_neighbours(problem: Problem, picks: Sequence[IntArray]) -> Mixes:
+def mix_neighbours(reduced: ReducedGraph, picks: Sequence[IntArray]) -> Mixes:
     """All prefix mixes of neighbouring picks, both ways.
 
     ``picks[i]`` (operators + edges, 2): class and point of every operator, entry and point of every edge,
     sorted by memory of the whole strategy.
     """
-    n = len(problem.domains)
+    n = len(reduced.domains)
     if n < 2 or len(picks) < 2:
         nothing, none = np.zeros(0), np.zeros(0, np.int64)
         return Mixes(nothing, nothing, none, none, none)
     low, high = np.arange(len(picks) - 1), np.arange(1, len(picks))
     heads, tails = np.append(low, high), np.append(high, low)
-    memory, time = _Tables(problem).cuts(np.stack(picks), heads, tails)
+    memory, time = _Tables(reduced).cuts(np.stack(picks), heads, tails)
     pair, cut = np.nonzero(np.isfinite(memory[:, 1:n]))
     cut += 1
     return Mixes(memory[pair, cut], time[pair, cut], heads[pair], tails[pair], cut)
 
 
 class _Tables:
-    """Leaf points of a problem in flat form, for adding up strategies."""
+    """Leaf points of a reduced graph in flat form, for adding up strategies."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, reduced: ReducedGraph) -> None:
         base, leaf_first, entries, points = [], [], 0, 0
-        for leaf in problem.leaves:
+        for leaf in reduced.leaves:
             leaf_first.append(entries)
             base.append(leaf.offsets[:-1] + points)
             entries += len(leaf.offsets) - 1
             points += len(leaf.memory)
         self.offsets = np.append(np.concatenate(base), points)
-        self.memory = np.concatenate([x.memory for x in problem.leaves])
-        self.time = np.concatenate([x.time for x in problem.leaves])
+        self.memory = np.concatenate([x.memory for x in reduced.leaves])
+        self.time = np.concatenate([x.time for x in reduced.leaves])
         first = np.array(leaf_first, np.int64)
-        self.node_base = first[np.array(problem.node_leaf, np.int64)]
-        self.edge_base = first[np.array([e.leaf for e in problem.edges], np.int64)]
-        self.source = np.array([e.source for e in problem.edges], np.int64)
-        self.target = np.array([e.target for e in problem.edges], np.int64)
+        self.node_base = first[np.array(reduced.node_leaf, np.int64)]
+        self.edge_base = first[np.array([e.leaf for e in reduced.edges], np.int64)]
+        self.source = np.array([e.source for e in reduced.edges], np.int64)
+        self.target = np.array([e.target for e in reduced.edges], np.int64)
         self.low = np.minimum(self.source, self.target)
         self.high = np.maximum(self.source, self.target)
-        edges = problem.edges
+        edges = reduced.edges
         self.width = np.array([e.width for e in edges], np.int64)
         self.rows, self.rows_at = _flat([e.rows for e in edges])
         self.cols, self.cols_at = _flat([e.cols for e in edges])
@@ -121,12 +121,12 @@ def _flat(maps: list[IntArray]) -> tuple[IntArray, IntArray]:
     )
 
 
-def unmix(problem: Problem, a: IntArray, b: IntArray, cut: int) -> IntArray:
+def unmix(reduced: ReducedGraph, a: IntArray, b: IntArray, cut: int) -> IntArray:
     """The pick (operators + edges, 2) of one mix."""
-    n = len(problem.domains)
+    n = len(reduced.domains)
     pick = b.copy()
     pick[:cut] = a[:cut]
-    for i, e in enumerate(problem.edges):
+    for i, e in enumerate(reduced.edges):
         below = (e.source < cut) + (e.target < cut)
         if below == 2:
             pick[n + i] = a[n + i]

@@ -23,7 +23,8 @@ from tensoropt.search.program import Program
 from tensoropt.units import format_bytes
 
 INLINE_WORK = 20_000
-BYTES_PER_POINT = 20
+"""Estimated sums of a step below which threads cost more than they gain; an assumption."""
+BYTES_PER_POINT = 20  # memory and time, 8 bytes each, and a label of 4
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -184,14 +185,14 @@ class Engine:
     def __init__(self, program: Program, threads: int | None) -> None:
         self.program = program
         self.threads = max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
-        problem = program.problem
+        reduced = program.reduced
         self.leaves = tuple(
             Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
-            for leaf in problem.leaves
+            for leaf in reduced.leaves
         )
         self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
-    def run(self, messages: Messages | None, most: int) -> Pass:
+    def run_pass(self, messages: Messages | None, most: int) -> Pass:
         """One pass over all steps; ``most`` points per entry (0: all).
 
         Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`.

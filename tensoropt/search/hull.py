@@ -17,6 +17,8 @@ from tensoropt.search.program import Program
 from tensoropt.search.scalar import Flat, descend, leaf_values, pass_down, pass_up
 
 SLACK = 2e-12
+"""Bounds are lowered by this share of themselves. A weighted sum over n tables rounds by at most n ulps
+(1.1e-16 each), so this covers sums over 18,000 tables."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -90,8 +92,10 @@ class HullSearch:
             self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
         return found
 
-    def run(self, lines: int) -> Hull | None:
-        """About ``lines`` lines, those of earlier runs included; None when no strategy is possible."""
+    def find_hull(self, lines: int) -> Hull | None:
+        """The hull from about ``lines`` lines, those of earlier calls included; None when no strategy is
+        possible.
+        """
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:

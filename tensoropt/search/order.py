@@ -13,10 +13,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tensoropt.search.problem import Problem
+from tensoropt.search.reduced_graph import ReducedGraph
 
 LARGEST_TABLE = 2_000_000
+"""Entries of one table (190 MB at ``program.BYTES_PER_ENTRY``) from which operators are fixed instead."""
 LARGEST_STEP = 1_000_000_000
+"""Pairs of entries that making one table may visit; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Order:
     total: int = 0
 
 
-def _neighbours(problem: Problem) -> list[set[int]]:
-    neighbours: list[set[int]] = [set() for _ in problem.domains]
-    for edge in problem.edges:
+def _neighbours(reduced: ReducedGraph) -> list[set[int]]:
+    neighbours: list[set[int]] = [set() for _ in reduced.domains]
+    for edge in reduced.edges:
         neighbours[edge.source].add(edge.target)
         neighbours[edge.target].add(edge.source)
     return neighbours
@@ -48,11 +50,11 @@ def _most_entangled(neighbours: list[set[int]], alive: list[bool]) -> int:
 class _Greedy:
     """Removes the operator whose removal costs least, one after the other."""
 
-    def __init__(self, problem: Problem, growth: float) -> None:
-        n = len(problem.domains)
-        self.domains, self.growth = problem.domains, growth
-        free = {v for v, size in enumerate(problem.domains) if size > 1}  # one class joins nothing
-        self.neighbours = [mine & free if v in free else set() for v, mine in enumerate(_neighbours(problem))]
+    def __init__(self, reduced: ReducedGraph, growth: float) -> None:
+        n = len(reduced.domains)
+        self.domains, self.growth = reduced.domains, growth
+        free = {v for v, size in enumerate(reduced.domains) if size > 1}  # one class joins nothing
+        self.neighbours = [mine & free if v in free else set() for v, mine in enumerate(_neighbours(reduced))]
         self.absorbed = [0.0] * n
         self.between: dict[tuple[int, int], float] = {}
         self.version = [0] * n
@@ -131,7 +133,7 @@ class _Greedy:
         return max(range(len(part)), key=lambda u: (part[u], -self.domains[u], -u))
 
 
-def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) -> Order:
+def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = LARGEST_TABLE) -> Order:
     """Remove the operator whose removal costs least (greedy; Bodlaender and Koster 2010).
 
     Cost of removing v: the product of the class counts of v and its neighbours (the true table size,
@@ -140,14 +142,14 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
     ``allowed`` entries, operators that take part in most of them are fixed until none has. Operators with a
     single class go last, when what was beside them has gone.
     """
-    greedy = _Greedy(problem, growth)
+    greedy = _Greedy(reduced, growth)
     removed: list[int] = []
     fixed: list[int] = []
     largest, total = 1, 0
 
     def too_large(v: int, state: _Greedy) -> bool:
         size = state.entries(v)
-        return size > allowed or size * problem.domains[v] > LARGEST_STEP
+        return size > allowed or size * reduced.domains[v] > LARGEST_STEP
 
     while (v := greedy.cheapest()) is not None:
         if too_large(v, greedy):
@@ -159,21 +161,21 @@ def greedy_order(problem: Problem, growth: float, allowed: int = LARGEST_TABLE) 
         largest, total = max(largest, size), total + size
         greedy.remove(v)
         removed.append(v)
-    single = (v for v, size in enumerate(problem.domains) if size <= 1)
+    single = (v for v, size in enumerate(reduced.domains) if size <= 1)
     return Order((*removed, *single), tuple(fixed), largest, total)
 
 
-def paper_order(problem: Problem, linear: bool) -> Order:
+def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
     """The paper's eliminations: operators with at most two neighbours, and heuristic ones when stuck.
 
     ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node
     elimination (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear
     graph, eliminate the others, then walk along it from its first operator to its last.
     """
-    neighbours = _neighbours(problem)
-    n = len(problem.domains)
+    neighbours = _neighbours(reduced)
+    n = len(reduced.domains)
     alive = [True] * n
-    marked = _mark_linear(problem) if linear else []
+    marked = _mark_linear(reduced) if linear else []
     waiting = set(marked)
     removed: list[int] = []
     fixed: list[int] = []
@@ -206,7 +208,7 @@ def paper_order(problem: Problem, linear: bool) -> Order:
         else:
             break
     for v in removed:
-        largest = max(largest, problem.domains[v] ** 2)
+        largest = max(largest, reduced.domains[v] ** 2)
     return Order(tuple(removed), tuple(fixed), largest)
 
 
@@ -215,11 +217,11 @@ def _is_linear(chain: list[int], neighbours: list[set[int]]) -> bool:
     return all(abs(place[u] - place[v]) == 1 for v in chain for u in neighbours[v])
 
 
-def _mark_linear(problem: Problem) -> list[int]:
+def _mark_linear(reduced: ReducedGraph) -> list[int]:
     """A longest chain of operators along the edges, in the order in which operators were added."""
-    n = len(problem.domains)
+    n = len(reduced.domains)
     length, before = [1] * n, [-1] * n
-    arrows = sorted({(min(e.source, e.target), max(e.source, e.target)) for e in problem.edges})
+    arrows = sorted({(min(e.source, e.target), max(e.source, e.target)) for e in reduced.edges})
     incoming: dict[int, list[int]] = {}
     for a, b in arrows:
         incoming.setdefault(b, []).append(a)

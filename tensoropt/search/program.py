@@ -19,12 +19,13 @@ import numpy as np
 
 from tensoropt.search.costgraph import IntArray
 from tensoropt.search.memory import TableTooLargeError, memory_allowance
-from tensoropt.search.problem import Problem
+from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.units import format_bytes
 
 Scope = tuple[int, ...]
 
 WORTH_CHECKING = 1_000_000
+"""Entries below which a table is made without asking how much memory is free (96 MB at most)."""
 BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least four lines
 
 
@@ -60,13 +61,13 @@ class Logical:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """Tables 0..leaves-1 are the problem's leaves (the last one the empty product), then one per step.
+    """Tables 0..leaves-1 are the graph's leaves (the last one the empty product), then one per step.
 
     ``sizes`` (tables,): entries. ``base`` (tables,): first entry when all tables stand in one array.
     ``root``: logical node of the whole graph, a table of one entry.
     """
 
-    problem: Problem
+    reduced: ReducedGraph
     leaves: int
     steps: tuple[Step, ...]
     logical: tuple[Logical, ...]
@@ -77,7 +78,7 @@ class Program:
     @property
     def inputs(self) -> int:
         """How many logical nodes are operators and edges of the graph; they come first, in this order."""
-        return len(self.problem.domains) + len(self.problem.edges)
+        return len(self.reduced.domains) + len(self.reduced.edges)
 
     @property
     def entries(self) -> int:
@@ -106,7 +107,7 @@ class Factor:
 class Builder:
     """Makes a program by removing operators one after the other."""
 
-    problem: Problem
+    reduced: ReducedGraph
     steps: list[Step] = field(default_factory=list)
     logical: list[Logical] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -121,15 +122,15 @@ class Builder:
     _single: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def __post_init__(self) -> None:
-        problem = self.problem
-        self.sizes = [len(leaf.offsets) - 1 for leaf in problem.leaves] + [1]
-        self.of_operator = [set() for _ in problem.domains]
-        for v, (size, leaf) in enumerate(zip(problem.domains, problem.node_leaf, strict=True)):
+        reduced = self.reduced
+        self.sizes = [len(leaf.offsets) - 1 for leaf in reduced.leaves] + [1]
+        self.of_operator = [set() for _ in reduced.domains]
+        for v, (size, leaf) in enumerate(zip(reduced.domains, reduced.node_leaf, strict=True)):
             self.logical.append(Logical(leaf, operator=v))
             whole = self._map(np.arange(size))
             self._identities.add(id(whole))
             self._add(Factor((v,), (size,), (whole,), len(self.logical) - 1))
-        for n, edge in enumerate(problem.edges):
+        for n, edge in enumerate(reduced.edges):
             self.logical.append(Logical(edge.leaf, edge=n))
             scope, maps = (edge.source, edge.target), (self._map(edge.rows), self._map(edge.cols))
             self._add(Factor(scope, (edge.height, edge.width), maps, len(self.logical) - 1))
@@ -192,7 +193,7 @@ class Builder:
 
     def _span(self, factors: list[Factor]) -> int:
         """Entries of the product of some factors."""
-        return math.prod(self.problem.domains[u] for u in {u for f in factors for u in f.scope})
+        return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
     def _product(self, left: Factor, right: Factor | None, remove: int) -> Factor:
         if right is None:
@@ -224,7 +225,7 @@ class Builder:
         needed = entries * BYTES_PER_ENTRY
         if entries < WORTH_CHECKING or needed <= memory_allowance():
             return
-        names = ", ".join(repr(self.problem.graph.names[u]) for u in scope[:4] if u < len(self.problem.graph))
+        names = ", ".join(repr(self.reduced.graph.names[u]) for u in scope[:4] if u < len(self.reduced.graph))
         raise TableTooLargeError(
             f"a table over {len(scope)} operators ({names}) would have {entries:.3g} entries and need "
             f"{format_bytes(needed)}, more than half of the free memory; give these operators fewer "
@@ -232,7 +233,7 @@ class Builder:
         )
 
     def _unit(self) -> int:
-        self.logical.append(Logical(len(self.problem.leaves)))
+        self.logical.append(Logical(len(self.reduced.leaves)))
         return len(self.logical) - 1
 
     def _strides(
@@ -278,5 +279,5 @@ class Builder:
         root = next(iter(self.factors.values())).node
         sizes = np.array(self.sizes, np.int64)
         base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-        leaves = len(self.problem.leaves) + 1
-        return Program(self.problem, leaves, tuple(self.steps), tuple(self.logical), root, sizes, base)
+        leaves = len(self.reduced.leaves) + 1
+        return Program(self.reduced, leaves, tuple(self.steps), tuple(self.logical), root, sizes, base)

@@ -1,9 +1,10 @@
-"""Where strategies are hoped for: a staircase close above the convex hull of the known ones.
+"""Pruning targets: a staircase close above the convex hull of the known strategies, to prune a pass by.
 
 Pruning is only as good as the known strategies. Where they leave wide corners, as at a lean end where a
 thousandth of the memory is worth a fifth of the time, most of a large table survives. A pass that is pruned
-by what we *hope* to find costs little, and what it finds is real: the next pass is pruned by that. Hope
-prunes nothing for good, since the last pass is pruned by known strategies only.
+by a *target*, a staircase below the known strategies, costs little, and what it finds is real: the next pass
+is pruned by that. A target rules nothing out for good, since the last pass is pruned by known strategies
+only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tensoropt.frontier.tools import Points
 from tensoropt.search.costgraph import FloatArray
 
 SAMPLES = 1024
+"""Points of a target along the hull, beside those of the known strategies; an assumption."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -26,7 +28,7 @@ class Staircase:
     time: FloatArray
 
 
-def aim(known: Points, distance: float) -> Staircase:
+def pruning_target(known: Points, distance: float) -> Staircase:
     """The known staircase, lowered to ``distance`` (relative, of memory and of time) above its hull."""
     hull = _lower_hull(known)
     with np.errstate(divide="ignore"):

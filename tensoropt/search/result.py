@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensoropt.search.costgraph import FloatArray
 
 OptionKey = Any  # a name, or (source, target, n-th edge between them)
-Choice = tuple[dict[str, int], dict[OptionKey, int]]
+
+
+class ChosenStrategy(NamedTuple):
+    """The strategy of one point: per operator its configuration; per operator and edge its option."""
+
+    configurations: dict[str, int]
+    options: dict[OptionKey, int]
 
 
 def budget(memory: float) -> FloatArray:
@@ -23,7 +29,7 @@ def budget(memory: float) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrontier:
-    """The cost frontier of a graph; fixed API of DESIGN section 7.
+    """The cost frontier of a graph, with its certificate.
 
     ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
     when it is proven that no strategy beats or is missing from these points (of the additive model, every
@@ -35,9 +41,9 @@ class TrackedFrontier:
     time: FloatArray
     exact: bool
     notes: tuple[str, ...]
-    unroll: Callable[[int], Choice] = field(repr=False)
+    unroll: Callable[[int], ChosenStrategy] = field(repr=False)
     bounds: Callable[[FloatArray], FloatArray] = field(repr=False)
-    _cache: dict[int, Choice] = field(default_factory=dict, repr=False)
+    _cache: dict[int, ChosenStrategy] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -73,15 +79,15 @@ class TrackedFrontier:
 
     def strategy(self, index: int) -> dict[str, int]:
         """Configuration of every operator at point ``index``; only this point is rebuilt."""
-        return dict(self._choice(index)[0])
+        return dict(self._chosen(index).configurations)
 
     def options(self, index: int) -> dict[OptionKey, int]:
         """Option of every operator, and of every edge under the key (source, target, n-th edge between
         them).
         """
-        return dict(self._choice(index)[1])
+        return dict(self._chosen(index).options)
 
-    def _choice(self, index: int) -> Choice:
+    def _chosen(self, index: int) -> ChosenStrategy:
         n = len(self.memory)
         if not -n <= index < n:
             raise IndexError(f"point {index} of a frontier with {n} points")

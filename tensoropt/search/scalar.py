@@ -48,7 +48,7 @@ def flatten(program: Program) -> Flat:
         at_out += len(step.left_out)
         at_k += len(step.left_k)
     memory, time, offsets, points = [], [], [np.zeros(1, np.int64)], 0
-    for leaf in program.problem.leaves:
+    for leaf in program.reduced.leaves:
         memory.append(leaf.memory)
         time.append(leaf.time)
         offsets.append(leaf.offsets[1:] + points)

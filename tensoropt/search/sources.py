@@ -9,10 +9,10 @@ from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.crossover import Mixes, unmix
 from tensoropt.search.engine import Pass
 from tensoropt.search.hull import Hull
-from tensoropt.search.problem import Problem
 from tensoropt.search.program import Program
-from tensoropt.search.result import Choice
-from tensoropt.search.unroll import choice_of, unroll
+from tensoropt.search.reduced_graph import ReducedGraph
+from tensoropt.search.result import ChosenStrategy
+from tensoropt.search.unroll import chosen_strategy, unroll
 
 
 class Source(Protocol):
@@ -24,12 +24,12 @@ class Source(Protocol):
     @property
     def time(self) -> FloatArray: ...
 
-    def rebuild(self, index: int) -> Choice: ...
+    def rebuild(self, index: int) -> ChosenStrategy: ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VertexSource:
-    problem: Problem
+    reduced: ReducedGraph
     hull: Hull
 
     @property
@@ -40,13 +40,13 @@ class VertexSource:
     def time(self) -> FloatArray:
         return self.hull.time
 
-    def rebuild(self, index: int) -> Choice:
-        return choice_of(self.problem, self.hull.picks[index])
+    def rebuild(self, index: int) -> ChosenStrategy:
+        return chosen_strategy(self.reduced, self.hull.picks[index])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MixSource:
-    problem: Problem
+    reduced: ReducedGraph
     hull: Hull
     mixes: Mixes
 
@@ -58,10 +58,10 @@ class MixSource:
     def time(self) -> FloatArray:
         return self.mixes.time
 
-    def rebuild(self, index: int) -> Choice:
+    def rebuild(self, index: int) -> ChosenStrategy:
         m = self.mixes
         picks = self.hull.picks[int(m.head[index])], self.hull.picks[int(m.tail[index])]
-        return choice_of(self.problem, unmix(self.problem, *picks, int(m.cut[index])))
+        return chosen_strategy(self.reduced, unmix(self.reduced, *picks, int(m.cut[index])))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,5 +77,5 @@ class PassSource:
     def time(self) -> FloatArray:
         return self.result.tables[self.program.logical[self.program.root].table].time
 
-    def rebuild(self, index: int) -> Choice:
-        return choice_of(self.program.problem, unroll(self.program, self.result, index))
+    def rebuild(self, index: int) -> ChosenStrategy:
+        return chosen_strategy(self.program.reduced, unroll(self.program, self.result, index))

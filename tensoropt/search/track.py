@@ -1,4 +1,4 @@
-"""track_frontier: cost graph -> frontier."""
+"""The entry of the search: checked settings, one search in bands, the result with its certificate."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
-from tensoropt.search.auto import Settings
+from tensoropt.search.auto import SearchSettings
 from tensoropt.search.bands import Band, distinct, search_bands
 from tensoropt.search.costgraph import CostGraph, FloatArray
-from tensoropt.search.problem import build_problem, impossible
-from tensoropt.search.result import Choice, TrackedFrontier
+from tensoropt.search.reduced_graph import impossible, reduce_graph
+from tensoropt.search.result import ChosenStrategy, TrackedFrontier
 
 METHODS = ("auto", "ldp", "elimination")
 
@@ -27,7 +27,7 @@ def track_frontier(
     max_points: int | None = None,
     threads: int | None = None,
 ) -> TrackedFrontier:
-    """The cost frontier of ``graph`` (DESIGN section 7).
+    """The cost frontier of ``graph``: every trade-off of memory and time that no other strategy beats.
 
     ``epsilon``: allowed gap; 0 searches until nothing is missing, 0.001 may stop as soon as it is proven
     that no strategy is more than 0.1 % faster within any memory budget. ``method``: "auto" (ours), "ldp" or
@@ -42,20 +42,25 @@ def track_frontier(
     return track(graph, method, settings)
 
 
-def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
+def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
     """One search with checked settings; with rivals, complete only where they leave room."""
     if not len(graph):
         return TrackedFrontier(
-            np.zeros(1), np.zeros(1), True, (), lambda _: ({}, {}), lambda m: np.where(m >= 0, 0.0, np.inf)
+            np.zeros(1),
+            np.zeros(1),
+            True,
+            (),
+            lambda _: ChosenStrategy({}, {}),
+            lambda m: np.where(m >= 0, 0.0, np.inf),
         )
     graph.check_sums()
     culprit = graph.blocked()
     bands: list[Band] = []
     if culprit is None:
-        problem = build_problem(graph)
-        bands = search_bands(problem, method, settings)
+        reduced = reduce_graph(graph)
+        bands = search_bands(reduced, method, settings)
         if not bands:
-            culprit = impossible(problem)
+            culprit = impossible(reduced)
     if culprit is not None:
         raise NoStrategyError(
             f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
@@ -63,7 +68,9 @@ def track(graph: CostGraph, method: str, settings: Settings) -> TrackedFrontier:
     return _result(bands, settings.max_points)
 
 
-def check_settings(epsilon: float, method: str, max_points: int | None, threads: int | None) -> Settings:
+def check_settings(
+    epsilon: float, method: str, max_points: int | None, threads: int | None
+) -> SearchSettings:
     """The settings, or ``ValueError`` with the rule, the value and the remedy."""
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
@@ -75,13 +82,13 @@ def check_settings(epsilon: float, method: str, max_points: int | None, threads:
         raise ValueError(f"max_points is {max_points}; a frontier needs at least its 2 ends, or None for all")
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1, or None for one per core")
-    return Settings(epsilon, max_points, threads)
+    return SearchSettings(epsilon, max_points, threads)
 
 
 def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
     everything = merge(bands)
     exact = all(band.found.exact for band in bands)
-    tolerance = np.array([band.problem.memory_tolerance for band in bands])[everything.origin[:, 0]]
+    tolerance = np.array([band.reduced.memory_tolerance for band in bands])[everything.origin[:, 0]]
     reached = np.minimum.accumulate((everything.memory - tolerance)[::-1])[::-1]
     least_time = np.append(np.inf, everything.time)
     kept = distinct(everything, bands)
@@ -92,7 +99,7 @@ def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
         memory, time, origin = memory[chosen], time[chosen], origin[chosen]
         exact = False
 
-    def unroll(index: int) -> Choice:
+    def unroll(index: int) -> ChosenStrategy:
         which, point = origin[index].tolist()
         band = bands[which]
         which, point = band.found.frontier.origin[band.first + point].tolist()

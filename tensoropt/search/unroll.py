@@ -13,9 +13,9 @@ import numpy as np
 from tensoropt.frontier.kernels import find_pair
 from tensoropt.search.costgraph import IntArray
 from tensoropt.search.engine import Pass
-from tensoropt.search.problem import Problem
 from tensoropt.search.program import Program
-from tensoropt.search.result import Choice, OptionKey
+from tensoropt.search.reduced_graph import ReducedGraph
+from tensoropt.search.result import ChosenStrategy, OptionKey
 
 
 def unroll(program: Program, result: Pass, index: int) -> IntArray:
@@ -45,19 +45,19 @@ def unroll(program: Program, result: Pass, index: int) -> IntArray:
     return pick
 
 
-def choice_of(problem: Problem, pick: IntArray) -> Choice:
+def chosen_strategy(reduced: ReducedGraph, pick: IntArray) -> ChosenStrategy:
     """Configurations and options in the caller's numbers and names."""
-    graph = problem.graph
+    graph = reduced.graph
     strategy: dict[str, int] = {}
     options: dict[OptionKey, int] = {}
-    n = len(problem.domains)
+    n = len(reduced.domains)
     for v, (name, (entry, point)) in enumerate(zip(graph.names, pick.tolist(), strict=False)):
-        leaf = problem.leaves[problem.node_leaf[v]]
+        leaf = reduced.leaves[reduced.node_leaf[v]]
         at = int(leaf.offsets[entry]) + point
         strategy[name] = int(leaf.configuration[at])
         options[name] = int(leaf.option[at])
-    for edge, small, (entry, point) in zip(graph.edges, problem.edges, pick[n:].tolist(), strict=True):
-        leaf = problem.leaves[small.leaf]
+    for edge, small, (entry, point) in zip(graph.edges, reduced.edges, pick[n:].tolist(), strict=True):
+        leaf = reduced.leaves[small.leaf]
         key = (graph.names[edge.source], graph.names[edge.target], edge.ordinal)
         options[key] = int(leaf.option[int(leaf.offsets[entry]) + point])
-    return strategy, options
+    return ChosenStrategy(strategy, options)

@@ -69,8 +69,8 @@ TARGETS = (
             *(
                 f"search/{name}.py"
                 for name in (
-                    "auto", "bands", "costgraph", "crossover", "memory", "order", "paper", "problem",
-                    "program", "pruning_target", "result", "sources", "track", "union",
+                    "auto", "bands", "costgraph", "crossover", "memory", "order", "paper", "program",
+                    "pruning_target", "reduced_graph", "result", "sources", "track", "union",
                 )
             ),
         ],

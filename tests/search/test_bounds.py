@@ -10,24 +10,24 @@ from tensoropt.search.auto import build_program, gaps, seeds
 from tensoropt.search.hull import Hull, HullSearch, power_of_two
 from tensoropt.search.limits import Corners, corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
-from tensoropt.search.problem import build_problem
+from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.scalar import flatten
 from tests import naive
 from tests.search.graphs import SHAPES, Case, seeds_of
 
 
 def prepared(case):
-    problem = build_problem(case.graph)
-    program = build_program(problem, greedy_order(problem, 0.1))
+    reduced = reduce_graph(case.graph)
+    program = build_program(reduced, greedy_order(reduced, 0.1))
     search = HullSearch(program, flatten(program))
-    return problem, program, search, search.run(12)
+    return reduced, program, search, search.find_hull(12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_messages_are_the_least_cost_through_every_class(shape):
     for seed in seeds_of(400, 406):
         case = Case(seed, shape, 4, 3)
-        problem, program, search, hull = prepared(case)
+        reduced, program, search, hull = prepared(case)
         if hull is None:
             continue
         inside, outside = search.messages()
@@ -35,9 +35,9 @@ def test_messages_are_the_least_cost_through_every_class(shape):
             best, through = naive.scalar_values(case.nodes, case.edges, hull.weight_m[w], hull.weight_t[w])
             assert hull.value[w] == pytest.approx(best, rel=1e-9)
             for v, name in enumerate(case.graph.names):
-                leaf = problem.leaves[problem.node_leaf[v]]
-                first = int(program.base[problem.node_leaf[v]])
-                for c in range(problem.domains[v]):
+                leaf = reduced.leaves[reduced.node_leaf[v]]
+                first = int(program.base[reduced.node_leaf[v]])
+                for c in range(reduced.domains[v]):
                     configurations = leaf.configuration[leaf.offsets[c] : leaf.offsets[c + 1]]
                     least = min(through[name, int(k)] for k in configurations)
                     # equal operators share a table, whose bound is the least over its uses
@@ -48,10 +48,10 @@ def test_messages_are_the_least_cost_through_every_class(shape):
 def test_hull_and_crossovers_are_real_strategies(shape):
     for seed in seeds_of(500, 508):
         case = Case(seed, shape, 6, 4)
-        problem, _, _, hull = prepared(case)
+        reduced, _, _, hull = prepared(case)
         if hull is None:
             continue
-        for source in seeds(problem, hull):
+        for source in seeds(reduced, hull):
             for i in range(len(source.memory)):
                 cost = case.cost(*source.rebuild(i))
                 assert np.allclose(cost, [source.memory[i], source.time[i]], rtol=1e-9, atol=0)
@@ -61,13 +61,13 @@ def test_hull_and_crossovers_are_real_strategies(shape):
 def test_no_strategy_lies_below_a_bound_and_none_on_the_frontier_is_unreachable(shape):
     for seed in seeds_of(600, 606):
         case = Case(seed, shape, 4, 3)
-        problem, program, search, hull = prepared(case)
+        reduced, program, search, hull = prepared(case)
         if hull is None:
             continue
         truth = naive.exhaustive(case.nodes, case.edges)
         for m, t in truth:
-            assert hull.bound(m + problem.memory_tolerance) <= t * (1 + 1e-9)
-        known = merge(seeds(problem, hull))
+            assert hull.bound(m + reduced.memory_tolerance) <= t * (1 + 1e-9)
+        known = merge(seeds(reduced, hull))
         corners = corners_of(hull, known.memory, known.time, 4)
         inside, outside = search.messages()
         root = int(program.base[program.logical[program.root].table])
@@ -175,10 +175,10 @@ def test_vertices_are_the_lower_hull_of_what_was_found():
 
 def test_the_papers_orders_remove_everything_and_walk_the_chain_last():
     case = Case(0, "chain", 6, 3)
-    problem = build_problem(case.graph)
-    n = len(problem.domains)
+    reduced = reduce_graph(case.graph)
+    n = len(reduced.domains)
     for linear in (False, True):
-        order = paper_order(problem, linear)
+        order = paper_order(reduced, linear)
         assert sorted(order.removed) == list(range(n))
         assert order.fixed == ()
-    assert paper_order(problem, True).removed == tuple(range(n))
+    assert paper_order(reduced, True).removed == tuple(range(n))

@@ -13,7 +13,7 @@ from tensoropt.search.engine import Engine, Messages
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.limits import BREAKPOINTS, corners_of
 from tensoropt.search.order import greedy_order
-from tensoropt.search.problem import build_problem
+from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.scalar import flatten
 from tests.search.oracle import Tree, any_tree, chain, with_twigs
 
@@ -67,14 +67,14 @@ def same(frontier, truth) -> bool:
 
 def pruned_by(graph: CostGraph, known: Frontier | None):
     """The root table of one exact pass, pruned by ``known`` or by the strategies of the hull alone."""
-    problem = build_problem(graph)
-    program = build_program(problem, greedy_order(problem, 0.1))
+    reduced = reduce_graph(graph)
+    program = build_program(reduced, greedy_order(reduced, 0.1))
     search = HullSearch(program, flatten(program))
-    hull = search.run(32)
+    hull = search.find_hull(32)
     if known is None:
-        _, known = seeds(problem, hull)
+        _, known = seeds(reduced, hull)
     corners = corners_of(hull, known.memory, known.time, CORNERS)
-    result = Engine(program, 1).run(Messages.of(*search.messages(), corners), 0)
+    result = Engine(program, 1).run_pass(Messages.of(*search.messages(), corners), 0)
     return result.tables[-1], max(int(np.diff(t.offsets).max()) for t in result.tables)
 
 

@@ -1,4 +1,4 @@
-"""Aimed staircases lie below what is known and above its hull; aimed passes lose nothing."""
+"""Pruning targets lie below what is known and above its hull; passes pruned by them lose nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import tensoropt.search.auto as auto
 from tensoropt.frontier import reduce
 from tensoropt.search import CostGraph, track_frontier
-from tensoropt.search.pruning_target import aim, looseness
+from tensoropt.search.pruning_target import looseness, pruning_target
 from tests import naive
 from tests.search.graphs import SHAPES, Case, seeds_of
 from tests.search.test_exhaustive import check
@@ -23,7 +23,7 @@ def test_an_aim_lies_between_hull_and_known(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 40))
     known = reduce(rng.random(n) ** 3, rng.random(n) ** 2 * (seed % 3 > 0))
-    goal = aim(known, 0.1)
+    goal = pruning_target(known, 0.1)
     assert (np.diff(goal.memory) > 0).all()
     assert (np.diff(goal.time) < 0).all()
     assert goal.time[-1] == known.time[-1]
@@ -37,7 +37,7 @@ def test_an_aim_lies_between_hull_and_known(seed):
                     share = (m - a) / (b - a)
                     chords.append(known.time[i] + share * (known.time[j] - known.time[i]))
         assert t >= min(chords) * (1 - 1e-12) or len(chords) == 1
-    assert aim(known, 1e9).time.tolist() == known.time.tolist()
+    assert pruning_target(known, 1e9).time.tolist() == known.time.tolist()
 
 
 def test_looseness_of_a_straight_line_and_of_one_point():
@@ -47,7 +47,7 @@ def test_looseness_of_a_straight_line_and_of_one_point():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_aimed_passes_lose_nothing(monkeypatch, shape):
+def test_targeted_passes_lose_nothing(monkeypatch, shape):
     monkeypatch.setattr(auto, "FEW_PAIRS", 0)
     monkeypatch.setattr(auto, "TIGHT", -1.0)
     monkeypatch.setattr(auto, "COARSE_POINTS", 3)
@@ -57,7 +57,7 @@ def test_aimed_passes_lose_nothing(monkeypatch, shape):
         check(Case(seed, shape, 6, 4), epsilon=0.02)
 
 
-def test_an_aimed_pass_happens_where_seeds_are_loose(monkeypatch, caplog):
+def test_a_targeted_pass_happens_where_seeds_are_loose(monkeypatch, caplog):
     monkeypatch.setattr(auto, "FEW_PAIRS", 0)
     caplog.set_level("DEBUG", logger="tensoropt.search.auto")
     rng = np.random.default_rng(1)
@@ -67,4 +67,4 @@ def test_an_aimed_pass_happens_where_seeds_are_loose(monkeypatch, caplog):
     for i in range(11):
         graph.add_edge(i, i + 1, rng.random((8, 8, 2)))
     assert track_frontier(graph).exact
-    assert "aimed pass, 256 points per entry" in caplog.text
+    assert "targeted pass, 256 points per entry" in caplog.text

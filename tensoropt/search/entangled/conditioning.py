@@ -1,7 +1,8 @@
 """Our method where operators have to be fixed: bound, then search around one assignment after another.
 
-The relaxation (``fixing.py``, ``prices.py``) bounds, and rules out configurations, after which the search is
-often exact. For strategies the graph is cut finely, so that one assignment of the fixed operators takes
+The relaxation (``fixing.py``, ``multipliers.py``) bounds, and rules out configurations, after which the
+search is often exact. For strategies the graph is cut finely, so that one assignment of the fixed operators
+takes
 milliseconds: first the assignments that look-alikes (``tied.py``) and the relaxation choose, then large
 neighbourhoods of what was found (Shaw, CP 1998): some of the fixed operators set free again, the others as in
 a point of the frontier. Every search is pruned by all that is known.
@@ -17,9 +18,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.auto import LINES, Found, Settings, build_program, hopeful, lines_that_fit, track_auto
-from tensoropt.search.entangled.agreement_prices import tighten
-from tensoropt.search.entangled.fixing import candidates, condition
+from tensoropt.search.auto import (
+    LINES,
+    SearchResult,
+    SearchSettings,
+    build_program,
+    lines_that_fit,
+    track_auto,
+    useful_classes,
+)
+from tensoropt.search.entangled.fixing import condition, preferred_classes
+from tensoropt.search.entangled.multipliers import tighten
 from tensoropt.search.entangled.relaxation import (
     Relaxation,
     affordable_order,
@@ -31,21 +40,32 @@ from tensoropt.search.entangled.relaxation import (
 from tensoropt.search.entangled.tied import colourings, tie
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.problem import Problem, restrict
+from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import Source
 
 log = logging.getLogger(__name__)
 
+# Assumptions, made with recurrent networks in mind, whose steps share two dozen operators: guessing and
+# improving should take seconds. None of them affects what a result claims.
 FINE_TABLE = 2_000
+"""Entries of the largest table once the fixed operators are set: such a search takes milliseconds."""
 LARGEST_TIED = 1_000_000
+"""Entries of all tables of a graph whose look-alikes are tied."""
 LARGEST_AROUND = 300_000
+"""Entries of all tables of a search in which some fixed operators are free again."""
 FEW_ASSIGNMENTS = 12
+"""Up to so many assignments of the fixed operators are all searched, which makes the result exact."""
 ASSIGNMENTS = 24
+"""So many assignments are guessed at most."""
 WORTH_ANOTHER_ROUND = 0.9
+"""The graph is searched anew when at most this share of its classes is left."""
 BASES = 6
+"""Points of the frontier around which neighbourhoods are searched."""
 NEIGHBOURS = 6
+"""Operators in one of the neighbourhoods that are runs of operators."""
 SEARCHES = 48
+"""Neighbourhoods searched at most."""
 
 Classes = dict[int, int]
 
@@ -54,16 +74,16 @@ Classes = dict[int, int]
 class Conditioned:
     """Strategies found with some operators fixed; ``tried``: how many assignments, whole or in part."""
 
-    problem: Problem
-    settings: Settings
+    reduced: ReducedGraph
+    settings: SearchSettings
     fixed: tuple[int, ...]
     sources: list[Source] = field(default_factory=list)
     tried: int = 0
 
     def search(self, classes: Classes, free: Sequence[int] = ()) -> bool:
         """Search with the fixed operators but ``free`` at ``classes``; whether anything new was found."""
-        masks = {f: np.arange(self.problem.domains[f]) == c for f, c in classes.items() if f not in free}
-        inner = restrict(self.problem, masks)
+        masks = {f: np.arange(self.reduced.domains[f]) == c for f, c in classes.items() if f not in free}
+        inner = restrict(self.reduced, masks)
         order = greedy_order(inner, 0.1, LARGEST_AROUND)
         if order.fixed or (free and order.total > LARGEST_AROUND):
             return False
@@ -82,15 +102,15 @@ class Conditioned:
     def guess(self, bounded: Relaxation) -> None:
         """Try the assignments that look-alikes and the relaxation choose; some assignment in any case."""
         guesses = [
-            *_alike(self.problem, self.fixed),
-            *candidates(bounded.split, self.fixed, bounded.hull.picks),
+            *_alike(self.reduced, self.fixed),
+            *preferred_classes(bounded.split, self.fixed, bounded.hull.picks),
         ]
         distinct = {tuple(classes.values()): classes for classes in guesses}
         for classes in list(distinct.values())[:ASSIGNMENTS]:
             self.search(classes)
         if not self.sources and (some := possible(bounded.split)) is not None:
             relaxed = bounded.split
-            inner = condition(relaxed.problem, relaxed.twins, some)
+            inner = condition(relaxed.reduced, relaxed.copies, some)
             found = track_auto(inner, relaxed.order, self.settings)
             assert found is not None, "the scalar problem found a strategy here"
             self._add(found.sources)
@@ -102,7 +122,7 @@ class Conditioned:
         """
         if not self.sources:
             return
-        groups = _groups(self.problem, self.fixed)
+        groups = _groups(self.reduced, self.fixed)
         budget = self.tried + SEARCHES
         done: set[tuple[object, ...]] = set()
         again = True
@@ -122,7 +142,7 @@ class Conditioned:
         """What points spaced evenly along the frontier choose for the fixed operators."""
         frontier = merge(self.sources)
         picked = np.unique(np.linspace(0, len(frontier) - 1, BASES).round().astype(int))
-        names = self.problem.graph.names
+        names = self.reduced.graph.names
         class_of = {f: self._class_of(f) for f in self.fixed}
         for which, point in frontier.origin[picked].tolist():
             strategy, _ = self.sources[which].rebuild(point)
@@ -132,13 +152,13 @@ class Conditioned:
 
     def _class_of(self, v: int) -> dict[int, int]:
         """Class of every configuration of operator ``v``."""
-        leaf = self.problem.leaves[self.problem.node_leaf[v]]
+        leaf = self.reduced.leaves[self.reduced.node_leaf[v]]
         entry = np.repeat(np.arange(len(leaf.offsets) - 1), np.diff(leaf.offsets))
         return dict(zip(leaf.configuration.tolist(), entry.tolist(), strict=True))
 
 
-def track_entangled(problem: Problem, settings: Settings) -> Found | None:
-    """The frontier of any problem by our method; None when no strategy is possible.
+def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchResult | None:
+    """The frontier of any reduced graph by our method; None when no strategy is possible.
 
     Where operators have to be fixed, what the relaxation rules out is left out, until the search is exact or
     nothing more can be ruled out.
@@ -146,91 +166,91 @@ def track_entangled(problem: Problem, settings: Settings) -> Found | None:
     sources: list[Source] = []
     tried = 0
 
-    def pruned(p: Problem, order: Order) -> Found | None:
+    def pruned(p: ReducedGraph, order: Order) -> SearchResult | None:
         return track_auto(p, order, settings.after(sources))
 
     while True:
-        order = affordable_order(problem)
+        order = affordable_order(reduced)
         if not order.fixed:
-            return _together(sources, pruned(problem, order))
-        bounded = relax(problem, order)
+            return _together(sources, pruned(reduced, order))
+        bounded = relax(reduced, order)
         if bounded is None:
             return _together(sources, None)
-        total = math.prod(problem.domains[f] for f in order.fixed)
+        total = math.prod(reduced.domains[f] for f in order.fixed)
         if total <= FEW_ASSIGNMENTS:
             every, exact = every_assignment(bounded.split, pruned)
             sources += every
             if exact or not sources:
                 return _together(sources, None)
-            return heuristic(problem, order, bounded, sources, total)
-        around = Conditioned(problem, settings, _cutset(problem, order), sources)
+            return heuristic(reduced, order, bounded, sources, total)
+        around = Conditioned(reduced, settings, _cutset(reduced, order), sources)
         around.guess(bounded)
         if around.sources:
             bounded = tighten(bounded, merge(around.sources))
-        narrowed = _narrowed(problem, bounded, around)
-        if narrowed is problem:
+        narrowed = _narrowed(reduced, bounded, around)
+        if narrowed is reduced:
             around.improve()
-            narrowed = _narrowed(problem, bounded, around)
+            narrowed = _narrowed(reduced, bounded, around)
         sources, tried = around.sources, tried + around.tried
-        if narrowed is None or (narrowed is problem and not sources):
+        if narrowed is None or (narrowed is reduced and not sources):
             return _together(sources, None)
-        if narrowed is problem:
-            return heuristic(problem, order, bounded, sources, tried)
-        problem = narrowed
+        if narrowed is reduced:
+            return heuristic(reduced, order, bounded, sources, tried)
+        reduced = narrowed
 
 
-def _together(sources: list[Source], rest: Found | None) -> Found | None:
+def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult | None:
     """All that is known once everything else has been searched, or ruled out."""
     if rest is None:
-        return Found(tuple(sources), merge(sources), None, True) if sources else None
+        return SearchResult(tuple(sources), merge(sources), None, True) if sources else None
     everything = (*sources, *rest.sources)
-    return Found(everything, merge(everything), rest.hull, rest.exact, rest.notes)
+    return SearchResult(everything, merge(everything), rest.hull, rest.exact, rest.notes)
 
 
-def _narrowed(problem: Problem, bounded: Relaxation, around: Conditioned) -> Problem | None:
-    """The problem without the classes that cannot reach the frontier; itself when they are too few to matter.
+def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -> ReducedGraph | None:
+    """The graph without the classes that cannot reach the frontier; itself when they are too few to matter.
 
     None when nothing can.
     """
     known = around.settings.with_rivals(around.sources)
     if not len(known):
-        return problem
-    kept = hopeful(bounded.program, bounded.search, bounded.hull, known)
-    masks = {v: kept[v].copy() for v in range(len(problem.domains))}
-    for f, same in bounded.split.twins.items():
+        return reduced
+    kept = useful_classes(bounded.program, bounded.search, bounded.hull, known)
+    masks = {v: kept[v].copy() for v in range(len(reduced.domains))}
+    for f, same in bounded.split.copies.items():
         for t in same:
             masks[f] &= kept[t]
     if not all(mask.any() for mask in masks.values()):
         return None
     left = sum(int(mask.sum()) for mask in masks.values())
-    log.debug("%d of %d classes can reach the frontier", left, sum(problem.domains))
-    return restrict(problem, masks) if left < WORTH_ANOTHER_ROUND * sum(problem.domains) else problem
+    log.debug("%d of %d classes can reach the frontier", left, sum(reduced.domains))
+    return restrict(reduced, masks) if left < WORTH_ANOTHER_ROUND * sum(reduced.domains) else reduced
 
 
-def _cutset(problem: Problem, order: Order) -> tuple[int, ...]:
+def _cutset(reduced: ReducedGraph, order: Order) -> tuple[int, ...]:
     """Operators without which the search takes milliseconds, those of ``order`` among them."""
-    return tuple(sorted({*greedy_order(problem, 0.1, FINE_TABLE).fixed, *order.fixed}))
+    return tuple(sorted({*greedy_order(reduced, 0.1, FINE_TABLE).fixed, *order.fixed}))
 
 
-def _alike(problem: Problem, fixed: tuple[int, ...]) -> list[Classes]:
-    """What the vertices of the tied problems' hulls choose, of the finest affordable problem first."""
+def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[Classes]:
+    """What the vertices of the tied graphs' hulls choose, of the finest affordable graph first."""
     found: list[Classes] = []
-    for colour in colourings(problem):
-        tied = tie(problem, colour)
+    for colour in colourings(reduced):
+        tied = tie(reduced, colour)
         order = greedy_order(tied, 0.1, LARGEST_TIED)
         if order.fixed or order.total > LARGEST_TIED:
             break
         program = build_program(tied, order)
-        hull = HullSearch(program, flatten(program)).run(lines_that_fit(program, LINES))
+        hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
         if hull is not None:
             found = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + found
     return found
 
 
-def _groups(problem: Problem, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _groups(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Neighbourhoods: look-alikes, of every degree of likeness, coarse ones first; then runs of operators."""
     found: dict[tuple[int, ...], None] = {}
-    for colour in colourings(problem):
+    for colour in colourings(reduced):
         for c in dict.fromkeys(colour[list(fixed)].tolist()):
             found.setdefault(tuple(f for f in fixed if colour[f] == c))
     for first in range(0, len(fixed), NEIGHBOURS // 2):

@@ -12,32 +12,40 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.auto import LINES, Found, build_program, lines_that_fit
+from tensoropt.search.auto import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.entangled.fixing import Split, condition, split
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order
-from tensoropt.search.problem import Problem
 from tensoropt.search.program import Program
+from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import Source, VertexSource
 
 log = logging.getLogger(__name__)
 
-Solver = Callable[[Problem, Order], Found | None]
+Solver = Callable[[ReducedGraph, Order], SearchResult | None]
 
+# Assumptions, made for a search of seconds to a minute on a few cores; none of them affects what a
+# result claims, only how much is tried before it says "heuristic".
 LARGEST_PROGRAM = 16_000_000
+"""Table entries of an exact search: 1.5 GB at ``program.BYTES_PER_ENTRY``."""
 LARGEST_RELAXED = 300_000
+"""Table entries of a relaxation. Its tables only bound, which small ones do nearly as well as large ones."""
 LARGEST_WORK = 4_000_000_000
+"""Pairs of entries that one pass may visit."""
 FEASIBILITY_CHECKS = 200
+"""Partial assignments looked at before the search for any possible strategy gives up."""
 CLOSE = 1e-4
+"""A least memory bounded this closely (relative) is worth only a hundredth of :data:`LEANEST_WORK`."""
 LEANEST_CHECKS = 400
 LEANEST_WORK = 200_000_000
+"""Scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Relaxation:
-    """A problem whose fixed operators are split, and its hull, which bounds every strategy."""
+    """A reduced graph whose fixed operators are split, and its hull, which bounds every strategy."""
 
     split: Split
     program: Program
@@ -45,55 +53,57 @@ class Relaxation:
     hull: Hull
 
 
-def relax(problem: Problem, order: Order) -> Relaxation | None:
+def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
     """The relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
 
     None when not even that leaves a strategy.
     """
-    relaxed = split(problem, order)
+    relaxed = split(reduced, order)
     program = build_program(relaxed.shared, relaxed.order)
     search = HullSearch(program, flatten(program))
-    hull = search.run(lines_that_fit(program, LINES))
+    hull = search.find_hull(lines_that_fit(program, LINES))
     return None if hull is None else Relaxation(relaxed, program, search, hull)
 
 
-def affordable_order(problem: Problem) -> Order:
+def affordable_order(reduced: ReducedGraph) -> Order:
     """An order whose tables together fit; operators are fixed until they do.
 
     Once operators have to be fixed the tables only bound, which smaller ones do nearly as well.
     """
-    order = greedy_order(problem, 0.1)
+    order = greedy_order(reduced, 0.1)
     while True:
         most = LARGEST_RELAXED if order.fixed else LARGEST_PROGRAM
         if order.total <= most:
             return order
-        relaxed = split(problem, order)
+        relaxed = split(reduced, order)
         program = build_program(relaxed.shared, relaxed.order)  # equal tables count once
         if program.entries <= most and program.work <= LARGEST_WORK:
             return order
         log.info("%d table entries are too many; fixing an operator", program.entries)
-        order = greedy_order(problem, 0.1, max(order.largest // 2, 1))
+        order = greedy_order(reduced, 0.1, max(order.largest // 2, 1))
 
 
-def unsplit_hull(problem: Problem, fixed: Order) -> Hull | None:
-    """The hull of the problem itself, where another order spares its scalar problems the fixed operators."""
-    order = greedy_order(problem, 0.1)
+def unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
+    """The hull of the unsplit graph, where another order solves its scalar problems without fixing anything;
+    None where no order does within :data:`LARGEST_PROGRAM`.
+    """
+    order = greedy_order(reduced, 0.1)
     if order.fixed or order.total > max(LARGEST_PROGRAM, fixed.total):
         return None
-    program = build_program(problem, order)
-    return HullSearch(program, flatten(program)).run(lines_that_fit(program, LINES))
+    program = build_program(reduced, order)
+    return HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
 
 
 def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull:
     """The hull with its first line at the least memory of any strategy, by branch and bound.
 
     Branches on the class of one fixed operator after the other; the relaxation bounds. A leaner strategy
-    than ``sources`` have is added to them. After ``LEANEST_CHECKS`` problems, or ``LEANEST_WORK`` pairs of
-    entries (a hundredth where little is left to prove), the least bound still open is taken.
+    than ``sources`` have is added to them. After ``LEANEST_CHECKS`` scalar problems, or ``LEANEST_WORK``
+    pairs of entries (a hundredth where little is left to prove), the least bound still open is taken.
     """
-    fixed = sorted(relaxed.twins)
+    fixed = sorted(relaxed.copies)
     least = min(float(s.memory.min(initial=math.inf)) for s in sources)
-    unit = _unit([leaf.memory for leaf in relaxed.problem.leaves], relaxed.problem.memory_grid)
+    unit = _unit([leaf.memory for leaf in relaxed.reduced.leaves], relaxed.reduced.memory_grid)
     root = math.ceil(float(hull.value[0] / hull.weight_m[0]) / unit) * unit
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(root, 0, ())]
     checks = work = 0
@@ -101,11 +111,11 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
     while waiting and waiting[0][0] < least and checks < LEANEST_CHECKS and work < budget:
         bound, _, chosen = heapq.heappop(waiting)
         f = fixed[len(chosen)]
-        for c in range(relaxed.problem.domains[f]):
+        for c in range(relaxed.reduced.domains[f]):
             classes = {**dict(zip(fixed, chosen, strict=False)), f: c}
             complete = len(classes) == len(fixed)
-            problem = condition(relaxed.problem if complete else relaxed.shared, relaxed.twins, classes)
-            program = build_program(problem, relaxed.order)
+            reduced = condition(relaxed.reduced if complete else relaxed.shared, relaxed.copies, classes)
+            program = build_program(reduced, relaxed.order)
             search = HullSearch(program, flatten(program))
             checks, work = checks + 1, work + program.work
             found = search.solve([1.0], [0.0])
@@ -116,9 +126,9 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
                 heapq.heappush(waiting, (max(bound, found[0][0]), -len(classes), (*chosen, c)))
             else:
                 least = found[0][0]
-                vertices = search.run(1)
+                vertices = search.find_hull(1)
                 assert vertices is not None, "the scalar problem found a strategy here"
-                sources.append(VertexSource(problem, vertices))
+                sources.append(VertexSource(reduced, vertices))
     if waiting:
         least = min(least, waiting[0][0])
     value = hull.value.copy()
@@ -135,7 +145,7 @@ def _unit(costs: list[FloatArray], grid: float) -> float:
 
 def possible(relaxed: Split) -> dict[int, int] | None:
     """Depth first, some assignment with which a strategy exists; None when there is none."""
-    fixed = sorted(relaxed.twins)
+    fixed = sorted(relaxed.copies)
     checks = 0
 
     def search(depth: int, classes: dict[int, int]) -> dict[int, int] | None:
@@ -143,14 +153,14 @@ def possible(relaxed: Split) -> dict[int, int] | None:
         if depth == len(fixed):
             return classes
         f = fixed[depth]
-        for c in range(relaxed.problem.domains[f]):
+        for c in range(relaxed.reduced.domains[f]):
             checks += 1
             if checks > FEASIBILITY_CHECKS:
                 return None
             attempt = {**classes, f: c}
-            problem = condition(relaxed.problem, relaxed.twins, attempt)
-            program = build_program(problem, relaxed.order)
-            if HullSearch(program, flatten(program)).run(2) is not None:
+            reduced = condition(relaxed.reduced, relaxed.copies, attempt)
+            program = build_program(reduced, relaxed.order)
+            if HullSearch(program, flatten(program)).find_hull(2) is not None:
                 found = search(depth + 1, attempt)
                 if found is not None:
                     return found
@@ -158,7 +168,7 @@ def possible(relaxed: Split) -> dict[int, int] | None:
 
     found = search(0, {})
     if found is None and checks > FEASIBILITY_CHECKS:
-        names = ", ".join(repr(relaxed.problem.graph.names[f]) for f in fixed[:5])
+        names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
         raise ValueError(
             f"no possible strategy was found in {FEASIBILITY_CHECKS} attempts: around {names} the graph "
             "is too entangled for an exact search and has too many inf entries; give these operators fewer "
@@ -169,12 +179,12 @@ def possible(relaxed: Split) -> dict[int, int] | None:
 
 def every_assignment(relaxed: Split, solver: Solver) -> tuple[list[Source], bool]:
     """(strategies with the fixed operators at any of their classes, whether each search was exact)."""
-    fixed = sorted(relaxed.twins)
+    fixed = sorted(relaxed.copies)
     sources: list[Source] = []
     exact = True
-    for classes in itertools.product(*(range(relaxed.problem.domains[f]) for f in fixed)):
+    for classes in itertools.product(*(range(relaxed.reduced.domains[f]) for f in fixed)):
         given = dict(zip(fixed, classes, strict=True))
-        found = solver(condition(relaxed.problem, relaxed.twins, given), relaxed.order)
+        found = solver(condition(relaxed.reduced, relaxed.copies, given), relaxed.order)
         if found is not None:
             sources += found.sources
             exact = exact and found.exact
@@ -182,12 +192,12 @@ def every_assignment(relaxed: Split, solver: Solver) -> tuple[list[Source], bool
 
 
 def heuristic(
-    problem: Problem, order: Order, bounded: Relaxation, sources: list[Source], tried: int
-) -> Found:
+    reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
+) -> SearchResult:
     """What is known after ``tried`` assignments of the operators that ``order`` fixes, and what bounds it."""
-    hull = unsplit_hull(problem, order) or with_least_memory(bounded.split, bounded.hull, sources)
-    names = ", ".join(repr(problem.graph.names[f]) for f in order.fixed[:5])
+    hull = unsplit_hull(reduced, order) or with_least_memory(bounded.split, bounded.hull, sources)
+    names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
-    total = math.prod(problem.domains[f] for f in order.fixed)
+    total = math.prod(reduced.domains[f] for f in order.fixed)
     note = f"heuristic elimination: tried {tried} of {total:.3g} assignments of {names}{more}"
-    return Found(tuple(sources), merge(sources), hull, False, (note,))
+    return SearchResult(tuple(sources), merge(sources), hull, False, (note,))

@@ -2,7 +2,7 @@
 
 Repeated blocks that share operators (the steps of a recurrent network share its weights) are too entangled
 for exact elimination, yet a good strategy treats the repetitions alike. *Tying* operators that look alike, up
-to some distance, gives a far smaller problem, a restriction of the given one, whose hull is exact. What its
+to some distance, gives a far smaller graph, a restriction of the given one, whose hull is exact. What its
 strategies choose for the fixed operators is then tried with everything else free.
 Look-alikes are the colours of colour refinement (Weisfeiler and Leman 1968), which is how lifted inference
 finds interchangeable variables (Kersting, Ahmadi and Natarajan, "Counting belief propagation", UAI 2009).
@@ -16,14 +16,14 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.search.costgraph import IntArray
-from tensoropt.search.problem import Leaf, LeafEdge, Problem
+from tensoropt.search.reduced_graph import Leaf, LeafEdge, ReducedGraph
 
 
-def colourings(problem: Problem) -> Iterator[IntArray]:
+def colourings(reduced: ReducedGraph) -> Iterator[IntArray]:
     """(operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two."""
-    colour = _numbered(list(problem.node_leaf))
-    around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in problem.domains]
-    for e in problem.edges:
+    colour = _numbered(list(reduced.node_leaf))
+    around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
+    for e in reduced.edges:
         around[e.source].append((e.leaf, id(e.rows), id(e.cols), 0, e.target))
         around[e.target].append((e.leaf, id(e.rows), id(e.cols), 1, e.source))
     while True:
@@ -47,12 +47,12 @@ def _numbered(keys: list[object]) -> IntArray:
     return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
 
-def tie(problem: Problem, colour: IntArray) -> Problem:
-    """The problem in which operators of one colour are one: their costs, and those of like edges, add up.
+def tie(reduced: ReducedGraph, colour: IntArray) -> ReducedGraph:
+    """The graph in which operators of one colour are one: their costs, and those of like edges, add up.
 
     Its variables are the colours, and one of a single class for edges between operators of one colour.
     """
-    leaves = list(problem.leaves)
+    leaves = list(reduced.leaves)
     scaled: dict[tuple[int, int], int] = {}
 
     def times(leaf: int, count: int) -> int:
@@ -63,15 +63,15 @@ def tie(problem: Problem, colour: IntArray) -> Problem:
         return scaled[leaf, count] if count > 1 else leaf
 
     first = np.unique(colour, return_index=True)[1].tolist()
-    domains = [problem.domains[v] for v in first]
-    node_leaf = [times(problem.node_leaf[v], int((colour == c).sum())) for c, v in enumerate(first)]
+    domains = [reduced.domains[v] for v in first]
+    node_leaf = [times(reduced.node_leaf[v], int((colour == c).sum())) for c, v in enumerate(first)]
     alone = len(domains)
     leaves.append(_nothing())
     domains.append(1)
     node_leaf.append(len(leaves) - 1)
 
     counts: dict[tuple[int, ...], list[LeafEdge]] = {}
-    for e in problem.edges:
+    for e in reduced.edges:
         ends = int(colour[e.source]), int(colour[e.target])
         counts.setdefault((e.leaf, *ends, id(e.rows), id(e.cols)), []).append(e)
     edges = []
@@ -83,7 +83,7 @@ def tie(problem: Problem, colour: IntArray) -> Problem:
             e = LeafEdge(source, alone, e.leaf, size, 1, rows, np.zeros(1, np.int64))
         edges.append(e)
     return replace(
-        problem,
+        reduced,
         leaves=tuple(leaves),
         domains=tuple(domains),
         node_leaf=tuple(node_leaf),

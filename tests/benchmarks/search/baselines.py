@@ -20,7 +20,7 @@ import numpy as np
 
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.order import Order, paper_order
-from tensoropt.search.problem import Problem, build_problem
+from tensoropt.search.reduced_graph import ReducedGraph, reduce_graph
 
 Points = tuple[np.ndarray, np.ndarray]
 NOTHING: Points = (np.empty(0), np.empty(0))
@@ -57,15 +57,15 @@ def union(fronts: list[Points]) -> Points:
     return reduce(np.concatenate([f[0] for f in fronts]), np.concatenate([f[1] for f in fronts]))
 
 
-def node_first(problem: Problem) -> Order:
+def node_first(reduced: ReducedGraph) -> Order:
     """FT-Elimination with node elimination (two neighbours) before branch elimination (one neighbour); among
     equals the operator added first. Operators that no elimination removes are named as fixed."""
-    neighbours: list[set[int]] = [set() for _ in problem.domains]
-    for edge in problem.edges:
+    neighbours: list[set[int]] = [set() for _ in reduced.domains]
+    for edge in reduced.edges:
         neighbours[edge.source].add(edge.target)
         neighbours[edge.target].add(edge.source)
     removed: list[int] = []
-    alive = set(range(len(problem.domains)))
+    alive = set(range(len(reduced.domains)))
     while easy := [v for v in alive if len(neighbours[v]) <= 2]:
         v = min(easy, key=lambda v: (-len(neighbours[v]), v))
         for u in neighbours[v]:
@@ -75,9 +75,9 @@ def node_first(problem: Problem) -> Order:
     return Order(tuple(removed), tuple(sorted(alive)), largest=0)
 
 
-ORDERS: dict[str, Callable[[Problem], Order]] = {
-    "ldp": lambda problem: paper_order(problem, linear=True),
-    "elimination": lambda problem: paper_order(problem, linear=False),
+ORDERS: dict[str, Callable[[ReducedGraph], Order]] = {
+    "ldp": lambda reduced: paper_order(reduced, linear=True),
+    "elimination": lambda reduced: paper_order(reduced, linear=False),
     "elimination_node_first": node_first,
 }
 """The published methods by the order in which each eliminates operators."""
@@ -85,15 +85,15 @@ ORDERS: dict[str, Callable[[Problem], Order]] = {
 
 def plain_tracking(graph: CostGraph, method: str, limit_s: float) -> Points:
     """A method of :data:`ORDERS`, plainly; raises :class:`OutOfTimeError` after ``limit_s``."""
-    problem = build_problem(graph)
-    order = ORDERS[method](problem)
+    reduced = reduce_graph(graph)
+    order = ORDERS[method](reduced)
     assert not order.fixed, "the comparison uses graphs that reduce exactly"
     deadline = time.perf_counter() + limit_s
     leaves = [
         [(leaf.memory[a:b], leaf.time[a:b]) for a, b in zip(leaf.offsets[:-1], leaf.offsets[1:], strict=True)]
-        for leaf in problem.leaves
+        for leaf in reduced.leaves
     ]
-    nodes = [list(leaves[leaf]) for leaf in problem.node_leaf]
+    nodes = [list(leaves[leaf]) for leaf in reduced.node_leaf]
     edges: dict[tuple[int, int], list[list[Points]]] = {}
 
     def add(a: int, b: int, table: list[list[Points]]) -> None:
@@ -106,7 +106,7 @@ def plain_tracking(graph: CostGraph, method: str, limit_s: float) -> Points:
             ]
         edges[a, b] = table
 
-    for e in problem.edges:
+    for e in reduced.edges:
         entries = leaves[e.leaf]
         add(e.source, e.target, [[entries[r * e.width + c] for c in e.cols] for r in e.rows])
     for v in order.removed:
@@ -139,21 +139,21 @@ def plain_tracking(graph: CostGraph, method: str, limit_s: float) -> Points:
                 rows.append(row)
             add(a, b, rows)
     total = (np.zeros(1), np.zeros(1))
-    for v in _roots(problem, order.removed):
+    for v in _roots(reduced, order.removed):
         total = product(total, nodes[v][0])
     return total
 
 
-def _roots(problem, removed) -> list[int]:
+def _roots(reduced, removed) -> list[int]:
     """The operator removed last of every component holds the component's frontier."""
-    parent = list(range(len(problem.domains)))
+    parent = list(range(len(reduced.domains)))
 
     def find(v: int) -> int:
         while parent[v] != v:
             v = parent[v]
         return v
 
-    for e in problem.edges:
+    for e in reduced.edges:
         parent[find(e.source)] = find(e.target)
     last = {find(v): v for v in removed}
     return list(last.values())

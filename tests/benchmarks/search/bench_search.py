@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import tensoropt.search.auto as auto
-import tensoropt.search.problem as problem_module
+import tensoropt.search.reduced_graph as reduced_graph
 from tensoropt.search import track_frontier, track_union
 from tensoropt.search.program import Builder
 from tensoropt.search.sources import VertexSource
@@ -152,10 +152,10 @@ def zoo(quick: bool) -> list[dict]:
 def without(lever: str):
     """Switch one lever of the method off."""
     kept = auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step
-    unique = problem_module._unique
+    unique = reduced_graph._unique
 
-    def vertices_only(problem, hull):
-        return [VertexSource(problem, hull)]
+    def vertices_only(reduced, hull):
+        return [VertexSource(reduced, hull)]
 
     def never_shared(self, step):
         self._known.clear()
@@ -165,7 +165,7 @@ def without(lever: str):
         return np.arange(len(rows)), np.arange(len(rows))
 
     if lever == FACTORING:
-        problem_module._unique = all_distinct
+        reduced_graph._unique = all_distinct
     elif lever == "direct exact pass":
         auto.TIGHT = -1.0
     elif lever == "narrowing":
@@ -178,7 +178,7 @@ def without(lever: str):
         yield
     finally:
         auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step = kept
-        problem_module._unique = unique
+        reduced_graph._unique = unique
 
 
 FACTORING = "factoring (configurations that agree on placements)"

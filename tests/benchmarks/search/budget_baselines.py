@@ -12,15 +12,15 @@ from scipy.sparse import coo_array
 from tensoropt.search.auto import build_program
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
-from tensoropt.search.problem import build_problem
+from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.scalar import flatten
 
 
 def lambda_bisection(graph, tolerance: float) -> int:
     """How many strategies the usual scalarisation finds: only the convex hull's vertices."""
-    problem = build_problem(graph)
-    program = build_program(problem, greedy_order(problem, 0.1))
-    hull = HullSearch(program, flatten(program)).run(int(1 / tolerance))
+    reduced = reduce_graph(graph)
+    program = build_program(reduced, greedy_order(reduced, 0.1))
+    hull = HullSearch(program, flatten(program)).find_hull(int(1 / tolerance))
     return 0 if hull is None else len(hull.memory)
 
 
@@ -31,12 +31,12 @@ def integer_program(graph, budget: float, limit_s: float) -> tuple[float, float 
     an entry has several options), tied to both ends as in Alpa and FlexFlow's successors; an edge's
     entries are over placements, so equal configurations cost nothing.
     """
-    problem = build_problem(graph)
+    reduced = reduce_graph(graph)
     memory, cost, whole = [], [], []
     rows, cols, values, right = [], [], [], []
     first_of = []
-    for leaf in problem.node_leaf:
-        table = problem.leaves[leaf]
+    for leaf in reduced.node_leaf:
+        table = reduced.leaves[leaf]
         first_of.append((len(memory), table))
         memory += table.memory.tolist()
         cost += table.time.tolist()
@@ -51,8 +51,8 @@ def integer_program(graph, budget: float, limit_s: float) -> tuple[float, float 
 
     for first, table in first_of:
         constrain(range(first, first + len(table.memory)), [], 1.0)
-    for edge in problem.edges:
-        table = problem.leaves[edge.leaf]
+    for edge in reduced.edges:
+        table = reduced.leaves[edge.leaf]
         first = len(memory)
         memory += table.memory.tolist()
         cost += table.time.tolist()
@@ -106,11 +106,11 @@ def binned(graph, most: float, bins: int, limit_s: float) -> tuple[np.ndarray, n
     On our elimination order and with equal layers computed once, which favours it. Returns the budgets
     and times of what it found, None after ``limit_s``.
     """
-    problem = build_problem(graph)
-    program = build_program(problem, greedy_order(problem, 0.1))
+    reduced = reduce_graph(graph)
+    program = build_program(reduced, greedy_order(reduced, 0.1))
     step_bytes = most / (bins - 1)
     tables = []
-    for leaf in problem.leaves:
+    for leaf in reduced.leaves:
         table = np.full((len(leaf.offsets) - 1, bins), np.inf)
         entry = np.repeat(np.arange(len(table)), np.diff(leaf.offsets))
         at = np.ceil(leaf.memory / step_bytes * (1 - 1e-12)).astype(int)

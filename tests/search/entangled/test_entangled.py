@@ -10,12 +10,12 @@ from tensoropt.search import track_frontier
 from tensoropt.search.auto import build_program
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.entangled import conditioning, relaxation
-from tensoropt.search.entangled.agreement_prices import tighten
+from tensoropt.search.entangled.multipliers import tighten
 from tensoropt.search.entangled.relaxation import relax
 from tensoropt.search.entangled.tied import colourings, tie
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
-from tensoropt.search.problem import build_problem
+from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.scalar import flatten
 from tests import naive
 from tests.search.graphs import Case, seeds_of
@@ -64,34 +64,34 @@ def cases():
     yield from (Case(seed, "clique", 6, 3) for seed in seeds_of(900, 908))
 
 
-def hull_of(problem):
-    program = build_program(problem, greedy_order(problem, 0.1))
-    return HullSearch(program, flatten(program)).run(16)
+def hull_of(reduced):
+    program = build_program(reduced, greedy_order(reduced, 0.1))
+    return HullSearch(program, flatten(program)).find_hull(16)
 
 
 def test_colours_go_from_equal_costs_to_equal_surroundings():
-    problem = build_problem(Repeated(0, steps=5).graph)
-    counts = [int(colour.max()) + 1 for colour in colourings(problem)]
+    reduced = reduce_graph(Repeated(0, steps=5).graph)
+    counts = [int(colour.max()) + 1 for colour in colourings(reduced)]
     assert counts == sorted(set(counts))
-    coarse = next(iter(colourings(problem)))
-    names = problem.graph.names
+    coarse = next(iter(colourings(reduced)))
+    names = reduced.graph.names
     middle = {coarse[names.index(f"step {s}.0")] for s in (1, 2, 3)}
     assert len(middle) == 1
     assert coarse[names.index("step 1.0")] != coarse[names.index("step 1.1")]
-    *_, fine = colourings(problem)
+    *_, fine = colourings(reduced)
     assert len({int(fine[names.index(f"step {s}.0")]) for s in range(5)}) == 5
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tied_strategies_cost_what_they_cost_untied(seed):
     case = Repeated(seed)
-    problem = build_problem(case.graph)
-    for colour in colourings(problem):
-        hull = hull_of(tie(problem, colour))
+    reduced = reduce_graph(case.graph)
+    for colour in colourings(reduced):
+        hull = hull_of(tie(reduced, colour))
         for pick, memory, time in zip(hull.picks, hull.memory, hull.time, strict=True):
             strategy = {}
             for v, name in enumerate(case.graph.names):
-                leaf = problem.leaves[problem.node_leaf[v]]
+                leaf = reduced.leaves[reduced.node_leaf[v]]
                 strategy[name] = int(leaf.configuration[leaf.offsets[pick[colour[v], 0]]])
             first = dict.fromkeys([*case.nodes, *case.keys], 0)
             assert np.allclose(case.cost(strategy, first), [memory, time], rtol=1e-9)
@@ -100,14 +100,14 @@ def test_tied_strategies_cost_what_they_cost_untied(seed):
 def test_prices_bound_every_strategy_and_only_raise_the_bound():
     raised = 0
     for case in cases():
-        problem = build_problem(case.graph)
-        order = greedy_order(problem, 0.1, 4)
+        reduced = reduce_graph(case.graph)
+        order = greedy_order(reduced, 0.1, 4)
         if not order.fixed:
             continue
         truth = np.array(naive.exhaustive(case.nodes, case.edges))
         if not len(truth):
             continue
-        before = relax(problem, order)
+        before = relax(reduced, order)
         after = tighten(before, reduce(truth[:, 0], truth[:, 1]))
         hull = after.hull
         least = (hull.weight_m[:, None] * truth[:, 0] + hull.weight_t[:, None] * truth[:, 1]).min(axis=1)

@@ -1,4 +1,4 @@
-"""From a cost graph to the smallest equal problem: snapped costs, configurations that differ.
+"""The reduced graph: the smallest graph with the same frontier, with snapped costs and merged configurations.
 
 Two configurations of an operator that use the same rows and columns of all its edges (they agree on
 every placement) are one *class*: nobody else can tell them apart, so their frontiers are united before
@@ -17,6 +17,8 @@ from tensoropt.frontier.algebra import segmented_staircase
 from tensoropt.search.costgraph import CostGraph, CostTable, FloatArray, IntArray
 
 GRID_BITS = 52
+"""A float64 holds integers up to 2**53 exactly; with 52 bits any sum of costs is such an integer of the grid,
+one bit being left for the rounding of each cost to the grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class LeafEdge:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Problem:
-    """What the elimination works on.
+class ReducedGraph:
+    """What the elimination works on: a :class:`CostGraph` whose indistinguishable configurations are merged.
 
     ``domains[v]``: number of classes of operator v; ``node_leaf[v]``: its leaf, one entry per class;
     ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid``: what snapped costs are
@@ -92,8 +94,9 @@ class Problem:
         return self.memory_error + 0.5 * tables * self.memory_grid if self.memory_error else 0.0
 
 
-def build_problem(graph: CostGraph, caps: Caps = UNLIMITED) -> Problem:
-    """Snap, drop impossible configurations, and merge the ones that agree on every placement.
+def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
+    """The reduced graph of a cost graph: costs snapped, impossible configurations dropped, and those merged
+    that agree on every placement.
 
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
@@ -154,7 +157,7 @@ def build_problem(graph: CostGraph, caps: Caps = UNLIMITED) -> Problem:
             taken[end] += 1
             ends.append(shared.setdefault(values.tobytes(), values))
         edges.append(LeafEdge(edge.source, edge.target, index, height, width, ends[0], ends[1]))
-    return Problem(
+    return ReducedGraph(
         graph,
         tuple(leaves),
         tuple(domains),
@@ -167,16 +170,16 @@ def build_problem(graph: CostGraph, caps: Caps = UNLIMITED) -> Problem:
     )
 
 
-def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
-    """The same problem with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
-    leaves = list(problem.leaves)
-    node_leaf, domains = list(problem.node_leaf), list(problem.domains)
+def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> ReducedGraph:
+    """The same graph with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
+    leaves = list(reduced.leaves)
+    node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
     known: dict[tuple[int, bytes], int] = {}
     shared: dict[bytes, IntArray] = {}
     for v, mask in kept.items():
         if mask.all():
             continue
-        key = problem.node_leaf[v], mask.tobytes()
+        key = reduced.node_leaf[v], mask.tobytes()
         if key not in known:
             leaves.append(leaves[key[0]].only(mask))
             known[key] = len(leaves) - 1
@@ -189,11 +192,11 @@ def restrict(problem: Problem, kept: dict[int, NDArray[np.bool_]]) -> Problem:
         return shared.setdefault(values.tobytes(), values)
 
     edges = [
-        replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in problem.edges
+        replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in reduced.edges
     ]
     edges, leaves = _without_unused(edges, leaves)
     return replace(
-        problem, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=tuple(edges)
+        reduced, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=tuple(edges)
     )
 
 
@@ -234,15 +237,17 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[Lea
     ], leaves
 
 
-def impossible(problem: Problem) -> str:
-    """Who makes the problem impossible, as far as removing unsupported classes (arc consistency) can tell."""
-    names = problem.graph.names
-    alive = [np.ones(d, bool) for d in problem.domains]
+def impossible(reduced: ReducedGraph) -> str:
+    """What makes every strategy impossible, in words, as far as removing unsupported classes can tell (arc
+    consistency; Mackworth, "Consistency in networks of relations", 1977).
+    """
+    names = reduced.graph.names
+    alive = [np.ones(d, bool) for d in reduced.domains]
     changed = True
     while changed:
         changed = False
-        for edge in problem.edges:
-            leaf = problem.leaves[edge.leaf]
+        for edge in reduced.edges:
+            leaf = reduced.leaves[edge.leaf]
             table = (np.diff(leaf.offsets) > 0).reshape(edge.height, edge.width)
             pairs = table[np.ix_(edge.rows, edge.cols)]
             pairs = pairs & alive[edge.source][:, None] & alive[edge.target][None, :]

@@ -1,8 +1,8 @@
-"""Prices that make the copies of a split operator agree: a tighter relaxation.
+"""Lagrange multipliers that make the copies of a split operator agree: a tighter relaxation.
 
-Every copy t of a fixed operator f pays, beside its share of f's cost, a price u(t, c) for class c; the prices
-of all copies of f sum to zero, so a strategy in which they agree costs what it did, and every price gives a
-bound. Better ones come by subgradient steps of Polyak's length (Lagrangian decomposition: Guignard and Kim
+Every copy t of a fixed operator f pays, beside its share of f's cost, a multiplier u(t, c) for class c; those
+of all copies of f sum to zero, so a strategy in which they agree costs what it did, and any multipliers give
+a bound. Better ones come by subgradient steps of Polyak's length (Lagrangian decomposition: Guignard and Kim
 1987; Held, Wolfe and Crowder 1974), for each line of the hull on its own, all lines in one pass.
 """
 
@@ -19,11 +19,14 @@ from tensoropt.search.hull import SLACK
 from tensoropt.search.scalar import descend, leaf_values, pass_up
 
 STEPS = 120
-PATIENCE = 8
+"""Subgradient steps; an assumption."""
+STALE_STEPS = 8
+"""After so many steps without a better bound a line's step length is halved (Held, Wolfe and Crowder 1974 do
+so as well; the number is an assumption)."""
 
 
 def tighten(bounded: Relaxation, known: Points) -> Relaxation:
-    """The relaxation with better prices; ``known``: strategies, which no bound can exceed."""
+    """The relaxation with better multipliers; ``known``: strategies, which no bound can exceed."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     program, flat = bounded.program, bounded.search.flat
     index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k)
@@ -31,31 +34,31 @@ def tighten(bounded: Relaxation, known: Points) -> Relaxation:
     root = int(program.base[program.logical[program.root].table])
     least = (weight_m[:, None] * known.memory + weight_t[:, None] * known.time).min(axis=1)
     free = leaf_values(*leaf, weight_m, weight_t, flat.entries)
-    copies = _Copies(bounded)
-    price = np.zeros((copies.entries, len(weight_m)))
-    best, best_price = np.full(len(weight_m), -np.inf), price.copy()
+    where = _Copies(bounded)
+    multiplier = np.zeros((where.entries, len(weight_m)))
+    best, best_multiplier = np.full(len(weight_m), -np.inf), multiplier.copy()
     pace, stale = np.ones(len(weight_m)), np.zeros(len(weight_m), int)
     for _ in range(STEPS):
         table = free.copy()
-        table[copies.rows] += price
+        table[where.rows] += multiplier
         pass_up(*index, table)
         better = table[root] > best
-        best_price[:, better] = price[:, better]
+        best_multiplier[:, better] = multiplier[:, better]
         best = np.maximum(best, table[root])
         stale = np.where(better, 0, stale + 1)
-        pace = np.where(stale >= PATIENCE, pace / 2, pace)
-        stale[stale >= PATIENCE] = 0
+        pace = np.where(stale >= STALE_STEPS, pace / 2, pace)
+        stale[stale >= STALE_STEPS] = 0
         entry = descend(*index, *leaf, flat.tree, program.root, table, weight_m, weight_t)[2]
-        slope = copies.disagreement(entry)
+        slope = where.disagreement(entry)
         length = (slope**2).sum(axis=0)
         room = np.maximum(least - table[root], 0.0)
         if not (length * room).any():
             break
-        price = price + np.where(length > 0, pace * room / np.maximum(length, 1e-300), 0.0) * slope
+        multiplier = multiplier + np.where(length > 0, pace * room / np.maximum(length, 1e-300), 0.0) * slope
     table = free
-    table[copies.rows] += best_price
+    table[where.rows] += best_multiplier
     pass_up(*index, table)
-    value = table[root] - SLACK * (np.abs(table[root]) + np.abs(best_price).sum(axis=0))
+    value = table[root] - SLACK * (np.abs(table[root]) + np.abs(best_multiplier).sum(axis=0))
     hull = replace(bounded.hull, value=value)
     return replace(bounded, search=bounded.search.tightened(hull, table), hull=hull)
 
@@ -64,13 +67,13 @@ class _Copies:
     """The copies of all fixed operators: where their classes stand among the entries of the leaves."""
 
     def __init__(self, bounded: Relaxation) -> None:
-        problem, program = bounded.program.problem, bounded.program
-        groups = [same for same in bounded.split.twins.values() if len(same) > 1]
+        reduced, program = bounded.program.reduced, bounded.program
+        groups = [same for same in bounded.split.copies.values() if len(same) > 1]
         rows, self.groups, at = [], [], 0
         for same in groups:
-            size = problem.domains[same[0]]
+            size = reduced.domains[same[0]]
             for t in same:
-                first = int(program.base[problem.node_leaf[t]])
+                first = int(program.base[reduced.node_leaf[t]])
                 rows.append(np.arange(first, first + size))
             self.groups.append((np.array(same), at, size))
             at += size * len(same)

@@ -1,4 +1,4 @@
-"""What a person's constraints mean to placed plans.
+"""A person's constraints as limits on placements.
 
 After TensorFlow's Placer: operators that belong together share a device, and an operator lies on a device of
 a supported kind. Pins of mesh axes and of stored placements have no meaning where an operator lies on one

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import prod
+from typing import NamedTuple
 
 from tensoropt.errors import TensorOptError
 from tensoropt.sharding.configurations import Configuration, fits
@@ -19,10 +21,33 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.local import localise
 from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, local_shape
 
-Splits = Mapping[str, tuple[str, int]]
-"""Group name -> (strategy label, number of pieces)."""
+
+class GroupSplit(NamedTuple):
+    """How a group is cut: along a loop dim, named by the label of a strategy, into so many pieces."""
+
+    label: str
+    pieces: int
+
+
+Splits = Mapping[str, GroupSplit]
+"""Group name -> how it is cut."""
 
 WHOLE = None
+"""The code of a value that is not cut."""
+
+
+class OperatorKind(StrEnum):
+    """What a placed operator is.
+
+    A group of the model's operators; a piece of a split group; what cuts a tensor for pieces, or joins
+    theirs; a variable, which hands out a parameter that several operators or pieces read.
+    """
+
+    GROUP = "group"
+    PIECE = "piece"
+    SPLIT = "split"
+    JOIN = "join"
+    VARIABLE = "variable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +79,6 @@ class PlacedOperator:
 
     Attributes:
         name: unique; a group's own name where it is whole.
-        kind: ``group``, ``piece``, ``split``, ``join`` or ``variable``.
         reads, writes: in the graph's order.
         group: of groups and pieces.
         configuration: of groups and pieces, on the mesh (1, number of pieces).
@@ -63,7 +87,7 @@ class PlacedOperator:
     """
 
     name: str
-    kind: str
+    kind: OperatorKind
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
     group: Group | None = field(default=None, repr=False)
@@ -74,6 +98,7 @@ class PlacedOperator:
 
     @property
     def mesh(self) -> tuple[int, int]:
+        """The mesh that a split group's pieces make: one micro-batch, one axis of pieces."""
         return (1, self.count)
 
 
@@ -84,30 +109,33 @@ class PlacedGraph:
     Attributes:
         groups: the graph below.
         splits: which of its groups are split, and how.
-        home: parameter -> the operator it lives with.
+        holder: parameter -> the operator it lives with.
     """
 
     groups: GroupGraph
     splits: Splits
     operators: tuple[PlacedOperator, ...]
-    home: Mapping[str, str]
+    holder: Mapping[str, str]
 
     def shape(self, value: Value) -> tuple[int, ...]:
+        """The sizes of a value."""
         atoms = self.groups.atoms.atoms[value.tensor]
         if value.code is WHOLE or value.code < 0:
             return local_shape(atoms, (-1,), (1,))
         return local_shape(atoms, (value.code,), (value.count,), (value.index,))
 
     def bytes(self, value: Value) -> int:
+        """What a value takes on the device that has it."""
         return prod(self.shape(value)) * self.groups.atoms.graph.tensors[value.tensor].element_bytes
 
 
 def whole_strategy(group: Group) -> AxisStrategy:
+    """The strategy of a group that splits nothing."""
     return next(s for s in group.strategies if s.label == "none")
 
 
-def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[tuple[str, int], ...]:
-    """The (label, count) pairs by which a group can be cut into up to ``most`` pieces.
+def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
+    """The ways in which a group can be cut into up to ``most`` pieces.
 
     Pieces talk to nobody while they run, so ways of splitting that reduce inside an operator (statistics of
     a batch norm over the batch) are not offered; the number of targets of a mean loss is known beforehand.
@@ -117,7 +145,7 @@ def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[tuple[str
         if _pieces_stand_alone(graph, group, strategy):
             for count in range(2, most + 1):
                 if _divides(graph, group, strategy, count):
-                    found.append((strategy.label, count))
+                    found.append(GroupSplit(strategy.label, count))
     return tuple(found)
 
 
@@ -141,16 +169,21 @@ def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int
     return fits(graph.atoms, group, (whole_strategy(group), strategy), (1, count))
 
 
-def placed_graph(graph: GroupGraph, splits: Splits | None = None) -> PlacedGraph:
+def placed_graph(graph: GroupGraph, splits: Mapping[str, tuple[str, int]] | None = None) -> PlacedGraph:
     """The placed graph of a model, with some groups split.
+
+    Args:
+        splits: group name -> (label, number of pieces), as :class:`GroupSplit` or as plain tuples.
 
     Raises:
         TensorOptError: there is no such group, or it cannot be split so; says how it can.
     """
-    return _Build(graph, splits or {}).run()
+    return _GraphBuilder(graph, {name: GroupSplit(*how) for name, how in (splits or {}).items()}).build()
 
 
-class _Build:
+class _GraphBuilder:
+    """The operators made so far, and which values exist by then."""
+
     def __init__(self, graph: GroupGraph, splits: Splits):
         self.graph, self.splits = graph, splits
         self.configurations: dict[str, Configuration] = {}
@@ -159,7 +192,7 @@ class _Build:
         """(group, tensor) -> the atom along which a split group cuts it, or what stands for none."""
         self.made: set[Value] = set()
         self.cut: dict[str, Value] = {}
-        self.home: dict[str, str] = {}
+        self.holder: dict[str, str] = {}
         names = {g.name for g in graph.groups}
         for name in splits:
             if name not in names:
@@ -188,7 +221,7 @@ class _Build:
         return {name: tuple(values) for name, values in wanted.items()}
 
     def _count(self, group: Group) -> int:
-        return self.splits[group.name][1] if group.name in self.splits else 1
+        return self.splits[group.name].pieces if group.name in self.splits else 1
 
     def configuration(self, group: Group) -> Configuration:
         """On the mesh (1, pieces)."""
@@ -236,26 +269,26 @@ class _Build:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def run(self) -> PlacedGraph:
+    def build(self) -> PlacedGraph:
         for group in self.graph.groups:
             for name in (*group.parameters, *group.shared):
-                if name in self.variables and name not in self.home:
+                if name in self.variables and name not in self.holder:
                     self._variable(name)
             self._group(group)
         self._outputs()
-        return PlacedGraph(self.graph, dict(self.splits), tuple(self.operators), self.home)
+        return PlacedGraph(self.graph, dict(self.splits), tuple(self.operators), self.holder)
 
     def _variable(self, name: str) -> None:
         operator = f"variable {name}"
-        self.home[name] = operator
+        self.holder[name] = operator
         writes = self.wanted[name]
-        self.operators.append(PlacedOperator(operator, "variable", (), writes, parameters=(name,)))
+        self.operators.append(PlacedOperator(operator, OperatorKind.VARIABLE, (), writes, parameters=(name,)))
         self.made.update(writes)
 
     def _group(self, group: Group) -> None:
         count, configuration = self._count(group), self.configuration(group)
         own = tuple(p for p in group.parameters if p not in self.variables)
-        self.home.update(dict.fromkeys(own, group.name))
+        self.holder.update(dict.fromkeys(own, group.name))
         names = [*group.reads, *(p for p in (*group.parameters, *group.shared) if p in self.variables)]
         for index in range(count):
             for name in names:
@@ -267,7 +300,7 @@ class _Build:
             self.operators.append(
                 PlacedOperator(
                     group.name if count == 1 else f"{group.name}[{index + 1}/{count}]",
-                    "group" if count == 1 else "piece",
+                    OperatorKind.GROUP if count == 1 else OperatorKind.PIECE,
                     tuple(reads),
                     writes,
                     group,
@@ -290,13 +323,17 @@ class _Build:
             source = self.cut[value.tensor]
             pieces = tuple(Value(value.tensor, source.code, source.count, i) for i in range(source.count))
             self.operators.append(
-                PlacedOperator(f"join {value.tensor}", "join", pieces, (whole,), count=source.count)
+                PlacedOperator(
+                    f"join {value.tensor}", OperatorKind.JOIN, pieces, (whole,), count=source.count
+                )
             )
             self.made.add(whole)
         if value != whole:
             pieces = tuple(Value(value.tensor, value.code, value.count, i) for i in range(value.count))
             name = f"split {value.tensor} along atom {value.code} in {value.count}"
-            self.operators.append(PlacedOperator(name, "split", (whole,), pieces, count=value.count))
+            self.operators.append(
+                PlacedOperator(name, OperatorKind.SPLIT, (whole,), pieces, count=value.count)
+            )
             self.made.update(pieces)
 
     def _outputs(self) -> None:

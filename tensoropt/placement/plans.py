@@ -1,20 +1,26 @@
-"""Placed plans as plan files hold them, and back."""
+"""Placements as plan files hold them, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
 from tensoropt.placement.problem import Placement
-from tensoropt.placement.simulate import PlacedPlay
+from tensoropt.placement.simulate import SimulatedPlacement
 from tensoropt.plan.plan import OperatorPlan, ParameterPlan, PlacedInfo, Plan, TransferPlan
 from tensoropt.sharding.groups import GroupGraph
 
-Route = tuple[str, int, int, bool]
-"""(name of a value, source, target, backward): a value, or its gradient, goes from one device to another."""
+
+class ValueTransfer(NamedTuple):
+    """A message: a value, named, or with ``backward`` its gradient, goes from one device to another."""
+
+    value: str
+    source: int
+    target: int
+    backward: bool
 
 
 @dataclass(frozen=True)
@@ -24,23 +30,24 @@ class PlacedStrategy:
     Attributes:
         graph: operators and what flows between them.
         placement: operator ``i`` of the graph is operator ``i`` here.
-        transfers: (name of the value, source, target, backward), in an order in which every device takes
-            part: one that all devices' orders agree with.
+        transfers: in an order in which every device takes part: one that all devices' orders agree with.
     """
 
     graph: PlacedGraph
     placement: Placement
-    transfers: tuple[Route, ...]
+    transfers: tuple[ValueTransfer, ...]
 
     @property
     def devices(self) -> int:
+        """How many devices the placement is for."""
         return len(self.placement.forward)
 
     def device_of(self, operator: PlacedOperator) -> int:
+        """The device that an operator lies on."""
         return self.placement.device[self.graph.operators.index(operator)]
 
 
-def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[Route, ...]:
+def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
     """What has to be sent, in no particular order: a value once to every other device that reads it, its
     gradient once back from there."""
     source, device = graph.groups.atoms.graph, placement.device
@@ -48,14 +55,14 @@ def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[Route, ...]
     for number, op in enumerate(graph.operators):
         for value in op.reads:
             readers.setdefault(value.name, {})[device[number]] = None
-    found: list[Route] = []
+    found: list[ValueTransfer] = []
     for number, op in enumerate(graph.operators):
         for value in op.writes:
             for target in readers.get(value.name, ()):
                 if target != device[number]:
-                    found.append((value.name, device[number], target, False))
+                    found.append(ValueTransfer(value.name, device[number], target, False))
                     if source.training and source.tensors[value.tensor].requires_grad:
-                        found.append((value.name, target, device[number], True))
+                        found.append(ValueTransfer(value.name, target, device[number], True))
     return tuple(found)
 
 
@@ -80,25 +87,25 @@ def placed_from_dict(data: Mapping[str, Any], groups: GroupGraph) -> PlacedStrat
         None if backward is None else tuple(map(tuple, backward)),
     )
     splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
-    transfers = tuple((name, i, j, back) for name, i, j, back in data["transfers"])
+    transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
     return PlacedStrategy(placed_graph(groups, splits), placement, transfers)
 
 
 @dataclass(frozen=True)
 class PlacedPart:
-    """What of a plan file a placement fills."""
+    """The part of a plan file that a placement fills."""
 
     operators: dict[str, OperatorPlan]
     parameters: dict[str, ParameterPlan]
     placed: PlacedInfo
 
 
-def plan_part(graph: PlacedGraph, play: PlacedPlay) -> PlacedPart:
-    """A played placement as a plan file holds it."""
-    place, tensors = play.placement, graph.groups.atoms.graph.tensors
+def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
+    """A simulated placement as a plan file holds it."""
+    place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
-    training = play.problem.training
+    training = simulated.problem.training
     at = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
     return PlacedPart(
         operators={
@@ -113,16 +120,18 @@ def plan_part(graph: PlacedGraph, play: PlacedPlay) -> PlacedPart:
             for i, op in enumerate(graph.operators)
         },
         parameters={
-            name: ParameterPlan(key=str(tensors[name].key), device=at[home])
-            for name, home in graph.home.items()
+            name: ParameterPlan(key=str(tensors[name].key), device=at[holder])
+            for name, holder in graph.holder.items()
         },
         placed=PlacedInfo(
             splits={name: tuple(how) for name, how in graph.splits.items()},
             transfers=tuple(
-                TransferPlan(value=play.problem.tensors[t].name, source=source, target=target, backward=back)
-                for t, source, target, back in play.transfers
+                TransferPlan(
+                    value=simulated.problem.tensors[t].name, source=source, target=target, backward=back
+                )
+                for t, source, target, back in simulated.transfers
             ),
-            peak_bytes=play.peak_bytes,
+            peak_bytes=simulated.peak_bytes,
         ),
     )
 
@@ -153,7 +162,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
         _orders(plan, names, device, "order"),
         _orders(plan, names, device, "backward_order") if groups.atoms.graph.training else None,
     )
-    transfers = tuple((t.value, t.source, t.target, t.backward) for t in plan.placed.transfers)
+    transfers = tuple(ValueTransfer(t.value, t.source, t.target, t.backward) for t in plan.placed.transfers)
     return PlacedStrategy(graph, placement, transfers)
 
 

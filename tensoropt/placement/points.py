@@ -1,7 +1,7 @@
 """Placed plans as points beside a frontier: figures, what its plan file says, and its timeline to look at.
 
 A placement has no place in a sharded space's tables, so that a point carries its own plan, and what the
-judge saw, as plain data.
+simulator saw, as plain data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tensoropt.cluster import Cluster
 from tensoropt.placement.plans import plan_part
 from tensoropt.placement.prices import PricedGraph
-from tensoropt.placement.simulate import PlacedPlay, device_name
+from tensoropt.placement.simulate import SimulatedPlacement, device_name
 from tensoropt.plan.exploration import Point, Space
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, StepTime
@@ -24,7 +24,7 @@ OVERLAP = "messages run beside computing; those that share a lane queue"
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str]) -> Space:
-    """The space that placed points belong to: a row of devices.
+    """The space that placed points belong to, a row of devices.
 
     Args:
         keys: parameter name in the graph -> the model's own name.
@@ -34,72 +34,74 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str]) -> Space:
 
 
 def placed_point(
-    graph: PricedGraph, play: PlacedPlay, *, planner: str, space: int, notes: Sequence[str] = ()
+    graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
 ) -> Point:
-    """A played placement as a point of space ``space``.
+    """A simulated placement as a point of space ``space``.
 
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is when that
     device waits while some message is under way, ``idle_s`` when it waits and none is.
     """
-    fullest = max(range(len(play.peak_bytes)), key=play.peak_bytes.__getitem__)
-    step = _step(play)
+    fullest = max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
+    step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
-    for tensor, source, target, _ in play.transfers:
-        sends[(source, target), play.problem.tensors[tensor].bytes] += 1
-    additive = [0.0] * play.problem.devices.count
-    for operator, device in enumerate(play.placement.device):
-        additive[device] += play.problem.step_bytes(operator)
+    for tensor, source, target, _ in simulated.transfers:
+        sends[(source, target), simulated.problem.tensors[tensor].bytes] += 1
+    additive = [0.0] * simulated.problem.devices.count
+    for operator, device in enumerate(simulated.placement.device):
+        additive[device] += simulated.problem.step_bytes(operator)
     return Point(
-        memory_bytes=play.memory_bytes,
-        time_s=play.time_s,
+        memory_bytes=simulated.memory_bytes,
+        time_s=simulated.time_s,
         compute_s=step.compute_s,
         communication_s=step.exposed_s + step.hidden_s,
         exposed_s=step.exposed_s,
         hidden_s=step.hidden_s,
         idle_s=step.idle_s,
         additive_memory_bytes=max(additive),
-        additive_time_s=play.time_s,
-        memory=tuple(play.peaks[fullest][kind] for kind in MEMORY_KINDS),
+        additive_time_s=simulated.time_s,
+        memory=tuple(simulated.peaks[fullest][kind] for kind in MEMORY_KINDS),
         space=space,
         choice=(),
         options=(),
         collectives=tuple(("send", pair, size, count) for (pair, size), count in sorted(sends.items())),
-        sources=_sources(graph, play),
+        sources=_sources(graph, simulated),
         exact=False,
         gap=None,
         planner=planner,
-        placed=_record(graph, play, fullest, notes),
+        placed=_record(graph, simulated, fullest, notes),
     )
 
 
-def _step(play: PlacedPlay) -> StepTime:
-    busiest = max(range(len(play.busy_s)), key=play.busy_s.__getitem__)
-    total, compute = play.time_s, play.busy_s[busiest]
+def _step(simulated: SimulatedPlacement) -> StepTime:
+    busiest = max(range(len(simulated.busy_s)), key=simulated.busy_s.__getitem__)
+    total, compute = simulated.time_s, simulated.busy_s[busiest]
     sending = joined(
         (e.start_s, e.end_s)
-        for e in play.timeline.events
+        for e in simulated.timeline.events
         if e.task.phase.startswith("send") and e.task.duration_s
     )
-    either = joined([*sending, *play.timeline.busy([device_name(busiest)])])
+    either = joined([*sending, *simulated.timeline.busy([device_name(busiest)])])
     exposed = max(length_s(either) - compute, 0.0)
-    hidden = max(play.communication_s - exposed, 0.0)
+    hidden = max(simulated.communication_s - exposed, 0.0)
     return StepTime(total, compute, exposed, hidden, max(total - compute - exposed, 0.0))
 
 
-def _sources(graph: PricedGraph, play: PlacedPlay) -> dict[str, float]:
+def _sources(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
     """Shares of all seconds, computing and sending, by where they come from."""
     found: dict[str, float] = defaultdict(float)
-    found[graph.prices.compute()[0].source] += sum(play.busy_s)
-    for tensor, source, target, _ in play.transfers:
-        size = play.problem.tensors[tensor].bytes
-        seconds = play.problem.devices.transfer_s(size, source, target)
+    found[graph.prices.compute()[0].source] += sum(simulated.busy_s)
+    for tensor, source, target, _ in simulated.transfers:
+        size = simulated.problem.tensors[tensor].bytes
+        seconds = simulated.problem.devices.transfer_s(size, source, target)
         found[graph.prices.links.pair_source(source, target)] += seconds
     whole = sum(found.values()) or 1.0
     return {name: seconds / whole for name, seconds in found.items() if seconds}
 
 
-def _record(graph: PricedGraph, play: PlacedPlay, fullest: int, notes: Sequence[str]) -> dict[str, Any]:
-    part = plan_part(graph.graph, play)
+def _record(
+    graph: PricedGraph, simulated: SimulatedPlacement, fullest: int, notes: Sequence[str]
+) -> dict[str, Any]:
+    part = plan_part(graph.graph, simulated)
     return {
         "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},
         "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},
@@ -107,16 +109,16 @@ def _record(graph: PricedGraph, play: PlacedPlay, fullest: int, notes: Sequence[
         "notes": list(notes),
         "rows": [
             {**asdict(row), "members": list(row.members), "options": list(row.options)}
-            for row in _rows(graph, play)
+            for row in _rows(graph, simulated)
         ],
         "events": [
             [e.task.name, _lane(e.task.resources), e.start_s, e.task.duration_s, e.task.phase, e.task.group]
-            for e in play.timeline.events
+            for e in simulated.timeline.events
             if e.task.duration_s
         ],
         "curve": [
             [time_s, *(sizes.get(kind, 0.0) for kind in MEMORY_KINDS)]
-            for time_s, sizes in play.timeline.memory(device_name(fullest))
+            for time_s, sizes in simulated.timeline.memory(device_name(fullest))
         ],
     }
 
@@ -127,14 +129,14 @@ def _lane(resources: Sequence[str]) -> str:
     return resources[0] if named else "link " + " - ".join(resources)
 
 
-def _rows(graph: PricedGraph, play: PlacedPlay) -> list[OperatorRow]:
-    problem, source = play.problem, graph.prices.compute()[0].source
+def _rows(graph: PricedGraph, simulated: SimulatedPlacement) -> list[OperatorRow]:
+    problem, source = simulated.problem, graph.prices.compute()[0].source
     sent: dict[str, float] = defaultdict(float)
-    for event in play.timeline.events:
+    for event in simulated.timeline.events:
         if event.task.phase.startswith("send"):
             sent[event.task.group] += event.task.duration_s
     rows = []
-    for i, (op, device) in enumerate(zip(graph.graph.operators, play.placement.device, strict=True)):
+    for i, (op, device) in enumerate(zip(graph.graph.operators, simulated.placement.device, strict=True)):
         rows.append(
             OperatorRow(
                 group=op.name,

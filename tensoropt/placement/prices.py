@@ -1,4 +1,4 @@
-"""Prices of placed operators: a placed graph on a cluster as a question of numbers.
+"""Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`.
 
 Groups and pieces are workloads like any other: timed on the ranks where the cluster is this machine, on
 every kind of device from its data sheet elsewhere. Cutting and joining are copies, summing is additions.
@@ -21,6 +21,8 @@ from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
 from tensoropt.placement.constraints import PlacedLimits, placed_limits
 from tensoropt.placement.graph import (
+    GroupSplit,
+    OperatorKind,
     PlacedGraph,
     PlacedOperator,
     Splits,
@@ -38,7 +40,7 @@ from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.placement import PARTIAL
 
 _LARGE = 16 * 2**20
-"""Bytes at which a message's time per byte is read off its fit."""
+"""Bytes at which a message's time per byte is read off its fit; its latency is taken off before."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class PlacedPrices:
         self.optimizer = costs.settings.optimizer
         self._works: dict[tuple[str, str, int], _Work] = {}
         self._seconds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._choices: dict[str, tuple[tuple[str, int], ...]] = {}
+        self._splits: dict[str, tuple[GroupSplit, ...]] = {}
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -91,11 +93,13 @@ class PlacedPrices:
 
     @cached_property
     def links(self) -> CommunicationModel:
+        """What messages between pairs of devices take."""
         mesh = self.cluster.meshes(1)[0]
         return self.costs.communication(mesh, pairs=True)
 
     @cached_property
     def devices(self) -> DeviceSet:
+        """The cluster's devices with the latency and seconds per byte of every ordered pair."""
         count = self.cluster.device_count
         latency, per_byte = np.zeros((count, count)), np.zeros((count, count))
         for i in range(count):
@@ -112,13 +116,13 @@ class PlacedPrices:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def choices(self, group: Group) -> tuple[tuple[str, int], ...]:
-        """The (label, count) pairs by which a group can be cut into up to as many pieces as devices."""
-        if group.name not in self._choices:
-            self._choices[group.name] = split_choices(self.graph, group, self.cluster.device_count)
-        return self._choices[group.name]
+    def split_choices(self, group: Group) -> tuple[GroupSplit, ...]:
+        """The ways in which a group can be cut into up to as many pieces as there are devices."""
+        if group.name not in self._splits:
+            self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
+        return self._splits[group.name]
 
-    def price(self, splits: Splits | None = None) -> PricedGraph:
+    def price(self, splits: Mapping[str, tuple[str, int]] | None = None) -> PricedGraph:
         """The placed graph with these splits, priced. Measures what is not known yet."""
         limits, graph = self.limits, placed_graph(self.graph, splits)
         found = {op.name: self._work(op) for op in graph.operators if op.group is not None}
@@ -156,9 +160,6 @@ class PlacedPrices:
             self._seconds[key] = both[:, 0], both[:, 1] if self.training else np.zeros(len(both))
         return self._seconds[key]
 
-    def source(self, found: _Work) -> str:
-        return self.compute()[0].source_of(found.work)
-
 
 @dataclass(frozen=True)
 class PricedGraph:
@@ -173,15 +174,15 @@ class PricedGraph:
         group = self.graph.operators[operator].group
         return group.name if group is not None else None
 
-    def choices(self, operator: int) -> tuple[tuple[str, int], ...]:
-        """The (label, count) pairs by which an operator, or the group of a piece, can be cut instead."""
+    def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
+        """The ways in which an operator, or the group of a piece, can be cut instead of as it is."""
         group = self.graph.operators[operator].group
         if group is None:
             return ()
-        found = self.prices.choices(group)
-        return tuple(choice for choice in found if choice != self.graph.splits.get(group.name))
+        found = self.prices.split_choices(group)
+        return tuple(how for how in found if how != self.graph.splits.get(group.name))
 
-    def data_parallel(self) -> dict[str, tuple[str, int]]:
+    def data_parallel(self) -> dict[str, GroupSplit]:
         """The batch of every group cut where it can be: into as many pieces as there are devices, or as
         come nearest to that.
         """
@@ -189,11 +190,12 @@ class PricedGraph:
             batch = batch_strategies(self.prices.graph)
         except MicroBatchRefused:
             return {}
-        found: dict[str, tuple[str, int]] = {}
+        found: dict[str, GroupSplit] = {}
         for count in range(self.prices.cluster.device_count, 1, -1):
             for group in self.prices.graph.groups:
-                if (batch[group.name].label, count) in self.prices.choices(group):
-                    found[group.name] = batch[group.name].label, count
+                how = GroupSplit(batch[group.name].label, count)
+                if how in self.prices.split_choices(group):
+                    found[group.name] = how
             if found:
                 break
         return found
@@ -287,8 +289,9 @@ def _copy_seconds(
     prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator
 ) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) per kind of device of what only cuts, joins or hands out."""
-    sums = op.kind == "join" and op.reads[0].code == PARTIAL
-    moved = sum(graph.bytes(v) for v in op.writes if op.kind != "variable" or v.code is not None)
+    sums = op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL
+    # A variable hands out its parameter as it lies there, which moves nothing; its pieces are copies.
+    moved = sum(graph.bytes(v) for v in op.writes if op.kind != OperatorKind.VARIABLE or v.code is not None)
     forward, backward = [], []
     for overheads in prices.overheads:
         copy = moved * overheads.copy_s_per_byte + (overheads.call_s if moved else 0.0)
@@ -349,7 +352,9 @@ def _tensors(
 def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
     """Whether a value is a parameter as it lies on its device, neither cut nor cast."""
     return (
-        maker.kind == "variable" and value.code is None and prices.tensors[value.tensor].master_dtype is None
+        maker.kind == OperatorKind.VARIABLE
+        and value.code is None
+        and prices.tensors[value.tensor].master_dtype is None
     )
 
 

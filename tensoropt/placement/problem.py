@@ -1,5 +1,6 @@
-"""What a placing planner is given, and what it answers: numbers only, so that random graphs serve as well.
+"""The placement problem, which a placing planner is given, and a placement, which it answers.
 
+Both are numbers only, so that random graphs serve as well as models.
 An operator here is whatever is placed as one: a group of the model's operators, a piece of one, what cuts
 or joins pieces, or a variable that several operators read. It runs forward once and backward once per step,
 both on its device, because its parameters and what it keeps for backward lie there.
@@ -43,7 +44,7 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSet:
-    """Devices and what sending between them takes.
+    """Devices, and what sending between them takes.
 
     Attributes:
         capacity_bytes: (d,) what one device may hold.
@@ -63,11 +64,13 @@ class DeviceSet:
         return len(self.capacity_bytes)
 
     def transfer_s(self, num_bytes: float, source: int, target: int) -> float:
+        """Seconds of one message between two devices; 0 on one device."""
         if source == target:
             return 0.0
         return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
 
     def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
+        """The names of what a message between two devices occupies."""
         return self.lanes.get((source, target), (f"link {source}->{target}",))
 
 
@@ -143,10 +146,10 @@ class PlacementProblem:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def step_bytes(self, operator: int) -> float:
-        """What an operator adds to its device for a whole step: what is stored and what is kept.
+        """Bytes that an operator adds to its device for a whole step: what is stored and what is kept.
 
-        The planners' additive estimate; a tensor kept by its producer or by readers beside it counts once,
-        at the producer. The judge follows lifetimes instead.
+        This is the planners' additive estimate; a tensor kept by its producer or by readers beside it counts
+        once, at the producer. The simulator follows lifetimes instead.
         """
         tensors = (self.tensors[t] for t in self.made[operator])
         return float(
@@ -172,13 +175,14 @@ class Placement:
 
     @property
     def backward_orders(self) -> tuple[tuple[int, ...], ...]:
+        """Per device its operators in the order in which their backward runs."""
         if self.backward is not None:
             return self.backward
         return tuple(tuple(reversed(order)) for order in self.forward)
 
     @classmethod
     def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
-        """Devices, and one order for all of them: the operators' own unless given."""
+        """The placement on these devices, all of which follow one order: the operators' own unless given."""
         forward: list[list[int]] = [[] for _ in range(count)]
         for operator in order if order is not None else range(len(device)):
             forward[device[operator]].append(operator)

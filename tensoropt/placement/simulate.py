@@ -1,4 +1,5 @@
-"""The judge for placed plans: devices and links as timelines, every tensor from its birth to its last use.
+"""The simulator for placed plans: devices and links as timelines, every tensor from its first to its last
+use.
 
 A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
 optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
@@ -10,50 +11,64 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from tensoropt.placement.problem import Placement, PlacementProblem
+from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
-
-KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 
 
 def device_name(device: int) -> str:
+    """The name of a device as a resource of the timeline."""
     return f"device {device}"
 
 
+class TensorTransfer(NamedTuple):
+    """A message: a tensor of the placement problem, or with ``backward`` its gradient, between two
+    devices.
+    """
+
+    tensor: int
+    source: int
+    target: int
+    backward: bool
+
+
 @dataclass(frozen=True)
-class PlacedPlay:
-    """One step of a placement, played.
+class SimulatedPlacement:
+    """One simulated training step of a placement.
 
     Attributes:
-        transfers: (tensor, source, target, backward) in the order in which they start.
+        timeline: all tasks with their place in time, and what each takes and gives back of memory.
+        transfers: in the order in which they start.
     """
 
     problem: PlacementProblem
     placement: Placement
     timeline: Timeline
-    transfers: tuple[tuple[int, int, int, bool], ...]
+    transfers: tuple[TensorTransfer, ...]
 
     @property
     def time_s(self) -> float:
+        """Seconds of the step."""
         return self.timeline.total_s
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
         """Per device the bytes by kind when most is alive."""
         return tuple(
-            {kind: float(now.get(kind, 0.0)) for kind in KINDS}
+            {kind: float(now.get(kind, 0.0)) for kind in MEMORY_KINDS}
             for now in (self.timeline.peak(device_name(d))[1] for d in range(self.problem.devices.count))
         )
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
-        """Per device."""
+        """Per device the most bytes alive at once."""
         return tuple(sum(peak.values()) for peak in self.peaks)
 
     @property
     def memory_bytes(self) -> float:
-        """Of the fullest device."""
+        """The peak of the fullest device."""
         return max(self.peak_bytes)
 
     @cached_property
@@ -65,7 +80,7 @@ class PlacedPlay:
 
     @cached_property
     def busiest_lane(self) -> tuple[str, float]:
-        """What messages occupy longest, and its seconds; of equals the first by name."""
+        """The lane that messages occupy longest, and its seconds; of equals the first by name."""
         seconds: dict[str, float] = defaultdict(float)
         for event in self.timeline.events:
             if event.task.phase.startswith("send"):
@@ -75,7 +90,7 @@ class PlacedPlay:
 
     @cached_property
     def communication_s(self) -> float:
-        """Seconds of all messages."""
+        """Seconds of all messages, added up."""
         return sum(e.task.duration_s for e in self.timeline.events if e.task.phase.startswith("send"))
 
     def fits(self, limit_bytes: float | None = None) -> bool:
@@ -87,8 +102,10 @@ class PlacedPlay:
         )
 
 
-def play_placement(problem: PlacementProblem, placement: Placement, *, enforced: bool = True) -> PlacedPlay:
-    """Play one step.
+def simulate_placement(
+    problem: PlacementProblem, placement: Placement, *, enforced: bool = True
+) -> SimulatedPlacement:
+    """One training step of a placement in time: who runs and sends when, and what is alive meanwhile.
 
     Args:
         enforced: False lets every device take what is ready first, as frameworks do that know no order
@@ -98,11 +115,13 @@ def play_placement(problem: PlacementProblem, placement: Placement, *, enforced:
         PlanError: the placement is not one of this problem, or its orders wait for each other.
     """
     placement.check(problem)
-    return _Play(problem, placement, enforced).run()
+    return _StepSimulation(problem, placement, enforced).simulate()
 
 
 @dataclass
-class _Play:
+class _StepSimulation:
+    """The tasks of one step, and where each operator and message stands among them."""
+
     problem: PlacementProblem
     placement: Placement
     enforced: bool
@@ -112,18 +131,21 @@ class _Play:
     copies: list[tuple[int, ...]] = field(default_factory=list)
     """Per tensor the devices it is sent to."""
     arrival: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(tensor, device) -> the task that brings the tensor there."""
+    returned: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(tensor, device) -> the task that brings the tensor's gradient from there."""
     updates: dict[int, Holding] = field(default_factory=dict)
     """Optimizer task -> what it takes while it runs."""
-    returned: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(tensor, device) -> the task that brings it there; that brings its gradient from there."""
 
-    def run(self) -> PlacedPlay:
+    def simulate(self) -> SimulatedPlacement:
         problem, place = self.problem, self.placement
         self._number()
         self._forward()
         if problem.training:
             self._backward()
             self._update()
+        # Memory follows time: only once the tasks are scheduled is it known which user of a tensor is the
+        # last.
         timeline = schedule(self.tasks)
         timeline = Timeline(
             tuple(
@@ -133,15 +155,16 @@ class _Play:
             timeline.order,
             tuple(self._stored()),
         )
-        moved = {i: (*key, False) for key, i in self.arrival.items()}
-        moved |= {i: (*key, True) for key, i in self.returned.items()}
-        transfers = []
-        for i in timeline.order:
-            if i in moved:
-                tensor, device, back = moved[i]
-                home = place.device[problem.tensors[tensor].producer]
-                transfers.append((tensor, device, home, True) if back else (tensor, home, device, False))
-        return PlacedPlay(problem, place, timeline, tuple(transfers))
+        messages = {i: self._transfer(*key, back=False) for key, i in self.arrival.items()}
+        messages |= {i: self._transfer(*key, back=True) for key, i in self.returned.items()}
+        transfers = tuple(messages[i] for i in timeline.order if i in messages)
+        return SimulatedPlacement(problem, place, timeline, transfers)
+
+    def _transfer(self, tensor: int, device: int, *, back: bool) -> TensorTransfer:
+        """A tensor's way from its producer's device to ``device``, or its gradient's way back."""
+        producer = self.placement.device[self.problem.tensors[tensor].producer]
+        source, target = (device, producer) if back else (producer, device)
+        return TensorTransfer(tensor, source, target, back)
 
     # -- tasks ------------------------------------------------------------------------------------
 
@@ -154,8 +177,8 @@ class _Play:
                 self.forward[operator] = position
                 position += 1
         for number, tensor in enumerate(problem.tensors):
-            home = place.device[tensor.producer]
-            self.copies.append(tuple(sorted({place.device[r] for r in tensor.readers} - {home})))
+            source = place.device[tensor.producer]
+            self.copies.append(tuple(sorted({place.device[r] for r in tensor.readers} - {source})))
             for device in self.copies[number]:
                 self.arrival[number, device] = position
                 position += 1
@@ -178,8 +201,8 @@ class _Play:
                 after = list(previous)
                 for number in problem.read[operator]:
                     producer = problem.tensors[number].producer
-                    here = place.device[producer] == device
-                    after.append(self.forward[producer] if here else self.arrival[number, device])
+                    beside = place.device[producer] == device
+                    after.append(self.forward[producer] if beside else self.arrival[number, device])
                 self._add(operator, device, float(problem.forward_s[operator, device]), after, "forward")
                 previous = [self.forward[operator]] if self.enforced else []
         for number, device in self.arrival:
@@ -188,6 +211,7 @@ class _Play:
     def _backward(self) -> None:
         problem, place = self.problem, self.placement
         for device, order in enumerate(place.backward_orders):
+            # A device begins backward after its last forward operator, as one process that runs both does.
             forwards = [self.forward[o] for o in place.forward[device]]
             previous = forwards[-1:] if self.enforced else []
             for operator in order:
@@ -257,9 +281,9 @@ class _Play:
         problem, found = self.problem, []
         for operator, device in enumerate(self.placement.device):
             for kind, sizes in zip(
-                KINDS,
+                MEMORY_KINDS[:3],
                 (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes),
-                strict=False,
+                strict=True,
             ):
                 if sizes[operator]:
                     found.append((device_name(device), kind, float(sizes[operator])))
@@ -309,8 +333,8 @@ class _Play:
         """What reads a tensor on a device in forward, sending it on included."""
         tensor, place = self.problem.tensors[number], self.placement
         readers = [self.forward[r] for r in tensor.readers if place.device[r] == device]
-        home = place.device[tensor.producer] == device
-        return readers + ([self.arrival[number, d] for d in self.copies[number]] if home else [])
+        made_here = place.device[tensor.producer] == device
+        return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_here else [])
 
     def _gradients(self, number: int, device: int, rank: dict[int, int]) -> list[tuple[int, list[int]]]:
         """(task that makes a gradient on a device, tasks until which it is there).
@@ -318,10 +342,10 @@ class _Play:
         The first contribution becomes the sum; each later one is there while it is made.
         """
         tensor, place = self.problem.tensors[number], self.placement
-        home = place.device[tensor.producer] == device
+        made_here = place.device[tensor.producer] == device
         made = [self.backward[r] for r in tensor.readers if place.device[r] == device]
-        if home:
+        if made_here:
             made += [self.returned[number, d] for d in self.copies[number]]
         made.sort(key=rank.__getitem__)
-        end = self.backward[tensor.producer] if home else self.returned[number, device]
+        end = self.backward[tensor.producer] if made_here else self.returned[number, device]
         return [(task, [end] if position == 0 else []) for position, task in enumerate(made)]

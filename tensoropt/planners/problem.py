@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.placement import PlacedPlay, play_placement
+from tensoropt.placement import SimulatedPlacement, simulate_placement
 from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import Plan
@@ -140,21 +140,21 @@ class Problem:
 
     def placed_answer(self, planner: str, graph: PricedGraph, answer: PlacedAnswer) -> Found:
         """A placement as the judge sees it."""
-        play = play_placement(graph.problem, answer.placement)
-        notes = (*answer.notes, *disappointed(answer, play), *graph.prices.limits.notes)
+        simulated = simulate_placement(graph.problem, answer.placement)
+        notes = (*answer.notes, *disappointed(answer, simulated), *graph.prices.limits.notes)
         space = len(self.base.spaces) - 1
-        return Found(placed_point(graph, play, planner=planner, space=space, notes=notes), notes)
+        return Found(placed_point(graph, simulated, planner=planner, space=space, notes=notes), notes)
 
 
-def disappointed(answer: PlacedAnswer, play: PlacedPlay) -> tuple[str, ...]:
+def disappointed(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:
     """A note where the judge's step takes longer than the method expected, with the busiest link."""
     expected = answer.expected_s
-    if expected is None or play.time_s <= expected * (1 + NOTABLE):
+    if expected is None or simulated.time_s <= expected * (1 + NOTABLE):
         return ()
-    lane, busy = play.busiest_lane
+    lane, busy = simulated.busiest_lane
     return (
-        f"it expects a step of {format_seconds(expected)}, the judge plays {format_seconds(play.time_s)}: "
-        f"messages queue, which its estimate does not count; {lane} is busy for {format_seconds(busy)}",
+        f"it expects a step of {format_seconds(expected)}, the simulator finds "
+        f"{format_seconds(simulated.time_s)}: messages queue, which its estimate does not count; {lane} is busy for {format_seconds(busy)}",
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource
-from tensoropt.placement import Placement, play_placement
-from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.placement import Placement, simulate_placement
+from tensoropt.placement.plans import PlacedStrategy, ValueTransfer
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import evaluate_strategy
@@ -55,16 +55,17 @@ def result_rows(graph: GroupGraph, devices: int) -> Rows:
 
 
 def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStrategy, Prediction]:
-    """A placement as it runs, and what the judge of placed plans says of it."""
-    play = play_placement(graph.problem, placement)
-    names = tuple((play.problem.tensors[t].name, i, j, back) for t, i, j, back in play.transfers)
-    sends = Counter(((i, j), play.problem.tensors[t].bytes) for t, i, j, _ in play.transfers)
+    """A placement as it runs, and what the simulator of placed plans says of it."""
+    simulated = simulate_placement(graph.problem, placement)
+    tensors = simulated.problem.tensors
+    transfers = tuple(ValueTransfer(tensors[t].name, i, j, back) for t, i, j, back in simulated.transfers)
+    sends = Counter(((i, j), tensors[t].bytes) for t, i, j, _ in simulated.transfers)
     rows: Rows = [
         {"kind": "send", "axes": list(pair), "bytes": size, "count": n} for (pair, size), n in sends.items()
     ]
-    rows += result_rows(graph.graph.groups, play.problem.devices.count)
-    strategy = PlacedStrategy(graph.graph, placement, names)
-    return strategy, Prediction(rows, play.memory_bytes, play.time_s)
+    rows += result_rows(graph.graph.groups, simulated.problem.devices.count)
+    strategy = PlacedStrategy(graph.graph, placement, transfers)
+    return strategy, Prediction(rows, simulated.memory_bytes, simulated.time_s)
 
 
 def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:

@@ -85,7 +85,7 @@ def test_what_belongs_together_shares_a_device(cluster: Cluster) -> None:
 def test_pieces_of_a_group_are_limited_like_it(cluster: Cluster) -> None:
     first = linears()[0]
     question = prices(cluster, devices=[{"operators": first, "kinds": ["V100*"], "soft": True}])
-    label, count = question.choices(graph().group_of[_anchor(first)])[0]
+    label, count = question.split_choices(graph().group_of[_anchor(first)])[0]
     problem = question.price({first: (label, count)}).problem
     assert len(problem.pinned) == count
     assert {devices for _, devices in problem.pinned} == {(1,)}

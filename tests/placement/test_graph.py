@@ -62,7 +62,7 @@ def test_every_choice_makes_a_sound_graph(groups: GroupGraph) -> None:
             graph = placed_graph(groups, {group.name: (label, count)})
             check_flow(graph)
             assert sum(op.kind == "piece" for op in graph.operators) == count
-            assert set(graph.home) == {t.name for t in groups.atoms.graph.parameters}
+            assert set(graph.holder) == {t.name for t in groups.atoms.graph.parameters}
             offered += 1
     assert offered > 10
 
@@ -84,7 +84,7 @@ def test_a_term_added_once_is_read_by_the_first_piece_only(groups: GroupGraph) -
     last = by_target(groups, "linear")[-1]
     graph = placed_graph(groups, {last: ("in_features", 2)})
     first, second = (op for op in graph.operators if op.kind == "piece")
-    bias = next(p for p in graph.home if p.endswith("head_bias"))
+    bias = next(p for p in graph.holder if p.endswith("head_bias"))
     assert Value(bias) in first.reads
     assert bias not in {v.tensor for v in second.reads}
     assert graph.shape(Value(graph.operators[-1].writes[0].tensor)) == ()

@@ -10,7 +10,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
-from tensoropt.placement import Placement, play_placement
+from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy, plan_part
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted
@@ -33,8 +33,8 @@ def priced(folder, width: int = 8) -> PricedGraph:
 
 def plan_of(graph: PricedGraph) -> Plan:
     device = [i % 3 for i in range(graph.problem.size)]
-    play = play_placement(graph.problem, Placement.in_order(device, 3))
-    part = plan_part(graph.graph, play)
+    simulated = simulate_placement(graph.problem, Placement.in_order(device, 3))
+    part = plan_part(graph.graph, simulated)
     return Plan(
         planner="by hand",
         model=ModelInfo(source="net", fingerprint=graph.prices.graph.atoms.graph.fingerprint),
@@ -47,8 +47,8 @@ def plan_of(graph: PricedGraph) -> Plan:
         parameters=part.parameters,
         placed=part.placed,
         predicted=Predicted(
-            memory_bytes=play.memory_bytes,
-            time_s=play.time_s,
+            memory_bytes=simulated.memory_bytes,
+            time_s=simulated.time_s,
             compute_s=0,
             communication_s=0,
             additive_memory_bytes=0,
@@ -61,9 +61,11 @@ def test_a_plan_gives_back_its_placement(tmp_path) -> None:
     plan = plan_of(graph)
     again = Plan.model_validate_json(plan.to_json())
     found = placed_strategy(again, graph.prices.graph)
-    play = play_placement(graph.problem, found.placement)
-    assert play.time_s == plan.predicted.time_s
-    assert [(graph.problem.tensors[t].name, *rest) for t, *rest in play.transfers] == list(found.transfers)
+    simulated = simulate_placement(graph.problem, found.placement)
+    assert simulated.time_s == plan.predicted.time_s
+    assert [(graph.problem.tensors[t].name, *rest) for t, *rest in simulated.transfers] == list(
+        found.transfers
+    )
     assert {found.device_of(op) for op in found.graph.operators} == {0, 1, 2}
 
 

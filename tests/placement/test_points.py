@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.placement import Placement, play_placement
+from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
@@ -37,15 +37,15 @@ def test_it_survives_saving(explored, tmp_path):
     assert len(again.all_points) == len(explored.points) + 1
 
 
-def test_its_figures_are_the_judges(explored):
+def test_its_figures_are_the_simulators(explored):
     point, question = explored.others[0], small("gpt2")
     strategy = placed_strategy(explored.plan_of(point), question.prepared.graph)
-    play = play_placement(question.placing.problem, strategy.placement)
-    assert point.time_s == play.time_s
-    assert point.memory_bytes == max(play.peak_bytes)
+    simulated = simulate_placement(question.placing.problem, strategy.placement)
+    assert point.time_s == simulated.time_s
+    assert point.memory_bytes == max(simulated.peak_bytes)
     assert point.compute_s + point.exposed_s + point.idle_s == pytest.approx(point.time_s)
     assert point.exposed_s + point.hidden_s == pytest.approx(point.communication_s)
-    assert sum(count for *_, count in point.collectives) == len(play.transfers)
+    assert sum(count for *_, count in point.collectives) == len(simulated.transfers)
     assert sum(point.sources.values()) == pytest.approx(1.0)
 
 

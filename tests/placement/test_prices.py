@@ -1,4 +1,4 @@
-"""Prices of placed operators, against the judge of sharded plans and by hand."""
+"""Prices of placed operators, against the simulator of sharded plans and by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.placement import Placement, play_placement
+from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph, lanes
 from tensoropt.plan import load_model
 from tensoropt.plan.problem import Settings, prepare_graph
@@ -35,9 +35,9 @@ def test_stored_bytes_are_those_of_the_parameters(priced: PricedGraph) -> None:
 
 def test_one_device_takes_the_sum_of_its_operators(priced: PricedGraph) -> None:
     problem = priced.problem
-    play = play_placement(problem, Placement.in_order([0] * problem.size, problem.devices.count))
+    simulated = simulate_placement(problem, Placement.in_order([0] * problem.size, problem.devices.count))
     total = problem.forward_s[:, 0] + problem.backward_s[:, 0] + problem.update_s[:, 0]
-    assert play.time_s == pytest.approx(float(total.sum()))
+    assert simulated.time_s == pytest.approx(float(total.sum()))
 
 
 def test_data_parallel_pieces_share_the_work(priced: PricedGraph) -> None:
@@ -47,14 +47,14 @@ def test_data_parallel_pieces_share_the_work(priced: PricedGraph) -> None:
     splits = {
         g.name: (batch[g.name].label, 2)
         for g in graph.groups
-        if (batch[g.name].label, 2) in priced.choices(at[g.name])
+        if (batch[g.name].label, 2) in priced.split_choices(at[g.name])
     }
     both = priced.split(splits)
     device = [op.index if op.kind == "piece" else 0 for op in both.graph.operators]
-    play = play_placement(both.problem, Placement.in_order(device, 8))
-    alone = play_placement(problem, Placement.in_order([0] * problem.size, 8))
-    assert play.peak_bytes[1] < alone.memory_bytes
-    assert play.peak_bytes[2:] == (0,) * 6
+    simulated = simulate_placement(both.problem, Placement.in_order(device, 8))
+    alone = simulate_placement(problem, Placement.in_order([0] * problem.size, 8))
+    assert simulated.peak_bytes[1] < alone.memory_bytes
+    assert simulated.peak_bytes[2:] == (0,) * 6
     pieces = [i for i, op in enumerate(both.graph.operators) if op.kind == "piece" and op.index == 1]
     assert both.problem.stored_bytes[pieces].sum() == 0  # parameters stay with their variables
 

@@ -1,4 +1,4 @@
-"""The judge for placed plans, against figures worked out by hand."""
+"""The simulator for placed plans, against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import PlanError
-from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, play_placement
+from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
 from tests.planners.placed.placements import random_problem
 
 
@@ -44,30 +44,30 @@ def diamond(**changes) -> PlacementProblem:
 
 
 def test_one_device_adds_up() -> None:
-    play = play_placement(diamond(), Placement.in_order([0, 0, 0, 0], 2))
-    assert play.time_s == pytest.approx(4 + 8 + 0.5)
-    assert play.busy_s == pytest.approx((12.5, 0.0))
-    assert play.communication_s == 0
+    simulated = simulate_placement(diamond(), Placement.in_order([0, 0, 0, 0], 2))
+    assert simulated.time_s == pytest.approx(4 + 8 + 0.5)
+    assert simulated.busy_s == pytest.approx((12.5, 0.0))
+    assert simulated.communication_s == 0
 
 
 def test_a_branch_elsewhere_by_hand() -> None:
     # a 0-1, sends 1-2; b 1-2 on device 0; c 2-3 on device 1, sends 3-6; d 6-7.
     # d back 7-9; gradient of c 9-12; b back 9-11; c back 12-14, gradient of a 14-15; a back 15-17, update.
-    play = play_placement(diamond(), Placement.in_order([0, 0, 1, 0], 2))
-    assert play.time_s == pytest.approx(17.5)
-    assert play.busy_s == pytest.approx((9.5, 3.0))
-    assert play.communication_s == pytest.approx(1 + 3 + 3 + 1)
-    assert play.transfers == ((0, 0, 1, False), (2, 1, 0, False), (2, 0, 1, True), (0, 1, 0, True))
+    simulated = simulate_placement(diamond(), Placement.in_order([0, 0, 1, 0], 2))
+    assert simulated.time_s == pytest.approx(17.5)
+    assert simulated.busy_s == pytest.approx((9.5, 3.0))
+    assert simulated.communication_s == pytest.approx(1 + 3 + 3 + 1)
+    assert simulated.transfers == ((0, 0, 1, False), (2, 1, 0, False), (2, 0, 1, True), (0, 1, 0, True))
 
 
 def test_memory_by_hand() -> None:
     # Kept from forward to backward: a (10, for b) and b's own 5. d's backward makes the gradients of b and c
     # (20 + 30); the peak is c's, which adds that of a (10) before its own is let go of.
-    play = play_placement(diamond(), Placement.in_order([0, 0, 0, 0], 2))
+    simulated = simulate_placement(diamond(), Placement.in_order([0, 0, 0, 0], 2))
     stored = 400
-    assert play.peaks[0]["kept"] == 15
-    assert play.memory_bytes == stored + 15 + 20 + 30 + 10
-    end = play.timeline.memory("device 0")[-1][1]
+    assert simulated.peaks[0]["kept"] == 15
+    assert simulated.memory_bytes == stored + 15 + 20 + 30 + 10
+    end = simulated.timeline.memory("device 0")[-1][1]
     assert sum(end.values()) == stored
 
 
@@ -75,32 +75,37 @@ def test_a_stored_parameter_takes_nothing_more_at_home() -> None:
     tensors = diamond().tensors
     tied = diamond(tensors=(replace(tensors[0], stored=True), *tensors[1:]))
     home = Placement.in_order([0, 0, 0, 0], 2)
-    assert play_placement(diamond(), home).memory_bytes - play_placement(tied, home).memory_bytes == 10
+    assert (
+        simulate_placement(diamond(), home).memory_bytes - simulate_placement(tied, home).memory_bytes == 10
+    )
     elsewhere = Placement.in_order([0, 1, 1, 1], 2)
-    assert play_placement(tied, elsewhere).peak_bytes[1] == play_placement(diamond(), elsewhere).peak_bytes[1]
+    assert (
+        simulate_placement(tied, elsewhere).peak_bytes[1]
+        == simulate_placement(diamond(), elsewhere).peak_bytes[1]
+    )
 
 
 def test_the_optimizers_temporaries_are_there_at_its_step() -> None:
     place = Placement.in_order([0, 0, 0, 0], 2)
     for size in (70.0, 90.0):  # beside 75 bytes in backward
-        play = play_placement(diamond(update_peak_bytes=np.array([size, 0, 0, 0])), place)
-        assert play.memory_bytes == 400 + max(size, 75)
+        simulated = simulate_placement(diamond(update_peak_bytes=np.array([size, 0, 0, 0])), place)
+        assert simulated.memory_bytes == 400 + max(size, 75)
 
 
 def test_a_tensor_is_sent_once_per_device_and_its_gradients_are_added_there() -> None:
-    play = play_placement(diamond(), Placement.in_order([0, 1, 1, 1], 2))
-    assert [t for t in play.transfers if t[0] == 0] == [(0, 0, 1, False), (0, 1, 0, True)]
+    simulated = simulate_placement(diamond(), Placement.in_order([0, 1, 1, 1], 2))
+    assert [t for t in simulated.transfers if t[0] == 0] == [(0, 0, 1, False), (0, 1, 0, True)]
 
 
 def test_without_order_what_is_ready_goes_first() -> None:
     late = Placement((0, 0, 1, 0), ((0, 1, 3), (2,)))
-    free = play_placement(diamond(), late, enforced=False)
-    assert free.time_s <= play_placement(diamond(), late).time_s
+    free = simulate_placement(diamond(), late, enforced=False)
+    assert free.time_s <= simulate_placement(diamond(), late).time_s
 
 
 def test_a_slower_device_uses_its_own_times() -> None:
     slow = diamond(forward_s=np.ones((4, 2)) * [1.0, 3.0])
-    assert play_placement(slow, Placement.in_order([1] * 4, 2)).time_s == pytest.approx(12 + 8 + 0.5)
+    assert simulate_placement(slow, Placement.in_order([1] * 4, 2)).time_s == pytest.approx(12 + 8 + 0.5)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +118,17 @@ def test_a_slower_device_uses_its_own_times() -> None:
 )
 def test_impossible_placements_are_refused(placement: Placement, words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        play_placement(diamond(), placement)
+        simulate_placement(diamond(), placement)
 
 
 def test_operators_that_belong_together() -> None:
     with pytest.raises(PlanError, match=r"belong together.*: b, c"):
-        play_placement(diamond(together=((1, 2),)), Placement.in_order([0, 0, 1, 0], 2))
+        simulate_placement(diamond(together=((1, 2),)), Placement.in_order([0, 0, 1, 0], 2))
 
 
 def test_pins_are_kept() -> None:
     with pytest.raises(PlanError, match="may only lie on 1"):
-        play_placement(diamond(pinned=((0, (1,)),)), Placement.in_order([0, 0, 1, 0], 2))
+        simulate_placement(diamond(pinned=((0, (1,)),)), Placement.in_order([0, 0, 1, 0], 2))
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.booleans())
@@ -131,9 +136,9 @@ def test_what_holds_for_every_placement(seed: int, mixed: bool, training: bool) 
     problem = random_problem(seed, 14, 3, mixed=mixed, training=training)
     rng = np.random.default_rng(seed)
     device = rng.integers(0, 3, size=14)
-    play = play_placement(problem, Placement.in_order(device, 3))
+    simulated = simulate_placement(problem, Placement.in_order(device, 3))
     for d in range(3):
-        curve = play.timeline.memory(f"device {d}")
+        curve = simulated.timeline.memory(f"device {d}")
         at_end = sum(curve[-1][1].values())
         assert at_end == pytest.approx(float(problem.stored_bytes[device == d].sum()))
         assert all(size >= 0 for _, now in curve for size in now.values())
@@ -142,5 +147,5 @@ def test_what_holds_for_every_placement(seed: int, mixed: bool, training: bool) 
         for a in (problem.forward_s, problem.backward_s, problem.update_s)
         for o in range(14)
     )
-    assert sum(play.busy_s) == pytest.approx(work)
-    assert max(play.busy_s) <= play.time_s <= work + play.communication_s + 1e-9
+    assert sum(simulated.busy_s) == pytest.approx(work)
+    assert max(simulated.busy_s) <= simulated.time_s <= work + simulated.communication_s + 1e-9

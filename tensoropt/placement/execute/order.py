@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tensoropt.errors import PlanError
 from tensoropt.placement.graph import Value
-from tensoropt.placement.plans import PlacedStrategy, Route, needed_routes
+from tensoropt.placement.plans import PlacedStrategy, ValueTransfer, needed_routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def schedule_of(strategy: PlacedStrategy) -> Schedule:
     return Schedule(forward, backward)
 
 
-def _check(strategy: PlacedStrategy, given: Sequence[Route]) -> None:
+def _check(strategy: PlacedStrategy, given: Sequence[ValueTransfer]) -> None:
     needed = needed_routes(strategy.graph, strategy.placement)
     missing, more = set(needed) - set(given), set(given) - set(needed)
     for routes, words in ((missing, "lacks"), (more, "has a needless")):

@@ -16,7 +16,7 @@ from tensoropt.sharding.buckets import Bucket
 def homes(strategy: PlacedStrategy) -> dict[str, int]:
     """Parameter -> its device."""
     device = {op.name: strategy.placement.device[i] for i, op in enumerate(strategy.graph.operators)}
-    return {name: device[operator] for name, operator in strategy.graph.home.items()}
+    return {name: device[operator] for name, operator in strategy.graph.holder.items()}
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ a piece already is cut anew as a whole: the same dims and counts are tried for i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem
+from tensoropt.placement.graph import GroupSplit, Splits
 from tensoropt.planners.placed.dpos import Sequenced, sequence
 from tensoropt.planners.placed.placing import (
     Memory,
@@ -29,9 +29,6 @@ from tensoropt.planners.placed.placing import (
 )
 from tensoropt.planners.placed.task_ranks import placed_ranks
 
-Splits = Mapping[str, tuple[str, int]]
-"""What is cut -> (dim, number of pieces)."""
-
 
 class Splittable(Protocol):
     """A problem whose operators can be cut."""
@@ -43,8 +40,8 @@ class Splittable(Protocol):
         """What an operator is, or is a piece of; None for what only moves data or holds parameters."""
         ...
 
-    def choices(self, operator: int) -> tuple[tuple[str, int], ...]:
-        """The (dim, number of pieces) by which it can be cut; none where ``whole_of`` is None."""
+    def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
+        """The ways in which it can be cut; none where ``whole_of`` is None."""
         ...
 
     def data_parallel(self) -> Splits:
@@ -116,7 +113,7 @@ def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnsw
     flies, first = True, _try(start, limit, True)
     if first is None:
         flies, first = False, _try(start, limit, False)
-    cut: dict[str, tuple[str, int]] = {}
+    cut: dict[str, GroupSplit] = {}
     if first is None:
         graph, units = start, units_of(start.problem)
     else:
@@ -143,9 +140,9 @@ def _try(graph: S, limit: float | None, flies: bool) -> _Try[S] | None:
     return _Try(graph, units, found)
 
 
-def _search(best: _Try[S], limit: float | None, flies: bool) -> tuple[_Try[S], dict[str, tuple[str, int]]]:
+def _search(best: _Try[S], limit: float | None, flies: bool) -> tuple[_Try[S], dict[str, GroupSplit]]:
     """Lines 4 to 14: the critical path once, its longest operators first, until one gains nothing."""
-    cut: dict[str, tuple[str, int]] = {}
+    cut: dict[str, GroupSplit] = {}
     for name, operator in _longest_first(best):
         tries = [
             (choice, tried)
@@ -161,19 +158,19 @@ def _search(best: _Try[S], limit: float | None, flies: bool) -> tuple[_Try[S], d
     return best, cut
 
 
-def _longest_first(start: _Try[S]) -> list[tuple[str, tuple[tuple[str, int], ...]]]:
+def _longest_first(start: _Try[S]) -> list[tuple[str, tuple[GroupSplit, ...]]]:
     """What can be cut on the critical path under this placement, by descending computation time (lines 4,
     5).
     """
     graph, problem = start.graph, start.graph.problem
     device = start.found.placement.device
     seconds: dict[str, float] = {}
-    choices: dict[str, tuple[tuple[str, int], ...]] = {}
+    choices: dict[str, tuple[GroupSplit, ...]] = {}
     for operator in placed_ranks(problem, device).path:
         name = graph.whole_of(operator)
         if name is None or name in seconds:
             continue
-        found = graph.choices(operator)
+        found = graph.split_choices(operator)
         if found:
             at = operator, device[operator]
             seconds[name] = float(problem.forward_s[at] + problem.backward_s[at])

@@ -16,7 +16,7 @@ A default device that cannot run an operator is passed over, as under soft place
 from __future__ import annotations
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, play_placement
+from tensoropt.placement import Placement, PlacementProblem, simulate_placement
 from tensoropt.planners.placed.placing import PlacedAnswer, ceilings, units_of
 from tensoropt.units import format_bytes
 
@@ -83,7 +83,7 @@ def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
 
 def _check_memory(problem: PlacementProblem, placement: Placement, limit: float | None) -> None:
     most = ceilings(problem, limit)
-    peaks = play_placement(problem, placement).peak_bytes
+    peaks = simulate_placement(problem, placement).peak_bytes
     for device, (peak, room) in enumerate(zip(peaks, most, strict=True)):
         if peak > room:
             raise InfeasibleError(

@@ -3,7 +3,7 @@
     place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer
 
 Every placing method is a module with this function: numbers in, devices and orders out. The judge
-(:func:`tensoropt.placement.play_placement`) plays what comes out; nobody prices itself.
+(:func:`tensoropt.placement.simulate_placement`) plays what comes out; nobody prices itself.
 
 While a method works it counts memory as the papers do, by adding up what each operator holds for a whole
 step. The judge follows every tensor, so it sees what sums do not: received copies, gradients on their way,
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, play_placement
+from tensoropt.placement import Placement, PlacementProblem, simulate_placement
 from tensoropt.units import format_bytes
 
 Floats = NDArray[np.float64]
@@ -237,7 +237,7 @@ def _settle(
             raise InfeasibleError(_refusal(name, problem, units, most, caps, full.unit)) from None
         if np.isinf(most).all():
             return answer
-        peaks = np.array(play_placement(problem, answer.placement).peak_bytes)
+        peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
         if (peaks <= most).all():
             return replace(answer, notes=(*answer.notes, *_tightened(most, caps, number)))
         booked = memory.used + (memory.flight if flies else 0.0)

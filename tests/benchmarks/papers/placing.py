@@ -25,7 +25,7 @@ from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.console import Progress
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
-from tensoropt.placement import play_placement
+from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.problem import Settings, prepare_graph
 from tensoropt.planners.registry import ENTRIES
@@ -118,7 +118,7 @@ def order(quick: bool) -> Iterator[Row]:
                 for name in ORDERED:
                     cut, answer = placed(name, graph)
                     kept, free = (
-                        play_placement(cut.problem, answer.placement, enforced=enforced).time_s
+                        simulate_placement(cut.problem, answer.placement, enforced=enforced).time_s
                         for enforced in (True, False)
                     )
                     yield {
@@ -149,14 +149,14 @@ def _played(name: str, graph: PricedGraph) -> Row:
         graph, answer = placed(name, graph)
     except TensorOptError as error:
         return {"refused": str(error)}
-    play = play_placement(graph.problem, answer.placement)
+    simulated = simulate_placement(graph.problem, answer.placement)
     spent = time.perf_counter() - begun
-    lane, busy_s = play.busiest_lane
+    lane, busy_s = simulated.busiest_lane
     return {
         "expected_s": answer.expected_s,
         "busiest": {"lane": lane, "busy_s": busy_s},
-        "time_s": play.time_s,
-        "memory_bytes": play.memory_bytes,
+        "time_s": simulated.time_s,
+        "memory_bytes": simulated.memory_bytes,
         "search_s": spent,
         "notes": answer.notes,
     }

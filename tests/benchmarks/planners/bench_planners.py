@@ -19,7 +19,7 @@ from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
-from tensoropt.placement import play_placement
+from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import load_model
 from tensoropt.plan.problem import Settings, prepare_graph
@@ -51,8 +51,8 @@ def large(quick: bool) -> list[dict[str, Any]]:
         for name in METHODS:
             place = importlib.import_module(f"tensoropt.planners.placed.{name}").place
             answer, seconds = spent(lambda p=problem, place=place: place(p, None, 0))
-            play, judge_s = spent(lambda p=problem, a=answer: play_placement(p, a.placement))
-            limit = 1.1 * play.memory_bytes
+            simulated, judge_s = spent(lambda p=problem, a=answer: simulate_placement(p, a.placement))
+            limit = 1.1 * simulated.memory_bytes
             within, limited_s = spent(lambda p=problem, place=place, m=limit: place(p, m, 0))
             rows.append(
                 {
@@ -65,7 +65,7 @@ def large(quick: bool) -> list[dict[str, Any]]:
                     "seconds_with_memory": limited_s,
                     "fits": not isinstance(within, TensorOptError),
                     "judge_s": judge_s,
-                    "step_s": round(play.time_s, 4),
+                    "step_s": round(simulated.time_s, 4),
                 }
             )
             print(rows[-1], flush=True)
@@ -84,7 +84,7 @@ def transformer(quick: bool) -> list[dict[str, Any]]:
     """OS-DPOS with 8 devices (FastT, table 4: more than an hour), from both of its starts."""
     rows = []
     graph = priced("zoo:transformer-tiny" if quick else "zoo:transformer-base", "dgx-v100")
-    alone = play_placement(
+    alone = simulate_placement(
         graph.problem,
         importlib.import_module("tensoropt.planners.placed.dpos").place(graph.problem, None, 0).placement,
     )
@@ -95,7 +95,7 @@ def transformer(quick: bool) -> list[dict[str, Any]]:
             row["refused"] = str(found)
         else:
             split, answer = found
-            step = play_placement(split.problem, answer.placement).time_s
+            step = simulate_placement(split.problem, answer.placement).time_s
             row |= {
                 "operators": split.problem.size,
                 "step_s": round(step, 4),

@@ -11,7 +11,7 @@ import pytest
 import tensoropt
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.placement import play_placement
+from tensoropt.placement import simulate_placement
 from tensoropt.placement.plans import plan_part
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan import Plan, load_plan
@@ -33,9 +33,9 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     groups, cluster, rng = opened("mlp").graph, load_cluster("local:2"), random.Random(2)
     costs = CostSource(cluster, ProfileStore(folder / "profiles.db"), Settings(), None)
     priced = PlacedPrices(groups, cluster, costs).price(random_splits(groups, 2, rng, 0.5))
-    play = play_placement(priced.problem, random_placement(priced.graph, 2, rng))
-    _, prediction = predict_placed(priced, play.placement)
-    part = plan_part(priced.graph, play)
+    simulated = simulate_placement(priced.problem, random_placement(priced.graph, 2, rng))
+    _, prediction = predict_placed(priced, simulated.placement)
+    part = plan_part(priced.graph, simulated)
     sends = [row for row in prediction.collectives if row["kind"] == "send"]
     plan = Plan(
         planner="random",
@@ -49,8 +49,8 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parameters=part.parameters,
         placed=part.placed,
         predicted=Predicted(
-            memory_bytes=play.memory_bytes,
-            time_s=play.time_s,
+            memory_bytes=simulated.memory_bytes,
+            time_s=simulated.time_s,
             compute_s=0,
             communication_s=0,
             additive_memory_bytes=0,

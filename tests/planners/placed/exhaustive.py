@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from tensoropt.errors import PlanError
-from tensoropt.placement import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 
 
 def best_play(
     problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool] = lambda device: True
-) -> PlacedPlay | None:
+) -> SimulatedPlacement | None:
     """The fastest that fits, over allowed devices × orders; None when nothing fits."""
-    found = [play for play in _plays(problem, allowed) if play.fits()]
-    return min(found, key=lambda play: play.time_s, default=None)
+    found = [simulated for simulated in _plays(problem, allowed) if simulated.fits()]
+    return min(found, key=lambda simulated: simulated.time_s, default=None)
 
 
-def _plays(problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool]) -> Iterator[PlacedPlay]:
+def _plays(
+    problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool]
+) -> Iterator[SimulatedPlacement]:
     count = problem.devices.count
     after = {False: _later(problem, back=False), True: _later(problem, back=True)}
     for device in filter(allowed, product(range(count), repeat=problem.size)):
@@ -27,7 +29,7 @@ def _plays(problem: PlacementProblem, allowed: Callable[[tuple[int, ...]], bool]
         for forward in forwards:
             for backward in backwards if problem.training else [None]:
                 try:
-                    yield play_placement(problem, Placement(device, forward, backward))
+                    yield simulate_placement(problem, Placement(device, forward, backward))
                 except PlanError:  # orders that wait for each other
                     continue
 

@@ -127,7 +127,7 @@ class Chain:
         whole = self._layout[2][operator]
         return f"op{whole}" if whole >= 0 else None
 
-    def choices(self, operator: int) -> tuple[tuple[str, int], ...]:
+    def split_choices(self, operator: int) -> tuple[tuple[str, int], ...]:
         name = self.whole_of(operator)
         found = tuple((dim, n) for dim in ("rows", "columns") for n in range(2, self.devices + 1))
         return tuple(c for c in found if c != dict(self.splits).get(str(name))) if name else ()

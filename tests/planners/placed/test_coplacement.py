@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from tensoropt.placement import PlacedTensor, Placement, PlacementProblem, play_placement
+from tensoropt.placement import PlacedTensor, Placement, PlacementProblem, simulate_placement
 from tensoropt.planners.placed.contraction import Contraction, contract
 from tensoropt.planners.placed.coplacement import GroupLimits, co_place, edge_weights
 from tests.planners.placed.placements import random_problem
@@ -92,11 +92,13 @@ def test_blocks_add_up_and_expand_to_a_placement_of_the_operators(seed):
     assert np.allclose(blocks.forward_s.sum(axis=0), problem.forward_s.sum(axis=0))
     assert np.isclose(blocks.stored_bytes.sum(), problem.stored_bytes.sum())
     device = [i % 2 for i in range(blocks.size)]
-    play = play_placement(blocks, Placement.in_order(device, 2))
-    whole = play_placement(problem, found.expand(play.placement))
-    alone = play_placement(problem, found.expand(Placement.in_order([0] * blocks.size, 2)))
-    assert whole.time_s <= play.time_s * (1 + 1e-3)  # what a block makes leaves before it is done
-    assert np.isclose(alone.time_s, play_placement(blocks, Placement.in_order([0] * blocks.size, 2)).time_s)
+    simulated = simulate_placement(blocks, Placement.in_order(device, 2))
+    whole = simulate_placement(problem, found.expand(simulated.placement))
+    alone = simulate_placement(problem, found.expand(Placement.in_order([0] * blocks.size, 2)))
+    assert whole.time_s <= simulated.time_s * (1 + 1e-3)  # what a block makes leaves before it is done
+    assert np.isclose(
+        alone.time_s, simulate_placement(blocks, Placement.in_order([0] * blocks.size, 2)).time_s
+    )
 
 
 def test_every_operator_its_own_block_is_the_problem_itself():

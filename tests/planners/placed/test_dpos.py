@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacementProblem, play_placement
+from tensoropt.placement import PlacementProblem, simulate_placement
 from tensoropt.planners.placed.dpos import Sequenced, place, sequence
 from tensoropt.planners.placed.placing import Memory, units_of
 from tensoropt.planners.placed.task_ranks import placed_ranks, ranks_of
@@ -156,7 +156,7 @@ def test_the_bound_of_theorem_1(seed, operators, devices, transfer, width, sprea
     assert found.finish_s <= (2 * least + messages) * (1 + 1e-9)
     pairs = [(i, j) for i in range(devices) for j in range(devices) if i != j]
     free = replace(problem, devices=replace(problem.devices, lanes=dict.fromkeys(pairs, ())))
-    assert play_placement(free, found.placement).time_s <= found.finish_s * (1 + 1e-9)
+    assert simulate_placement(free, found.placement).time_s <= found.finish_s * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -166,7 +166,7 @@ def test_its_estimate_of_a_training_step_is_kept_where_nothing_queues(seed, mixe
     pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
     problem = replace(problem, devices=replace(problem.devices, lanes=dict.fromkeys(pairs, ())))
     found = sequenced(problem)
-    assert play_placement(problem, found.placement).time_s <= found.finish_s * (1 + 1e-9)
+    assert simulate_placement(problem, found.placement).time_s <= found.finish_s * (1 + 1e-9)
 
 
 def test_what_it_expects_is_told_beside_what_queues():
@@ -179,9 +179,9 @@ def test_what_it_expects_is_told_beside_what_queues():
         lanes={(i, j): ("wire",) for i in range(3) for j in range(3) if i != j},
     )
     answer = place(problem, None, 0)
-    play = play_placement(problem, answer.placement)
-    assert (answer.expected_s, play.time_s, play.busiest_lane) == (15.0, 19.0, ("wire", 8.0))
-    [told] = disappointed(answer, play)
+    simulated = simulate_placement(problem, answer.placement)
+    assert (answer.expected_s, simulated.time_s, simulated.busiest_lane) == (15.0, 19.0, ("wire", 8.0))
+    [told] = disappointed(answer, simulated)
     assert "expects a step of 15 s, the judge plays 19 s" in told
-    assert not disappointed(replace(answer, expected_s=18.5), play)
-    assert not disappointed(replace(answer, expected_s=None), play)
+    assert not disappointed(replace(answer, expected_s=18.5), simulated)
+    assert not disappointed(replace(answer, expected_s=None), simulated)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import InfeasibleError, MissingExtraError
-from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, play_placement
+from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
 from tensoropt.planners import UnsuitableError
 from tensoropt.planners.compare import asked
 from tensoropt.planners.placed import netsplit, pesto
@@ -53,7 +53,7 @@ def with_capacity(problem: PlacementProblem, capacity: float) -> PlacementProble
 
 
 def outcome_of(problem: PlacementProblem, rules: Rules, *, effort: float = 1.0, hint=None):
-    most = 10 * play_placement(problem, alone(problem)).time_s
+    most = 10 * simulate_placement(problem, alone(problem)).time_s
     grid = Grid.of(problem, lower_bound_s(problem))
     program = Program(problem, rules, grid, most, problem.devices.capacity_bytes.tolist())
     return solve(program, seed=0, effort=effort, seconds=200, hint=hint)
@@ -68,7 +68,7 @@ def test_the_optimum_is_that_of_exhaustive_search(seed):
     problem = small(seed)
     answer = netsplit.place(problem, None, 0, NetSplit(seconds=200))
     best = best_play(problem)
-    assert play_placement(problem, answer.placement).time_s <= best.time_s * ROUNDED
+    assert simulate_placement(problem, answer.placement).time_s <= best.time_s * ROUNDED
     assert lower_bound_s(problem) <= best.time_s * (1 + 1e-9)
     assert outcome_of(problem, Rules()).bound_s <= best.time_s * (1 + 1e-9)
 
@@ -97,7 +97,7 @@ def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
         replace(t, stored=n % 2 == 0, kept_by=(t.producer, *t.readers)) for n, t in enumerate(problem.tensors)
     )
     problem = replace(problem, tensors=tied, update_peak_bytes=problem.parameter_bytes)
-    problem = with_capacity(problem, 0.9 * play_placement(problem, alone(problem)).memory_bytes)
+    problem = with_capacity(problem, 0.9 * simulate_placement(problem, alone(problem)).memory_bytes)
     best = best_play(problem)
     assert best is not None
     for lifetimes in (False, True):
@@ -109,14 +109,14 @@ def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
 @pytest.mark.parametrize("seed", [1, 8])
 def test_capacity_is_kept_under_the_judge(seed):
     problem = small(seed, 0.8)
-    play = play_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)
-    assert play.fits()
-    limit = play.memory_bytes * 0.999
+    simulated = simulate_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)
+    assert simulated.fits()
+    limit = simulated.memory_bytes * 0.999
     try:
         within = netsplit.place(problem, limit, 0, NetSplit(seconds=1)).placement
     except InfeasibleError:
         return
-    assert play_placement(problem, within).memory_bytes <= limit
+    assert simulate_placement(problem, within).memory_bytes <= limit
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -124,8 +124,8 @@ def test_capacity_is_kept_under_the_judge(seed):
 def test_never_slower_than_any_heuristic(seed, published):
     problem = random_problem(seed, 18, 3, mixed=bool(seed % 2))
     settings = NetSplit(seconds=1, most_blocks=10, as_published=published)
-    mine = play_placement(problem, netsplit.place(problem, None, 0, settings).placement).time_s
-    assert mine <= min(play_placement(problem, p).time_s for _, p in heuristics(problem, 0))
+    mine = simulate_placement(problem, netsplit.place(problem, None, 0, settings).placement).time_s
+    assert mine <= min(simulate_placement(problem, p).time_s for _, p in heuristics(problem, 0))
 
 
 def test_a_hint_is_a_solution_of_the_program():
@@ -133,18 +133,18 @@ def test_a_hint_is_a_solution_of_the_program():
     for name, placement in heuristics(problem, 0):
         if name not in ("m_topo", "dpos"):
             continue
-        play = play_placement(problem, placement)
+        simulated = simulate_placement(problem, placement)
         for lifetimes in (False, True):
-            whole = with_capacity(problem, play.memory_bytes)
-            found = outcome_of(whole, Rules(lifetimes=lifetimes), effort=0.02, hint=play)
-            assert found.time_s <= play.time_s * (1 + 1e-9)
+            whole = with_capacity(problem, simulated.memory_bytes)
+            found = outcome_of(whole, Rules(lifetimes=lifetimes), effort=0.02, hint=simulated)
+            assert found.time_s <= simulated.time_s * (1 + 1e-9)
 
 
 def test_out_of_time_the_warm_start_stands_with_its_gap():
     problem = random_problem(1, 30, 3)
     answer = netsplit.place(problem, None, 0, NetSplit(seconds=1e-3))
-    best = min(play_placement(problem, p).time_s for _, p in heuristics(problem, 0))
-    assert play_placement(problem, answer.placement).time_s <= best
+    best = min(simulate_placement(problem, p).time_s for _, p in heuristics(problem, 0))
+    assert simulate_placement(problem, answer.placement).time_s <= best
     assert any("warm start" in note for note in answer.notes)
     assert any(note.startswith("gap ") for note in answer.notes)
 
@@ -200,7 +200,7 @@ def test_alpha_replaces_the_optimizers_state_in_the_memory_rule():
     lean = replace(heavy, optimizer_bytes=0.0 * heavy.parameter_bytes)
     assert outcome_of(lean, Rules()).proven
     answer = netsplit.place(small(1), None, 0, NetSplit(seconds=5, alpha=0.0))
-    assert play_placement(small(1), answer.placement).fits()
+    assert simulate_placement(small(1), answer.placement).fits()
 
 
 def test_large_graphs_are_contracted_and_it_is_said():
@@ -214,7 +214,7 @@ def test_large_graphs_are_contracted_and_it_is_said():
 def test_pesto_meets_exhaustive_search_without_its_balance(seed):
     problem = random_problem(seed, 5, 2)
     answer = pesto.place(problem, None, 0, Pesto(seconds=200, balance=1.0))
-    assert play_placement(problem, answer.placement).time_s <= best_play(problem).time_s * ROUNDED
+    assert simulate_placement(problem, answer.placement).time_s <= best_play(problem).time_s * ROUNDED
 
 
 def share_of_the_fullest(problem: PlacementProblem, device, state=None) -> float:
@@ -235,10 +235,10 @@ def test_pesto_is_the_best_of_all_that_are_balanced(seed):
     transfer, mixed = (0.1, 0.5, 1.5, 6)[seed % 4], bool(seed % 2)
     problem = random_problem(seed, 5, 2, training=seed % 3 != 0, mixed=mixed, transfer=transfer)
     answer = pesto.place(problem, None, 0, Pesto(seconds=200))
-    play = play_placement(problem, answer.placement)
-    assert share_of_the_fullest(problem, play.placement.device) <= 0.6
+    simulated = simulate_placement(problem, answer.placement)
+    assert share_of_the_fullest(problem, simulated.placement.device) <= 0.6
     best = best_play(problem, lambda device: share_of_the_fullest(problem, device) <= 0.6)
-    assert play.time_s <= best.time_s * ROUNDED
+    assert simulated.time_s <= best.time_s * ROUNDED
     assert best_play(problem).time_s < best.time_s
     (gap,) = [note for note in answer.notes if note.startswith("gap ")]
     assert gap.startswith("gap 0.00% proven, up to rounding: nothing with at most 60% of what is stored")
@@ -277,12 +277,12 @@ def test_an_answer_keeps_to_alpha(seed):
     total = own.sum() + sum(t.bytes for t in problem.tensors if t.kept_by)
     capacity = 0.7 * total
     problem = with_capacity(problem, capacity)
-    assert play_placement(problem, alone(problem)).fits()
+    assert simulate_placement(problem, alone(problem)).fits()
     best = best_play(problem, lambda d: share_of_the_fullest(problem, d, state) * total <= capacity)
     answer = netsplit.place(problem, None, 0, NetSplit(seconds=200, alpha=20))
-    play = play_placement(problem, answer.placement)
-    assert share_of_the_fullest(problem, play.placement.device, state) * total <= capacity
-    assert play.time_s <= best.time_s * ROUNDED
+    simulated = simulate_placement(problem, answer.placement)
+    assert share_of_the_fullest(problem, simulated.placement.device, state) * total <= capacity
+    assert simulated.time_s <= best.time_s * ROUNDED
     (gap,) = [note for note in answer.notes if note.startswith("gap ")]
     assert gap.startswith("gap 0.00% proven, up to rounding: nothing with 20 times the parameters")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacementProblem, play_placement
+from tensoropt.placement import PlacementProblem, simulate_placement
 from tensoropt.planners.placed.earliest import Forward, earliest_first
 from tensoropt.planners.placed.m_etf import place
 from tensoropt.planners.placed.placing import Memory, units_of
@@ -140,8 +140,8 @@ def test_the_judge_needs_no_longer_where_nothing_queues(seed):
     free = {(i, j): () for i in range(3) for j in range(3) if i != j}
     problem = replace(problem, devices=replace(problem.devices, lanes=free))
     found = scheduled(problem, np.full(3, np.inf))
-    play = play_placement(problem, place(problem, None, 0).placement)
-    assert play.time_s <= max(found.free_s) * (1 + 1e-12)
+    simulated = simulate_placement(problem, place(problem, None, 0).placement)
+    assert simulated.time_s <= max(found.free_s) * (1 + 1e-12)
 
 
 def test_messages_queue_on_shared_lanes():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import play_placement
+from tensoropt.placement import simulate_placement
 from tensoropt.planners.placed.dpos import sequence
 from tensoropt.planners.placed.os_dpos import place_split
 from tensoropt.planners.placed.placing import Memory, units_of
@@ -30,7 +30,7 @@ def test_the_longest_operator_is_cut_as_enumeration_says():
     graph, answer = place_split(chain, None, 0)
     assert dict(graph.splits)["op1"] == dict(best.splits)["op1"] == ("rows", 4)
     # 0.2, cut 0.1, message 0.1, 3, message 0.1, joined 0.1, 0.2
-    assert play_placement(graph.problem, answer.placement).time_s == pytest.approx(3.8)
+    assert simulate_placement(graph.problem, answer.placement).time_s == pytest.approx(3.8)
     assert "started from the model itself: its batch cannot be cut" in answer.notes
     assert answer.notes[-1] == "cut on the critical path: op1 along rows into 4"
 
@@ -57,7 +57,7 @@ def test_a_cut_may_not_fit():
     graph, answer = place_split(chain, None, 0)
     assert dict(graph.splits) == {"op1": ("rows", 2)}
     assert answer.notes[0] == "started from the model itself: its batch cannot be cut"
-    assert play_placement(graph.problem, answer.placement).fits()
+    assert simulate_placement(graph.problem, answer.placement).fits()
 
 
 def test_data_parallelism_is_the_start_where_one_device_holds_the_model():
@@ -105,7 +105,7 @@ def test_pieces_may_fit_where_operators_do_not():
     chain = Sharded((4.0, 4.0), devices=4, parallel=True, message_s=0.0, stored=6.0, capacity=4.0)
     graph, answer = place_split(chain, None, 0)
     assert answer.notes[0] == "started from data parallelism: the batch of 2 groups cut in 4"
-    assert play_placement(graph.problem, answer.placement).fits()
+    assert simulate_placement(graph.problem, answer.placement).fits()
 
 
 def test_nothing_fits_nowhere():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.placement import Placement, play_placement
+from tensoropt.placement import Placement, simulate_placement
 from tensoropt.planners import ENTRIES
 from tensoropt.planners.placed.placing import Memory, PlacedAnswer, settle, units_of
 from tests.planners.placed.hand import problem_of
@@ -62,8 +62,8 @@ def test_constraints_and_capacity_are_kept_under_the_judge_or_refused(name, seed
             method(name)(problem, None, seed)
         assert capacity < float("inf")
         return
-    play = play_placement(problem, answer.placement)  # checks pins and groups
-    assert play.fits()
+    simulated = simulate_placement(problem, answer.placement)  # checks pins and groups
+    assert simulated.fits()
     assert method(name)(problem, None, seed) == answer
 
 
@@ -92,7 +92,7 @@ def test_one_device_and_no_edges_are_fine(name):
     for problem in (problem_of([1.0, 2.0], [(0, 1)], devices=1), problem_of([1.0, 2.0], [])):
         placement = method(name)(problem, None, 0).placement
         assert sorted(o for order in placement.forward for o in order) == [0, 1]
-        assert play_placement(problem, placement).time_s in (2.0, 3.0)
+        assert simulate_placement(problem, placement).time_s in (2.0, 3.0)
 
 
 def test_units_join_what_belongs_together():

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.placed.contraction import Contraction, contract
 from tensoropt.planners.placed.coplacement import GroupLimits, co_place
 from tensoropt.planners.placed.exact.outcome import Notes, Proof, Search, refusal
@@ -97,7 +97,7 @@ def place_exactly(problem: PlacementProblem, seed: int, search: Search) -> Place
     if candidates.best is None:
         raise InfeasibleError(refusal(search, candidates, contraction, proof))
     notes = Notes(search, contraction, candidates, candidates.best, warm, proof).lines()
-    return PlacedAnswer(candidates.best.play.placement, tuple(notes))
+    return PlacedAnswer(candidates.best.simulated.placement, tuple(notes))
 
 
 class _Rounds:
@@ -147,7 +147,7 @@ class _Rounds:
     def _tight(self) -> bool:
         """Whether memory is known to exclude something faster than the best."""
         nearest = self.candidates.nearest
-        return nearest is not None and nearest.play.time_s < self.candidates.best_s
+        return nearest is not None and nearest.simulated.time_s < self.candidates.best_s
 
     def _settled(self) -> bool:
         """Whether no other round is planned: the first leaves half the effort to one that knows lifetimes."""
@@ -195,28 +195,34 @@ class _Rounds:
         played_s = self.candidates.best_s if self.cut else math.inf
         return max(proof.bound_s, min(outcome.bound_s, played_s))
 
-    def _hint(self) -> PlacedPlay | None:
+    def _hint(self) -> SimulatedPlacement | None:
         """The best known schedule that keeps to the rules; what is made of blocks is played whole, too."""
         best, rules = self.candidates.best, self.search.rules
-        plays = []
+        simulated_ones = []
         for source, placement in starts(self.blocks, rules, self.seed):
-            plays.append(play_placement(self.blocks, placement))
+            simulated_ones.append(simulate_placement(self.blocks, placement))
             if not self.whole:
                 self.candidates.consider(self.contraction.expand(placement), f"{source} over blocks")
         if best is not None and not self.whole:
-            device = self.contraction.majority(best.play.placement.device)
-            plays += [play_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)]
-        allowed = (play for play in plays if play.fits() and obeys(self.blocks, play.placement.device, rules))
-        return min(allowed, key=lambda play: play.time_s, default=None)
+            device = self.contraction.majority(best.simulated.placement.device)
+            simulated_ones += [
+                simulate_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)
+            ]
+        allowed = (
+            simulated
+            for simulated in simulated_ones
+            if simulated.fits() and obeys(self.blocks, simulated.placement.device, rules)
+        )
+        return min(allowed, key=lambda simulated: simulated.time_s, default=None)
 
-    def _play(self, found: list[Placement]) -> PlacedPlay | None:
+    def _play(self, found: list[Placement]) -> SimulatedPlacement | None:
         """What the program found as the judge plays it; the play of the last, its best."""
-        own: PlacedPlay | None = None
+        own: SimulatedPlacement | None = None
         for number, placement in enumerate(reversed(found)):
             if number >= PLAYED and self.candidates.best is not None:
                 break
-            play = self.candidates.consider(self.contraction.expand(placement), "the program")
-            own = own or play
+            simulated = self.candidates.consider(self.contraction.expand(placement), "the program")
+            own = own or simulated
         return own
 
     def _reorder(self, proof: Proof) -> None:

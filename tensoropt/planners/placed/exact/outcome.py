@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensoropt.placement import PlacedPlay
+from tensoropt.placement import SimulatedPlacement
 from tensoropt.planners.placed.contraction import Contraction
 from tensoropt.planners.placed.exact.program import ROUNDING, lower_bound_s
 from tensoropt.planners.placed.exact.rules import (
@@ -54,7 +54,7 @@ class Proof:
 
     bound_s: float
     last: Outcome | None = None
-    own: PlacedPlay | None = None
+    own: SimulatedPlacement | None = None
 
 
 class Notes:
@@ -88,20 +88,20 @@ class Notes:
         ]
 
     def _origin(self) -> str:
-        took = format_seconds(self.best.play.time_s)
+        took = format_seconds(self.best.simulated.time_s)
         if self.warm is None:
             ruled = " and keeps to the rules" if rule_words(self.search.rules) else ""
             return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
-        before = format_seconds(self.warm.play.time_s)
+        before = format_seconds(self.warm.simulated.time_s)
         if self.best is self.warm:
             return f"the warm start stands: nothing the judge plays faster than {self.best.source}, {took}"
         return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
 
     def _broken(self) -> str:
         """What was faster and may not be the answer."""
-        if self.broken is None or self.broken.play.time_s >= self.best.play.time_s:
+        if self.broken is None or self.broken.simulated.time_s >= self.best.simulated.time_s:
             return ""
-        took = format_seconds(self.broken.play.time_s)
+        took = format_seconds(self.broken.simulated.time_s)
         return f"{self.broken.source}, {took}, is no answer: {breach(self.search.rules, self.broken)}"
 
     def _blocks(self) -> str:
@@ -110,7 +110,7 @@ class Notes:
 
     def _gap(self) -> str:
         """What is proven: of all placements where the program knew them all, else of what any must take."""
-        took, whole, outcome = self.best.play.time_s, self.contraction.whole, self.proof.last
+        took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
         floor_s, rules = lower_bound_s(whole), rule_words(self.search.rules)
         if len(self.contraction.groups) == whole.size:
             text = _proven(took, max(self.proof.bound_s, floor_s), " with " + rules if rules else "")
@@ -144,14 +144,14 @@ class Notes:
         outcome, own = self.proof.last, self.proof.own
         if outcome is None or own is None or outcome.placement is None:
             return ""
-        says, plays = outcome.time_s, own.time_s
+        says, simulated_s = outcome.time_s, own.time_s
         fits = "" if own.fits() else ", and it does not fit there"
-        if not fits and abs(plays - says) <= ROUNDING * plays:
+        if not fits and abs(simulated_s - says) <= ROUNDING * simulated_s:
             return ""
         why = "" if self.search.rules.exclusive else ", as it lets operators share a device"
         return (
-            f"the program says {format_seconds(says)} of its own answer, the judge {format_seconds(plays)}"
-            f"{why}{fits}"
+            f"the program says {format_seconds(says)} of its own answer, the simulator "
+            f"{format_seconds(simulated_s)}{why}{fits}"
         )
 
 
@@ -166,7 +166,7 @@ def breach(rules: Rules, broken: Candidate) -> str:
     """In which way a placement breaks the rules."""
     if rules.balance is None or rules.balance >= 1:
         return f"it does not fit with {rule_words(rules)}"
-    share = fullest_share(broken.play.problem, broken.play.placement.device, rules)
+    share = fullest_share(broken.simulated.problem, broken.simulated.placement.device, rules)
     return f"{share:.1%} of what is stored and kept is on one device, and the rule allows {rules.balance:.0%}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensoropt.placement import PlacedPlay, Placement
+from tensoropt.placement import Placement, SimulatedPlacement
 from tensoropt.planners.placed.exact.program import Program
 
 EFFORT_PER_SECOND = 0.3
@@ -56,7 +56,7 @@ def solve(
     seed: int,
     effort: float,
     seconds: float,
-    hint: PlacedPlay | None = None,
+    hint: SimulatedPlacement | None = None,
     found: Callable[[Placement], None] = lambda placement: None,
 ) -> Outcome:
     """Solve a program within its limits.
@@ -123,7 +123,7 @@ def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
     return result[0]
 
 
-def _schedule_of(program: Program, play: PlacedPlay) -> list[tuple[Any, int]]:
+def _schedule_of(program: Program, simulated: SimulatedPlacement) -> list[tuple[Any, int]]:
     """A played schedule as values of all the program's variables, rounded down as its durations are."""
     known: dict[int, tuple[Any, int]] = {}
 
@@ -135,10 +135,10 @@ def _schedule_of(program: Program, play: PlacedPlay) -> list[tuple[Any, int]]:
         index = variable.index
         return known[index][1] if index >= 0 else 1 - known[-index - 1][1]
 
-    for literals, device in zip(program.on, play.placement.device, strict=True):
+    for literals, device in zip(program.on, simulated.placement.device, strict=True):
         for d, literal in enumerate(literals):
             put(literal, d == device)
-    for start, end, begins, ticks in (*_operators(program, play), *_messages(program, play)):
+    for start, end, begins, ticks in (*_operators(program, simulated), *_messages(program, simulated)):
         put(start, begins)
         put(end, begins + ticks)
     put(program.zero, 0)
@@ -153,24 +153,24 @@ Placed = tuple[Any, Any, int, int]
 """(start variable, end variable, start, duration)."""
 
 
-def _operators(program: Program, play: PlacedPlay) -> Iterator[Placed]:
-    problem, place = program.problem, play.placement
+def _operators(program: Program, simulated: SimulatedPlacement) -> Iterator[Placed]:
+    problem, place = program.problem, simulated.placement
     phases = [(False, "forward", place.forward, problem.forward_s)]
     if problem.training:
         phases.append((True, "backward", place.backward_orders, problem.backward_s))
     for back, phase, orders, seconds in phases:
-        events = [e for e in play.timeline.events if e.task.phase == phase]
+        events = [e for e in simulated.timeline.events if e.task.phase == phase]
         operators = [o for order in orders for o in order]
         for o, event in zip(operators, events, strict=True):
             took = program.grid.ticks(seconds[o, place.device[o]])
             yield program.start[back][o], program.end[back][o], program.grid.ticks(event.start_s), took
 
 
-def _messages(program: Program, play: PlacedPlay) -> Iterator[Placed]:
-    timeline, problem = play.timeline, program.problem
+def _messages(program: Program, simulated: SimulatedPlacement) -> Iterator[Placed]:
+    timeline, problem = simulated.timeline, program.problem
     events = (timeline.events[i] for i in timeline.order)
     sends = [event for event in events if event.task.phase.startswith("send")]
-    for (number, source, target, back), event in zip(play.transfers, sends, strict=True):
+    for (number, source, target, back), event in zip(simulated.transfers, sends, strict=True):
         start, end = program.message[number, source if back else target, back]
         took = problem.devices.transfer_s(problem.tensors[number].bytes, source, target)
         yield start, end, program.grid.ticks(event.start_s), program.grid.ticks(took)

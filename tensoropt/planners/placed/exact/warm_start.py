@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import PlacedPlay, Placement, PlacementProblem, play_placement
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
 from tensoropt.planners.placed.exact.rules import Rules, held_units, obeys
 from tensoropt.planners.placed.placing import units_of
 from tensoropt.planners.registry import UnsuitableError
@@ -82,12 +82,12 @@ class Candidate:
     """A placement, played; ``source`` says who found it."""
 
     source: str
-    play: PlacedPlay
+    simulated: SimulatedPlacement
 
     @property
     def excess_bytes(self) -> float:
         """By how much the device that overflows most does."""
-        over = np.array(self.play.peak_bytes) - self.play.problem.devices.capacity_bytes
+        over = np.array(self.simulated.peak_bytes) - self.simulated.problem.devices.capacity_bytes
         return float(over.max())
 
 
@@ -108,20 +108,20 @@ class Candidates:
     broken: Candidate | None = None
     nearest: Candidate | None = None
 
-    def consider(self, placement: Placement, source: str) -> PlacedPlay:
+    def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
         """Let the judge play a placement, and remember it where it is the best."""
-        candidate = Candidate(source, play_placement(self.problem, placement))
-        play = candidate.play
-        if not play.fits():
+        candidate = Candidate(source, simulate_placement(self.problem, placement))
+        simulated = candidate.simulated
+        if not simulated.fits():
             if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
                 self.nearest = candidate
         elif obeys(self.problem, placement.device, self.rules):
-            if play.time_s < self.best_s:
+            if simulated.time_s < self.best_s:
                 self.best = candidate
-        elif self.broken is None or play.time_s < self.broken.play.time_s:
+        elif self.broken is None or simulated.time_s < self.broken.simulated.time_s:
             self.broken = candidate
-        return play
+        return simulated
 
     @property
     def best_s(self) -> float:
-        return self.best.play.time_s if self.best is not None else float("inf")
+        return self.best.simulated.time_s if self.best is not None else float("inf")

@@ -38,9 +38,8 @@ from tensoropt.plan.problem import (
 )
 from tensoropt.plan.recorded import record
 from tensoropt.planners.compare import asked, compare
-from tensoropt.planners.problem import Problem as PlannerProblem
-from tensoropt.planners.problem import TableSpace
 from tensoropt.planners.registry import Entry
+from tensoropt.planners.task import PlanningTask, TableSpace
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload import workload
 from tensoropt.ranks.local_hardware import local_pool
@@ -245,7 +244,7 @@ class _Run:
                 keys = {t.name: str(t.key) for t in self.problem.graph.atoms.graph.parameters}
                 spaces = (*exploration.spaces, placed_space(self.where, keys))
                 exploration = replace(exploration, spaces=spaces)
-            question = PlannerProblem(self.problem, self.where, tables, exploration, prices)
+            question = PlanningTask(self.problem, self.where, tables, exploration, prices)
             rows, others = compare(question, rivals, limits, frontier, seed, self.progress)
         others = certified(self.searched, others)
         # The judge's corrections differ by strategy, so that another planner's point may lie below the line.

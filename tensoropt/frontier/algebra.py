@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FloatArray = NDArray[np.float64]
+from tensoropt.types import Floats
+
 IndexArray = NDArray[np.int32]
 
 
@@ -27,8 +28,8 @@ class Frontier:
     frontier, index in it).
     """
 
-    memory: FloatArray
-    time: FloatArray
+    memory: Floats
+    time: Floats
     origin: IndexArray
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
     )
 
 
-def segmented_staircase(entry: NDArray[np.int64], time: FloatArray) -> NDArray[np.bool_]:
+def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
     """Which points improve on the time of all earlier ones of their entry; sorted by entry, then memory."""
     best = time.copy()
     longest = int(np.bincount(entry).max(initial=0)) if len(entry) else 0

@@ -11,17 +11,18 @@ from typing import Protocol
 
 import numpy as np
 
-from tensoropt.frontier.algebra import FloatArray, Frontier, reduce
+from tensoropt.frontier.algebra import Frontier, reduce
+from tensoropt.types import Floats
 
 
 class Points(Protocol):
     """Anything with the costs of n points; ``memory`` and ``time`` are (n,) arrays."""
 
     @property
-    def memory(self) -> FloatArray: ...
+    def memory(self) -> Floats: ...
 
     @property
-    def time(self) -> FloatArray: ...
+    def time(self) -> Floats: ...
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
@@ -58,7 +59,7 @@ def knee(points: Points) -> int:
     return int(np.argmax(1.0 - x - y))
 
 
-def _unit_log(values: FloatArray) -> FloatArray:
+def _unit_log(values: Floats) -> Floats:
     positive = values[values > 0]
     floor = positive.min() if len(positive) else 1.0
     logs = np.log(np.maximum(values, floor * 1e-3))
@@ -96,5 +97,5 @@ def distance(points: Points, reference: Points) -> float:
     return float(ratio.max(axis=2).min(axis=0).max()) - 1.0
 
 
-def _matrix(points: Points) -> FloatArray:
+def _matrix(points: Points) -> Floats:
     return np.stack([np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)], axis=1)

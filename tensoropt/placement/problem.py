@@ -12,12 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tensoropt.errors import PlanError
-
-Floats = NDArray[np.float64]
+from tensoropt.types import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

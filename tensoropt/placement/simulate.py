@@ -333,8 +333,8 @@ class _StepSimulation:
         """What reads a tensor on a device in forward, sending it on included."""
         tensor, place = self.problem.tensors[number], self.placement
         readers = [self.forward[r] for r in tensor.readers if place.device[r] == device]
-        made_here = place.device[tensor.producer] == device
-        return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_here else [])
+        made_there = place.device[tensor.producer] == device
+        return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _gradients(self, number: int, device: int, rank: dict[int, int]) -> list[tuple[int, list[int]]]:
         """(task that makes a gradient on a device, tasks until which it is there).
@@ -342,10 +342,10 @@ class _StepSimulation:
         The first contribution becomes the sum; each later one is there while it is made.
         """
         tensor, place = self.problem.tensors[number], self.placement
-        made_here = place.device[tensor.producer] == device
+        made_there = place.device[tensor.producer] == device
         made = [self.backward[r] for r in tensor.readers if place.device[r] == device]
-        if made_here:
+        if made_there:
             made += [self.returned[number, d] for d in self.copies[number]]
         made.sort(key=rank.__getitem__)
-        end = self.backward[tensor.producer] if made_here else self.returned[number, device]
+        end = self.backward[tensor.producer] if made_there else self.returned[number, device]
         return [(task, [end] if position == 0 else []) for position, task in enumerate(made)]

@@ -1,6 +1,7 @@
-"""Published planners beside the frontier, all behind one signature and one judge."""
+"""Published planners beside the frontier, all behind one signature and one simulator."""
 
-from tensoropt.planners.registry import ENTRIES, Entry, UnsuitableError, planner
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.registry import ENTRIES, Entry, planner
 
 PLANNERS: dict[str, str] = {
     "frontier": "frontier tracking: every trade-off of memory and time that no other strategy beats",

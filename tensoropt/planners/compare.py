@@ -1,9 +1,9 @@
-"""Planners side by side: the same problem, the same judge, one row each, the tracked frontier's first.
+"""Planners side by side: the same task, the same simulator, one row each, the tracked frontier's first.
 
 One definition of a gap, wherever it is shown: a row's time over the best time known within the row's memory,
 less 1. What is known are all points of the comparison, the tracked frontier's and every planner's, so that no
 gap is below 0. The frontier has one, and a note that names the planner, where another's plan is faster: the
-search adds costs up, and the judge's corrections differ by strategy.
+search adds costs up, and the simulator's corrections differ by strategy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.exploration import Point, reduce_points
-from tensoropt.planners.problem import Problem
-from tensoropt.planners.registry import ENTRIES, Entry, cp_sat, planner
+from tensoropt.planners.registry import ENTRIES, Entry, planner
+from tensoropt.planners.solvers import cp_sat
+from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
 from tensoropt.units import format_seconds
 
 SAME = 1e-9
-"""Times that differ by less, as a share, are one: placed and sharded plans are added up in other orders."""
+"""Times that differ by less, as a share, are one: placed and sharded plans are added up in other orders, each
+sum rounding by some 1e-16 per term."""
 
 FRONTIER = "frontier"
 """The row of what the search tracked itself."""
@@ -37,7 +39,7 @@ class Row:
         limit_bytes: what was asked for; None for no limit.
         memory_bytes, time_s: of its fastest plan; None when it refused.
         points: how many trade-offs it found.
-        search_s: seconds it took, the judge included.
+        search_s: seconds it took, the simulation included.
         gap: its time over the best time known within its memory, less 1; never below 0. None when it refused.
         notes: why it refused, or what it says of its result.
     """
@@ -76,7 +78,7 @@ def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
 
 
 def compare(
-    problem: Problem,
+    task: PlanningTask,
     entries: Sequence[Entry],
     limits: Sequence[float | None],
     frontier: Sequence[Point],
@@ -94,10 +96,10 @@ def compare(
     wanted = tuple(limits) or (None,)
     done, total = 0, len(wanted) * len(entries)
     for limit in wanted:
-        rows.append(_frontier_row(frontier, limit, problem.search_s))
+        rows.append(_frontier_row(frontier, limit, task.search_s))
         for entry in entries:
             progress("compare", done, total, entry.name)
-            row, points = _run(problem, entry, limit, seed)
+            row, points = _run(task, entry, limit, seed)
             rows.append(row)
             found.update((p.identity, p) for p in points)
             done += 1
@@ -106,10 +108,10 @@ def compare(
     return tuple(_with_gap(row, known) for row in rows), tuple(found.values())
 
 
-def _run(problem: Problem, entry: Entry, limit: float | None, seed: int) -> tuple[Row, list[Point]]:
+def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Row, list[Point]]:
     start = time.perf_counter()
     try:
-        points = entry.points(problem, limit, seed)
+        points = entry.points(task, limit, seed)
     except TensorOptError as refusal:
         spent = time.perf_counter() - start
         return Row(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []

@@ -5,33 +5,22 @@ from __future__ import annotations
 import difflib
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tensoropt.errors import TensorOptError, import_extra
+from tensoropt.errors import TensorOptError
+from tensoropt.planners.results import best_of, plan_of, simulated_answer
 
 if TYPE_CHECKING:
     from tensoropt.plan import Plan
-    from tensoropt.planners.problem import Found, Problem
-
-
-class UnsuitableError(TensorOptError):
-    """A planner cannot treat a problem; the message says why and what would do."""
-
-
-def cp_sat(name: str) -> Any:
-    """The module of OR-tools' CP-SAT, for the planner ``name``.
-
-    Raises:
-        MissingExtraError: OR-tools is not installed.
-    """
-    return import_extra("ortools.sat.python.cp_model", "solvers", f"the planner {name}")
+    from tensoropt.planners.results import SimulatedPoint
+    from tensoropt.planners.task import PlanningTask
 
 
 class Planner(Protocol):
     """The signature all planners share."""
 
-    def __call__(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Plans, ascending in memory; with a limit the fastest that keeps it under the judge.
+    def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        """Plans, ascending in memory; with a limit the fastest that keeps it under the simulator.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.
@@ -56,26 +45,28 @@ class Entry:
     kind: str = "sharded"
     solves: bool = False
 
-    def points(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Found, ...]:
-        """As calling it, but what the judge saw instead of plans.
+    def points(
+        self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
+    ) -> tuple[SimulatedPoint, ...]:
+        """The simulated points of its plans, each with what the planner says of it.
 
         A sharded method's module has ``select``, which picks from tables; a placed one's has ``place``,
         which gives operators devices and orders, or ``place_split``, which may cut operators too.
         """
         module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
         if self.kind == "sharded":
-            selections = module.select(problem, memory_limit_bytes, seed)
-            return problem.answer(self.name, selections, memory_limit_bytes)
-        graph = problem.placing
+            selections = module.select(task, memory_limit_bytes, seed)
+            return best_of(task, self.name, selections, memory_limit_bytes)
+        graph = task.placing
         if hasattr(module, "place_split"):
             graph, answer = module.place_split(graph, memory_limit_bytes, seed)
         else:
             answer = module.place(graph.problem, memory_limit_bytes, seed)
-        return (problem.placed_answer(self.name, graph, answer),)
+        return (simulated_answer(task, self.name, graph, answer),)
 
-    def __call__(self, problem: Problem, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        found = self.points(problem, memory_limit_bytes, seed)
-        return tuple(problem.plan(point, notes) for point, notes in found)
+    def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
+        found = self.points(task, memory_limit_bytes, seed)
+        return tuple(plan_of(task, point, notes) for point, notes in found)
 
 
 ENTRIES = {

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
 from tensoropt.search.auto import SearchResult, SearchSettings
-from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.paper import track_paper
 from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
+from tensoropt.types import Floats
 
 RESOLUTION = 4e-10
 """How far rounding to the grid may move a point, relative to its own size. Of two points that move by so much
@@ -39,14 +39,14 @@ class Band:
     last: int
 
     @property
-    def memory(self) -> FloatArray:
+    def memory(self) -> Floats:
         return self.found.frontier.memory[self.first : self.last]
 
     @property
-    def time(self) -> FloatArray:
+    def time(self) -> Floats:
         return self.found.frontier.time[self.first : self.last]
 
-    def bounds(self, budgets: FloatArray) -> FloatArray:
+    def bounds(self, budgets: Floats) -> Floats:
         """(n,) a time that no strategy within the budgets can beat, as far as this band can tell."""
         budgets = budgets + self.reduced.memory_tolerance
         if self.found.hull is None:

@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tensoropt.frontier.algebra import segmented_staircase
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from tensoropt.types import Floats, Indices
 
 LEAST_COST, MOST_COST = 2.0**-500, 2.0**500
 """Costs other than 0, and their sums, must lie between these: slopes and products of two costs are then
@@ -30,9 +28,9 @@ class CostTable:
     """
 
     shape: tuple[int, ...]
-    offsets: IntArray
-    memory: FloatArray
-    time: FloatArray
+    offsets: Indices
+    memory: Floats
+    time: Floats
     option: NDArray[np.int32]
 
     @property
@@ -52,8 +50,8 @@ class Edge:
     target: int
     ordinal: int
     table: CostTable
-    rows: IntArray
-    cols: IntArray
+    rows: Indices
+    cols: Indices
 
 
 class CostGraph:
@@ -71,7 +69,7 @@ class CostGraph:
         self._index: dict[str, int] = {}
         self._ordinals: dict[tuple[int, int], int] = {}
         self._tables: dict[bytes, CostTable] = {}
-        self._maps: dict[bytes, IntArray] = {}
+        self._maps: dict[bytes, Indices] = {}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -166,11 +164,11 @@ class CostGraph:
             digest.update(array.tobytes())
         return self._tables.setdefault(digest.digest(), table)
 
-    def _shared_map(self, values: IntArray) -> IntArray:
+    def _shared_map(self, values: Indices) -> Indices:
         return self._maps.setdefault(values.tobytes(), values)
 
 
-def _class_map(given: ArrayLike | None, configurations: int, size: int, what: str) -> IntArray:
+def _class_map(given: ArrayLike | None, configurations: int, size: int, what: str) -> Indices:
     if given is None:
         if configurations != size:
             raise ValueError(
@@ -223,7 +221,7 @@ def _table(costs: Any, dims: int, what: str) -> CostTable:
     return _ragged_table([_options(e, n) for e, n in zip(entries, names, strict=True)], shape, what)
 
 
-def _options(entry: Any, what: str) -> FloatArray:
+def _options(entry: Any, what: str) -> Floats:
     try:
         points = np.asarray(entry, dtype=np.float64)
     except (TypeError, ValueError):
@@ -241,7 +239,7 @@ def _options(entry: Any, what: str) -> FloatArray:
     return points
 
 
-def _check(points: FloatArray, what: str) -> None:
+def _check(points: Floats, what: str) -> None:
     if np.isnan(points).any():
         raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
     if (points < 0).any():
@@ -266,7 +264,7 @@ def _dense_table(costs: NDArray[Any], dims: int, what: str) -> CostTable:
     return _reduced(entry, option, points.reshape(-1, 2), shape)
 
 
-def _ragged_table(entries: list[FloatArray], shape: tuple[int, ...], what: str) -> CostTable:
+def _ragged_table(entries: list[Floats], shape: tuple[int, ...], what: str) -> CostTable:
     sizes = [len(e) for e in entries]
     points = np.concatenate([*entries, np.empty((0, 2))])
     _check(points, what)
@@ -275,7 +273,7 @@ def _ragged_table(entries: list[FloatArray], shape: tuple[int, ...], what: str) 
     return _reduced(entry, option, points, shape)
 
 
-def _reduced(entry: IntArray, option: IntArray, points: FloatArray, shape: tuple[int, ...]) -> CostTable:
+def _reduced(entry: Indices, option: Indices, points: Floats, shape: tuple[int, ...]) -> CostTable:
     """Reduce every entry of a flat table at once: one sort, one segmented running minimum."""
     finite = np.isfinite(points).all(axis=1)
     entry, option, points = entry[finite], option[finite], points[finite]

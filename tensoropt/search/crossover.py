@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.reduced_graph import ReducedGraph
+from tensoropt.types import Floats, Indices
 
-Pick = tuple[IntArray, IntArray]
+Pick = tuple[Indices, Indices]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -24,14 +24,14 @@ class Mixes:
     ``tail[p]``.
     """
 
-    memory: FloatArray
-    time: FloatArray
-    head: IntArray
-    tail: IntArray
-    cut: IntArray
+    memory: Floats
+    time: Floats
+    head: Indices
+    tail: Indices
+    cut: Indices
 
 
-def mix_neighbours(reduced: ReducedGraph, picks: Sequence[IntArray]) -> Mixes:
+def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> Mixes:
     """All prefix mixes of neighbouring picks, both ways.
 
     ``picks[i]`` (operators + edges, 2): class and point of every operator, entry and point of every edge,
@@ -74,13 +74,13 @@ class _Tables:
         self.rows, self.rows_at = _flat([e.rows for e in edges])
         self.cols, self.cols_at = _flat([e.cols for e in edges])
 
-    def mixed_entries(self, low: IntArray, high: IntArray) -> IntArray:
+    def mixed_entries(self, low: Indices, high: Indices) -> Indices:
         """Entry of every edge when its lower operator has class ``low`` and its higher one ``high``."""
         forward = self.source < self.target
         i, j = np.where(forward, low, high), np.where(forward, high, low)
         return self.rows[self.rows_at + i] * self.width + self.cols[self.cols_at + j]
 
-    def cuts(self, picks: IntArray, heads: IntArray, tails: IntArray) -> tuple[FloatArray, FloatArray]:
+    def cuts(self, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
         """(pairs, operators + 1) memory and time for every cut of every pair of picks; inf where impossible.
 
         Edges across the cut take their option of least memory.
@@ -112,7 +112,7 @@ class _Tables:
         return found[0], found[1]
 
 
-def _flat(maps: list[IntArray]) -> tuple[IntArray, IntArray]:
+def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
     """All maps in one array, and where each begins."""
     sizes = [len(m) for m in maps]
     return (
@@ -121,7 +121,7 @@ def _flat(maps: list[IntArray]) -> tuple[IntArray, IntArray]:
     )
 
 
-def unmix(reduced: ReducedGraph, a: IntArray, b: IntArray, cut: int) -> IntArray:
+def unmix(reduced: ReducedGraph, a: Indices, b: Indices, cut: int) -> Indices:
     """The pick (operators + edges, 2) of one mix."""
     n = len(reduced.domains)
     pick = b.copy()

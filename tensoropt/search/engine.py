@@ -16,10 +16,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from tensoropt.frontier.kernels import grown, thin, union_of_products
-from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable_entries
 from tensoropt.search.memory import TableTooLargeError, memory_allowance
 from tensoropt.search.program import Program
+from tensoropt.types import Floats, Indices
 from tensoropt.units import format_bytes
 
 INLINE_WORK = 20_000
@@ -31,9 +31,9 @@ BYTES_PER_POINT = 20  # memory and time, 8 bytes each, and a label of 4
 class Table:
     """Frontiers of all entries, flat; ``label`` (points,) int32 says which k of the step won."""
 
-    offsets: IntArray
-    memory: FloatArray
-    time: FloatArray
+    offsets: Indices
+    memory: Floats
+    time: Floats
     label: NDArray[np.int32]
 
 
@@ -56,13 +56,13 @@ class Messages:
     ``alive`` (entries,): what can reach a corner at all.
     """
 
-    inside: FloatArray
-    outside: FloatArray
+    inside: Floats
+    outside: Floats
     corners: Corners
     alive: NDArray[np.bool_]
 
     @staticmethod
-    def of(inside: FloatArray, outside: FloatArray, corners: Corners) -> Messages:
+    def of(inside: Floats, outside: Floats, corners: Corners) -> Messages:
         alive = reachable_entries(inside, outside, corners.height, corners.roof)
         return Messages(inside, outside, corners, alive)
 
@@ -237,7 +237,7 @@ class Engine:
         return Pass(tuple(tables), thinned)
 
 
-def _joined(parts: list[tuple[IntArray, FloatArray, FloatArray, NDArray[np.int32], bool]]) -> Table:
+def _joined(parts: list[tuple[Indices, Floats, Floats, NDArray[np.int32], bool]]) -> Table:
     if len(parts) == 1:
         counts, memory, time, label, _ = parts[0]
         memory, time, label = memory.copy(), time.copy(), label.copy()  # free the spare room

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.program import Program
 from tensoropt.search.scalar import Flat, descend, leaf_values, pass_down, pass_up
+from tensoropt.types import Floats, Indices
 
 SLACK = 2e-12
 """Bounds are lowered by this share of themselves. A weighted sum over n tables rounds by at most n ulps
@@ -31,18 +31,18 @@ class Hull:
     ``picks`` one (operators + edges, 2) per vertex: entry and point of every operator and edge.
     """
 
-    weight_m: FloatArray
-    weight_t: FloatArray
-    value: FloatArray
-    memory: FloatArray
-    time: FloatArray
-    picks: tuple[IntArray, ...]
+    weight_m: Floats
+    weight_t: Floats
+    value: Floats
+    memory: Floats
+    time: Floats
+    picks: tuple[Indices, ...]
 
     def bound(self, memory: float) -> float:
         """A time that no strategy within ``memory`` can beat; inf below the least memory."""
         return float(self.bounds(np.array([memory]))[0])
 
-    def bounds(self, memory: FloatArray) -> FloatArray:
+    def bounds(self, memory: Floats) -> Floats:
         """(n,) :meth:`bound` for many budgets."""
         with np.errstate(invalid="ignore", divide="ignore"):
             slack = SLACK * np.abs(self.value[1:-1])
@@ -65,8 +65,8 @@ class HullSearch:
         self.weight_m: list[float] = []
         self.weight_t: list[float] = []
         self.values: list[float] = []
-        self.tables: list[tuple[IntArray, FloatArray]] = []  # lines, and every entry's least cost for them
-        self.points: dict[tuple[float, float], IntArray] = {}
+        self.tables: list[tuple[Indices, Floats]] = []  # lines, and every entry's least cost for them
+        self.points: dict[tuple[float, float], Indices] = {}
         self.done: set[tuple[float, ...]] = set()
         self.span_m = self.span_t = 1.0
 
@@ -160,14 +160,14 @@ class HullSearch:
         picks = tuple(self.points[p] for p in points)
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
-    def tightened(self, hull: Hull, table: FloatArray) -> HullSearch:
+    def tightened(self, hull: Hull, table: Floats) -> HullSearch:
         """A search whose lines are those of ``hull``; ``table`` (entries, W): their least costs."""
         other = HullSearch(self.program, self.flat)
         other.order = np.arange(len(hull.value))
         other.tables = [(other.order, table)]
         return other
 
-    def messages(self) -> tuple[FloatArray, FloatArray]:
+    def messages(self) -> tuple[Floats, Floats]:
         """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""
         f = self.flat
         place = np.argsort(self.order)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.hull import SLACK, Hull
+from tensoropt.types import Floats
 
 BREAKPOINTS = 64
 """Memories at which the limit of an entry is evaluated; fewer prune less, more cost time per entry (an
@@ -38,19 +38,19 @@ class Corners:
     costs, raised by :data:`SLACK` against rounding of sums; ``weight_m``, ``weight_t`` (W,) the lines.
     """
 
-    memory: FloatArray
-    time: FloatArray
-    height: FloatArray
-    weight_m: FloatArray
-    weight_t: FloatArray
+    memory: Floats
+    time: Floats
+    height: Floats
+    weight_m: Floats
+    weight_t: Floats
 
     @property
-    def roof(self) -> FloatArray:
+    def roof(self) -> Floats:
         """(W, ceil(C / NEIGHBOURS)) the largest height among neighbouring corners."""
         return np.maximum.reduceat(self.height, np.arange(0, len(self.memory), NEIGHBOURS), axis=1)
 
 
-def corners_of(hull: Hull, memory: FloatArray, time: FloatArray, most: int) -> Corners:
+def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
     """Corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays exact)."""
     m = np.append(memory[1:], np.inf)
     t = time.copy()

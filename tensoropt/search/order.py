@@ -63,11 +63,11 @@ class _Greedy:
         heapq.heapify(self.heap)
 
     def copy(self) -> _Greedy:
-        twin = copy.copy(self)
-        twin.neighbours = [set(u) for u in self.neighbours]
-        twin.absorbed, twin.version, twin.alive = list(self.absorbed), list(self.version), list(self.alive)
-        twin.between, twin.heap = dict(self.between), list(self.heap)
-        return twin
+        other = copy.copy(self)
+        other.neighbours = [set(u) for u in self.neighbours]
+        other.absorbed, other.version, other.alive = list(self.absorbed), list(self.version), list(self.alive)
+        other.between, other.heap = dict(self.between), list(self.heap)
+        return other
 
     def cost(self, v: int) -> float:
         size = float(self.domains[v])

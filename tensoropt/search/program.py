@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tensoropt.search.costgraph import IntArray
 from tensoropt.search.memory import TableTooLargeError, memory_allowance
 from tensoropt.search.reduced_graph import ReducedGraph
+from tensoropt.types import Indices
 from tensoropt.units import format_bytes
 
 Scope = tuple[int, ...]
@@ -35,10 +35,10 @@ class Step:
 
     left: int
     right: int
-    left_out: IntArray
-    left_k: IntArray
-    right_out: IntArray
-    right_k: IntArray
+    left_out: Indices
+    left_k: Indices
+    right_out: Indices
+    right_k: Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,7 +54,7 @@ class Logical:
     left: int = -1
     right: int = -1
     variable: int = -1
-    values: IntArray | None = None
+    values: Indices | None = None
     operator: int = -1
     edge: int = -1
 
@@ -72,8 +72,8 @@ class Program:
     steps: tuple[Step, ...]
     logical: tuple[Logical, ...]
     root: int
-    sizes: IntArray
-    base: IntArray
+    sizes: Indices
+    base: Indices
 
     @property
     def inputs(self) -> int:
@@ -98,7 +98,7 @@ class Factor:
 
     scope: Scope
     shape: tuple[int, ...]
-    maps: tuple[IntArray, ...]
+    maps: tuple[Indices, ...]
     node: int
     weight: int = 1
 
@@ -115,11 +115,11 @@ class Builder:
     of_operator: list[set[int]] = field(default_factory=list)
     _next: int = 0
     _known: dict[object, int] = field(default_factory=dict)
-    _joint: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
-    _maps: dict[bytes, IntArray] = field(default_factory=dict)
+    _joint: dict[object, tuple[Indices, Indices]] = field(default_factory=dict)
+    _maps: dict[bytes, Indices] = field(default_factory=dict)
     _identities: set[int] = field(default_factory=set)
-    _indices: dict[object, tuple[IntArray, IntArray]] = field(default_factory=dict)
-    _single: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
+    _indices: dict[object, tuple[Indices, Indices]] = field(default_factory=dict)
+    _single: Indices = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def __post_init__(self) -> None:
         reduced = self.reduced
@@ -147,11 +147,11 @@ class Builder:
             self.of_operator[v].discard(index)
         return factor
 
-    def _map(self, values: IntArray) -> IntArray:
+    def _map(self, values: Indices) -> Indices:
         values = np.ascontiguousarray(values, np.int64)
         return self._maps.setdefault(values.tobytes(), values)
 
-    def joint(self, maps: list[IntArray]) -> tuple[IntArray, IntArray]:
+    def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
         """(class of every value under all ``maps`` together, one representative value per class)."""
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
@@ -237,8 +237,8 @@ class Builder:
         return len(self.logical) - 1
 
     def _strides(
-        self, factor: Factor, scope: Scope, representatives: list[IntArray], remove: int, values: IntArray
-    ) -> tuple[IntArray, IntArray]:
+        self, factor: Factor, scope: Scope, representatives: list[Indices], remove: int, values: Indices
+    ) -> tuple[Indices, Indices]:
         """Entries of a factor for every o and every k; equal questions get the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (

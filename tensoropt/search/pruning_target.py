@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.frontier.tools import Points
-from tensoropt.search.costgraph import FloatArray
+from tensoropt.types import Floats
 
 SAMPLES = 1024
 """Points of a target along the hull, beside those of the known strategies; an assumption."""
@@ -24,8 +24,8 @@ SAMPLES = 1024
 class Staircase:
     """``memory`` (n,) ascending, ``time`` (n,) strictly descending; not always strategies."""
 
-    memory: FloatArray
-    time: FloatArray
+    memory: Floats
+    time: Floats
 
 
 def pruning_target(known: Points, distance: float) -> Staircase:
@@ -62,7 +62,7 @@ def looseness(known: Points) -> float:
     return float(found[np.isfinite(found)].mean()) if np.isfinite(found).any() else 0.0
 
 
-def _lower_hull(known: Points) -> FloatArray:
+def _lower_hull(known: Points) -> Floats:
     """(n, 2) vertices of the lower convex hull, memory ascending (Andrew's monotone chain)."""
     hull: list[tuple[float, float]] = []
     for m, t in zip(known.memory.tolist(), known.time.tolist(), strict=True):

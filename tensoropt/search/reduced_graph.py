@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.frontier.algebra import segmented_staircase
-from tensoropt.search.costgraph import CostGraph, CostTable, FloatArray, IntArray
+from tensoropt.search.costgraph import CostGraph, CostTable
+from tensoropt.types import Floats, Indices
 
 GRID_BITS = 52
 """A float64 holds integers up to 2**53 exactly; with 52 bits any sum of costs is such an integer of the grid,
@@ -39,11 +40,11 @@ class Leaf:
     ``configuration``, ``option`` (points,): what a point stands for; an edge has no configuration (-1).
     """
 
-    offsets: IntArray
-    memory: FloatArray
-    time: FloatArray
-    configuration: IntArray
-    option: IntArray
+    offsets: Indices
+    memory: Floats
+    time: Floats
+    configuration: Indices
+    option: Indices
 
     def only(self, mask: NDArray[np.bool_]) -> Leaf:
         """The entries that ``mask`` (entries,) keeps."""
@@ -63,8 +64,8 @@ class LeafEdge:
     leaf: int
     height: int
     width: int
-    rows: IntArray
-    cols: IntArray
+    rows: Indices
+    cols: Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -105,7 +106,7 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     tables = [within[id(t)] for t in given]
     memory_grid = _grid([t.memory for t in tables], caps.memory)
     time_grid = _grid([t.time for t in tables], caps.time)
-    snapped: dict[int, tuple[FloatArray, FloatArray]] = {}
+    snapped: dict[int, tuple[Floats, Floats]] = {}
     moved: dict[int, tuple[float, float]] = {}
     for table in tables:
         if id(table) not in snapped:
@@ -119,8 +120,8 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     memory_error, time_error = (math.fsum(moved[id(t)][i] for t in tables) for i in (0, 1))
 
     leaves: list[Leaf] = []
-    known: dict[object, tuple[int, IntArray, IntArray]] = {}
-    raw_maps: list[list[tuple[int, IntArray]]] = [[] for _ in graph.nodes]
+    known: dict[object, tuple[int, Indices, Indices]] = {}
+    raw_maps: list[list[tuple[int, Indices]]] = [[] for _ in graph.nodes]
     edge_leaf = []
     for edge in graph.edges:
         edge_table = within[id(edge.table)]
@@ -135,7 +136,7 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
         raw_maps[edge.target].append((id(edge.cols), cols[edge.cols]))
 
     domains, node_leaf, representatives = [], [], []
-    classes: dict[object, tuple[int, IntArray]] = {}
+    classes: dict[object, tuple[int, Indices]] = {}
     for table, maps in zip(tables[: len(graph.nodes)], raw_maps, strict=True):
         key2 = (id(table), tuple(m.tobytes() for _, m in maps))
         if key2 not in classes:
@@ -149,7 +150,7 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
 
     edges = []
     taken = [0] * len(graph.nodes)
-    shared: dict[bytes, IntArray] = {}
+    shared: dict[bytes, Indices] = {}
     for edge, (index, height, width) in zip(graph.edges, edge_leaf, strict=True):
         ends = []
         for end in (edge.source, edge.target):
@@ -175,7 +176,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
     leaves = list(reduced.leaves)
     node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
     known: dict[tuple[int, bytes], int] = {}
-    shared: dict[bytes, IntArray] = {}
+    shared: dict[bytes, Indices] = {}
     for v, mask in kept.items():
         if mask.all():
             continue
@@ -185,7 +186,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
             known[key] = len(leaves) - 1
         node_leaf[v], domains[v] = known[key], int(mask.sum())
 
-    def narrowed(v: int, values: IntArray) -> IntArray:
+    def narrowed(v: int, values: Indices) -> Indices:
         if v not in kept:
             return values
         values = values[kept[v]]
@@ -219,9 +220,9 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[Lea
             leaves[index] = leaf.only((rows[:, None] & cols[None, :]).reshape(-1))
         sizes[index] = int(rows.sum()), int(cols.sum())
         ranks[index] = np.cumsum(rows) - 1, np.cumsum(cols) - 1
-    shared: dict[bytes, IntArray] = {}
+    shared: dict[bytes, Indices] = {}
 
-    def moved(rank: IntArray, values: IntArray) -> IntArray:
+    def moved(rank: Indices, values: Indices) -> Indices:
         values = rank[values]
         return shared.setdefault(values.tobytes(), values)
 
@@ -273,13 +274,13 @@ def _within(table: CostTable, caps: Caps) -> CostTable:
     return CostTable(table.shape, offsets, table.memory[kept], table.time[kept], table.option[kept])
 
 
-def _grid(costs: list[FloatArray], most: float) -> float:
+def _grid(costs: list[Floats], most: float) -> float:
     """A power of two such that sums of costs up to ``most`` are multiples of it below 2**53 of it."""
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
 
 
-def _edge_leaf(table: CostTable, memory: FloatArray, time: FloatArray) -> tuple[Leaf, IntArray, IntArray]:
+def _edge_leaf(table: CostTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:
     """Merge equal rows, then equal columns; returns the leaf, class of every row, of every column."""
     height, width = table.shape
     counts = np.diff(table.offsets)
@@ -305,9 +306,7 @@ def _edge_leaf(table: CostTable, memory: FloatArray, time: FloatArray) -> tuple[
     return Leaf(offsets, m, t, none, flat[:, 2].astype(np.int64)), rows, cols
 
 
-def _node_leaf(
-    table: CostTable, memory: FloatArray, time: FloatArray, maps: list[IntArray]
-) -> tuple[Leaf, IntArray]:
+def _node_leaf(table: CostTable, memory: Floats, time: Floats, maps: list[Indices]) -> tuple[Leaf, Indices]:
     """One entry per class of possible configurations; returns the leaf and one member of each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)
@@ -327,7 +326,7 @@ def _node_leaf(
     return leaf, possible[first]
 
 
-def _unique(rows: NDArray[np.generic]) -> tuple[IntArray, IntArray]:
+def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
     """First index of every distinct row in order of appearance, and the class of each row."""
     keys: dict[bytes, int] = {}
     first: list[int] = []

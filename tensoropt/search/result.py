@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensoropt.search.costgraph import FloatArray
+from tensoropt.types import Floats
 
 OptionKey = Any  # a name, or (source, target, n-th edge between them)
 
@@ -20,7 +20,7 @@ class ChosenStrategy(NamedTuple):
     options: dict[OptionKey, int]
 
 
-def budget(memory: float) -> FloatArray:
+def budget(memory: float) -> Floats:
     """(1,) a memory budget as bounds take it; ``ValueError`` where it is NaN."""
     if np.isnan(memory):
         raise ValueError("the memory budget is NaN; give bytes, or inf for no limit")
@@ -37,12 +37,12 @@ class TrackedFrontier:
     when nothing was.
     """
 
-    memory: FloatArray
-    time: FloatArray
+    memory: Floats
+    time: Floats
     exact: bool
     notes: tuple[str, ...]
     unroll: Callable[[int], ChosenStrategy] = field(repr=False)
-    bounds: Callable[[FloatArray], FloatArray] = field(repr=False)
+    bounds: Callable[[Floats], Floats] = field(repr=False)
     _cache: dict[int, ChosenStrategy] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class TrackedFrontier:
         return float(self.bounds(budget(memory))[0])
 
     @property
-    def gap(self) -> FloatArray:
+    def gap(self) -> Floats:
         """(n,) per point: how much faster, at most, a strategy of no more memory could be (time / bound
         - 1).
         """

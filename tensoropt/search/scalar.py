@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.program import Program
+from tensoropt.types import Floats, Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -26,15 +26,15 @@ class Flat:
     of the table, step or -1, left and right logical node.
     """
 
-    meta: IntArray
-    left_out: IntArray
-    left_k: IntArray
-    right_out: IntArray
-    right_k: IntArray
-    leaf_offsets: IntArray
-    leaf_memory: FloatArray
-    leaf_time: FloatArray
-    tree: IntArray
+    meta: Indices
+    left_out: Indices
+    left_k: Indices
+    right_out: Indices
+    right_k: Indices
+    leaf_offsets: Indices
+    leaf_memory: Floats
+    leaf_time: Floats
+    tree: Indices
     entries: int
 
 
@@ -59,7 +59,7 @@ def flatten(program: Program) -> Flat:
         step_index = node.table - program.leaves
         tree[i] = program.base[node.table], max(step_index, -1), node.left, node.right
 
-    def joined(name: str) -> IntArray:
+    def joined(name: str) -> Indices:
         return np.concatenate([np.zeros(0, np.int64), *(getattr(s, name) for s in program.steps)])
 
     return Flat(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.crossover import Mixes, unmix
 from tensoropt.search.engine import Pass
 from tensoropt.search.hull import Hull
@@ -13,16 +12,17 @@ from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.result import ChosenStrategy
 from tensoropt.search.unroll import chosen_strategy, unroll
+from tensoropt.types import Floats
 
 
 class Source(Protocol):
     """Strategies with their costs (n,), in any order; ``rebuild(i)`` gives the i-th in the caller's names."""
 
     @property
-    def memory(self) -> FloatArray: ...
+    def memory(self) -> Floats: ...
 
     @property
-    def time(self) -> FloatArray: ...
+    def time(self) -> Floats: ...
 
     def rebuild(self, index: int) -> ChosenStrategy: ...
 
@@ -33,11 +33,11 @@ class VertexSource:
     hull: Hull
 
     @property
-    def memory(self) -> FloatArray:
+    def memory(self) -> Floats:
         return self.hull.memory
 
     @property
-    def time(self) -> FloatArray:
+    def time(self) -> Floats:
         return self.hull.time
 
     def rebuild(self, index: int) -> ChosenStrategy:
@@ -51,11 +51,11 @@ class MixSource:
     mixes: Mixes
 
     @property
-    def memory(self) -> FloatArray:
+    def memory(self) -> Floats:
         return self.mixes.memory
 
     @property
-    def time(self) -> FloatArray:
+    def time(self) -> Floats:
         return self.mixes.time
 
     def rebuild(self, index: int) -> ChosenStrategy:
@@ -70,11 +70,11 @@ class PassSource:
     result: Pass
 
     @property
-    def memory(self) -> FloatArray:
+    def memory(self) -> Floats:
         return self.result.tables[self.program.logical[self.program.root].table].memory
 
     @property
-    def time(self) -> FloatArray:
+    def time(self) -> Floats:
         return self.result.tables[self.program.logical[self.program.root].table].time
 
     def rebuild(self, index: int) -> ChosenStrategy:

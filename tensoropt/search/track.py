@@ -8,9 +8,10 @@ from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.search.auto import SearchSettings
 from tensoropt.search.bands import Band, distinct, search_bands
-from tensoropt.search.costgraph import CostGraph, FloatArray
+from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.reduced_graph import impossible, reduce_graph
 from tensoropt.search.result import ChosenStrategy, TrackedFrontier
+from tensoropt.types import Floats
 
 METHODS = ("auto", "ldp", "elimination")
 
@@ -105,7 +106,7 @@ def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
         which, point = band.found.frontier.origin[band.first + point].tolist()
         return band.found.sources[which].rebuild(point)
 
-    def bounds(budgets: FloatArray) -> FloatArray:
+    def bounds(budgets: Floats) -> Floats:
         if not all(band.found.exact for band in bands):
             return np.max([band.bounds(budgets) for band in bands], axis=0)
         return least_time[np.searchsorted(reached, budgets, side="right")]

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.frontier import merge
-from tensoropt.frontier.algebra import FloatArray, IndexArray
+from tensoropt.frontier.algebra import IndexArray
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.result import OptionKey, TrackedFrontier, budget
 from tensoropt.search.track import check_settings, track
+from tensoropt.types import Floats
 
 SAME = 1e-9
 """Costs that differ by less than this share of themselves count as one: two grids may round one strategy so
@@ -31,8 +32,8 @@ class UnionFrontier:
     missing from the union.
     """
 
-    memory: FloatArray
-    time: FloatArray
+    memory: Floats
+    time: Floats
     origin: IndexArray
     parts: tuple[TrackedFrontier, ...]
     exact: bool
@@ -52,7 +53,7 @@ class UnionFrontier:
         """
         return float(self.bounds(budget(memory))[0])
 
-    def bounds(self, memory: FloatArray) -> FloatArray:
+    def bounds(self, memory: Floats) -> Floats:
         """(n,) :meth:`lower_bound` for many budgets."""
         best = least_bounds(self.parts, memory)
         if not self.exact:
@@ -61,7 +62,7 @@ class UnionFrontier:
         return np.minimum(best, times[np.searchsorted(self.memory, memory, side="right")])
 
     @property
-    def gap(self) -> FloatArray:
+    def gap(self) -> Floats:
         """(n,) per point: how much faster, at most, any strategy of no more memory could be."""
         bounds = self.bounds(self.memory)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -108,14 +109,14 @@ def track_union(
     return UnionFrontier(memory, time, origin, tuple(parts), exact)
 
 
-def least_bounds(parts: Sequence[TrackedFrontier], memory: FloatArray) -> FloatArray:
+def least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
     """(n,) a time that no strategy of any part within ``memory`` can beat."""
     return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
 
 
 def certify(
-    parts: Sequence[TrackedFrontier], memory: FloatArray, time: FloatArray
-) -> tuple[FloatArray, NDArray[np.bool_]]:
+    parts: Sequence[TrackedFrontier], memory: Floats, time: Floats
+) -> tuple[Floats, NDArray[np.bool_]]:
     """(gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
 
     ``gap``: how much faster, at most, any strategy of no more memory could be (time over the bound, less 1).

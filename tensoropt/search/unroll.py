@@ -11,14 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.frontier.kernels import find_pair
-from tensoropt.search.costgraph import IntArray
 from tensoropt.search.engine import Pass
 from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.result import ChosenStrategy, OptionKey
+from tensoropt.types import Indices
 
 
-def unroll(program: Program, result: Pass, index: int) -> IntArray:
+def unroll(program: Program, result: Pass, index: int) -> Indices:
     """The pick of point ``index`` of the root table."""
     pick = np.zeros((program.inputs, 2), np.int64)
     stack = [(program.root, 0, index)]
@@ -45,7 +45,7 @@ def unroll(program: Program, result: Pass, index: int) -> IntArray:
     return pick
 
 
-def chosen_strategy(reduced: ReducedGraph, pick: IntArray) -> ChosenStrategy:
+def chosen_strategy(reduced: ReducedGraph, pick: Indices) -> ChosenStrategy:
     """Configurations and options in the caller's numbers and names."""
     graph = reduced.graph
     strategy: dict[str, int] = {}

@@ -11,7 +11,8 @@ from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
-from tensoropt.planners.placed.placing import PlacedAnswer
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.results import simulated_answer
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
 from tensoropt.report.table import split_words
@@ -24,7 +25,7 @@ def explored() -> Exploration:
     question = small("gpt2")
     graph = question.placing
     half = Placement.in_order([2 * i // graph.problem.size for i in range(graph.problem.size)], 2)
-    found = question.placed_answer("by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
+    found = simulated_answer(question, "by hand", graph, PlacedAnswer(half, ("cut in the middle",)))
     other = replace(found.point, planner="somebody else", memory_bytes=1.0, time_s=1e9)
     return replace(question.base, points=(other, *frontier("gpt2")), others=(found.point, other))
 

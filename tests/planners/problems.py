@@ -15,8 +15,9 @@ from tensoropt.plan.evaluate import space_of
 from tensoropt.plan.exploration import Exploration, Point, reduce_points
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.problem import Settings
-from tensoropt.planners.problem import Problem, TableSpace
-from tensoropt.planners.sharded.restricted import selections_of
+from tensoropt.planners.results import simulated_points
+from tensoropt.planners.sharded.common.restricted import selections_of
+from tensoropt.planners.task import PlanningTask, TableSpace
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
 from tensoropt.spaces import cost_graph
@@ -32,7 +33,7 @@ def mesh_of(cluster, shape: tuple[int, ...]) -> Mesh:
 @cache
 def small(
     name: str, meshes: tuple[tuple[int, ...], ...] = ((2,),), counts: tuple[int, ...] = (1,)
-) -> Problem:
+) -> PlanningTask:
     """A problem over meshes of one size and micro-batch counts; priced by the toy prices.
 
     Placing planners have prices from the data sheet of a CPU core.
@@ -57,22 +58,22 @@ def small(
         report={},
     )
     prices = PlacedPrices(prepared.graph, cluster, costs)
-    return Problem(prepared, cluster, tuple(spaces), base, prices)
+    return PlanningTask(prepared, cluster, tuple(spaces), base, prices)
 
 
 @cache
 def searched(name: str, *more) -> tuple[Point, ...]:
-    """What the exact search finds for :func:`small`, judged: a frontier in what is added up."""
+    """What the exact search finds for :func:`small`, simulated: a frontier in what is added up."""
     question = small(name, *more)
     selections = [
         s
         for number, space in enumerate(question.spaces)
         for s in selections_of(number, track_frontier(cost_graph(space.tables), epsilon=0.0))
     ]
-    return tuple(question.points("frontier", selections))
+    return tuple(simulated_points(question, "frontier", selections))
 
 
 @cache
 def frontier(name: str, *more) -> tuple[Point, ...]:
-    """The exact frontier of :func:`small` under the judge."""
+    """The exact frontier of :func:`small` under the simulator."""
     return reduce_points(searched(name, *more), lambda p: (p.memory_bytes, p.time_s))

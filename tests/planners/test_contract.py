@@ -7,11 +7,12 @@ import pytest
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan import load_plan
-from tensoropt.planners import ENTRIES, UnsuitableError, planner
+from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, netsplit_published, pesto
-from tensoropt.planners.placed.exact import method as exact
+from tensoropt.planners.placed.exact import rounds as exact
 from tensoropt.planners.placed.netsplit import NetSplit
 from tensoropt.planners.placed.pesto import Pesto
+from tensoropt.planners.registry import ENTRIES, planner
 from tensoropt.planners.sharded import flexflow as flexflow_module
 from tests.planners.problems import frontier, searched, small
 
@@ -75,7 +76,7 @@ def test_one_seed_gives_one_answer(name):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_memory_limit_is_kept_under_the_judge_or_refused(name):
+def test_a_memory_limit_is_kept_under_the_simulator_or_refused(name):
     question = small(*CASES[1])
     points = frontier(*CASES[1])
     for at in (0.5, 0.05):
@@ -98,7 +99,7 @@ def test_an_impossible_limit_is_refused(name):
 @pytest.mark.parametrize("name", SHARDED)
 def test_nobody_beats_the_frontier_in_what_is_added_up(name):
     case = CASES[1]
-    best = searched(*case)  # the judge may find the leanest of them worse than another
+    best = searched(*case)  # the simulator may find the leanest of them worse than another
     for plan in plans(name, small(*case)):
         mine = plan.predicted
         within = [p for p in best if p.additive_memory_bytes <= mine.additive_memory_bytes * (1 + 1e-9)]

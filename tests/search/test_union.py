@@ -65,7 +65,7 @@ def test_the_union_of_nothing_is_empty():
 
 
 def test_a_point_is_certified_against_all_graphs():
-    """Every strategy of every graph, judged by what all of them together offer."""
+    """Every strategy of every graph, measured by what all of them together offer."""
     for seed in seeds_of(60, 84):
         made = cases(seed)
         truths = [naive.exhaustive(case.nodes, case.edges) for case in made]

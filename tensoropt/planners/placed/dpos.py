@@ -7,7 +7,7 @@ FastT places the operators of forward and backward alike and keeps colocated one
 and the critical path are those of the whole step; forward operators choose devices in the order of their
 ranks, then backward operators are inserted in theirs, on the devices of their forward, which starts no
 backward before its forward is done. As in the paper, messages do not queue (its equation EST); under the
-judge they do.
+simulator they do.
 """
 
 from __future__ import annotations
@@ -16,26 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.placing import (
-    Memory,
-    NoRoomError,
-    PlacedAnswer,
-    Units,
-    in_time,
-    settle,
-    units_of,
-)
-from tensoropt.planners.placed.task_ranks import Ranks, ranks_of
-from tensoropt.planners.placed.timetable import IdleSlots
-
-Floats = NDArray[np.float64]
+from tensoropt.planners.placed.common.answer import PlacedAnswer, orders_by_start
+from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError
+from tensoropt.planners.placed.common.retry import place_within_memory
+from tensoropt.planners.placed.common.task_ranks import Ranks, ranks_of
+from tensoropt.planners.placed.common.timetable import IdleSlots
+from tensoropt.planners.placed.common.units import Units, units_of
+from tensoropt.types import Floats
 
 
 @dataclass(frozen=True)
-class Sequenced:
+class DposSchedule:
     """What algorithm 1 returns.
 
     Attributes:
@@ -53,35 +46,35 @@ class Sequenced:
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Algorithm 1 under the judge's memory.
+    """Algorithm 1 under the simulator's memory.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
     units = units_of(problem)
 
-    def attempt(memory: Memory) -> PlacedAnswer:
-        return sequence(problem, units, memory).answer
+    def attempt(memory: MemoryBook) -> PlacedAnswer:
+        return schedule_by_ranks(problem, units, memory).answer
 
-    return settle("dpos", problem, units, memory_limit_bytes, attempt)
+    return place_within_memory("dpos", problem, units, memory_limit_bytes, attempt)
 
 
-def sequence(
-    problem: PlacementProblem, units: Units, memory: Memory, ranks: Ranks | None = None
-) -> Sequenced:
+def schedule_by_ranks(
+    problem: PlacementProblem, units: Units, memory: MemoryBook, ranks: Ranks | None = None
+) -> DposSchedule:
     """Algorithm 1.
 
     Raises:
         NoRoomError: an operator fits nowhere.
     """
-    return _Sequencing(problem, units, memory, ranks or ranks_of(problem, units)).run()
+    return _DposScheduler(problem, units, memory, ranks or ranks_of(problem, units)).schedule()
 
 
-class _Sequencing:
-    def __init__(self, problem: PlacementProblem, units: Units, memory: Memory, ranks: Ranks):
+class _DposScheduler:
+    def __init__(self, problem: PlacementProblem, units: Units, memory: MemoryBook, ranks: Ranks):
         self.problem, self.units, self.memory, self.ranks = problem, units, memory, ranks
         self.device = [-1] * problem.size
-        self.home = [-1] * len(units.members)
+        self.unit_device = [-1] * len(units.members)
         self.starts = [0.0] * problem.size
         self.ends = [0.0] * problem.size
         self.slots = [IdleSlots() for _ in range(problem.devices.count)]
@@ -91,23 +84,23 @@ class _Sequencing:
         self.critical = -1
         """The current critical-path device."""
 
-    def run(self) -> Sequenced:
+    def schedule(self) -> DposSchedule:
         problem = self.problem
         for operator in np.lexsort((np.arange(problem.size), -self.ranks.forward)):
             self._place(int(operator))
-        forward = in_time(self.device, self.starts, problem.devices.count)
+        forward = orders_by_start(self.device, self.starts, problem.devices.count)
         if not problem.training:
             finish = max(self.ends, default=0.0)
-            return Sequenced(Placement(tuple(self.device), forward), finish, self.ranks)
+            return DposSchedule(Placement(tuple(self.device), forward), finish, self.ranks)
         starts, ends = self._backward()
-        backward = in_time(self.device, starts, problem.devices.count, backward=True)
+        backward = orders_by_start(self.device, starts, problem.devices.count, backward=True)
         finish_s = [0.0] * problem.devices.count
         updates = [0.0] * problem.devices.count
         for operator, device in enumerate(self.device):
             finish_s[device] = max(finish_s[device], ends[operator])
             updates[device] += float(problem.update_s[operator, device])
         finish = max(a + b for a, b in zip(finish_s, updates, strict=True))
-        return Sequenced(Placement(tuple(self.device), forward, backward), finish, self.ranks)
+        return DposSchedule(Placement(tuple(self.device), forward, backward), finish, self.ranks)
 
     # -- forward ----------------------------------------------------------------------------------
 
@@ -121,8 +114,8 @@ class _Sequencing:
         self.slots[device].book(start, seconds)
         self.device[operator], self.starts[operator], self.ends[operator] = device, start, start + seconds
         unit = self.units.of[operator]
-        if self.home[unit] < 0:
-            self.home[unit] = device
+        if self.unit_device[unit] < 0:
+            self.unit_device[unit] = device
             self.memory.book(self.units, unit, device)
 
     def _given(self, operator: int) -> int:
@@ -130,8 +123,8 @@ class _Sequencing:
         unit = self.units.of[operator]
         if operator in self.on_path:
             self.path.remove(operator)
-        if self.home[unit] >= 0:
-            return self.home[unit]
+        if self.unit_device[unit] >= 0:
+            return self.unit_device[unit]
         if operator not in self.on_path:
             return -1
         if self.critical < 0 or not self.memory.room(self.units, unit)[self.critical]:
@@ -153,7 +146,7 @@ class _Sequencing:
             taken: set[int] = set()
             for other in (operator, *self.path):
                 unit = self.units.of[other]
-                if self.home[unit] >= 0 or not self.units.allowed[unit, device]:
+                if self.unit_device[unit] >= 0 or not self.units.allowed[unit, device]:
                     continue
                 if unit not in taken:
                     if not simulated.room(self.units, unit)[device]:
@@ -173,9 +166,9 @@ class _Sequencing:
         ready = np.zeros(devices.count)
         for number in self.problem.read[operator]:
             tensor = self.problem.tensors[number]
-            home, end = self.device[tensor.producer], self.ends[tensor.producer]
-            arrival = end + (devices.latency_s[home] + tensor.bytes * devices.seconds_per_byte[home])
-            arrival[home] = end
+            source, end = self.device[tensor.producer], self.ends[tensor.producer]
+            arrival = end + (devices.latency_s[source] + tensor.bytes * devices.seconds_per_byte[source])
+            arrival[source] = end
             np.maximum(ready, arrival, out=ready)
         return ready
 

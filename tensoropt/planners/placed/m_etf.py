@@ -5,10 +5,13 @@ B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC
 
 from __future__ import annotations
 
-from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.earliest import Forward, earliest_first
-from tensoropt.planners.placed.placing import Memory, PlacedAnswer, in_time, settle, units_of
-from tensoropt.planners.placed.timetable import backward_starts
+from tensoropt.placement import PlacementProblem
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.earliest import earliest_first
+from tensoropt.planners.placed.common.memory import MemoryBook
+from tensoropt.planners.placed.common.ready_queue import with_backward
+from tensoropt.planners.placed.common.retry import place_within_memory
+from tensoropt.planners.placed.common.units import units_of
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
@@ -19,17 +22,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     """
     units = units_of(problem)
 
-    def attempt(memory: Memory) -> PlacedAnswer:
-        return PlacedAnswer(placement_of(problem, earliest_first(problem, units, memory)))
+    def attempt(memory: MemoryBook) -> PlacedAnswer:
+        return PlacedAnswer(with_backward(problem, earliest_first(problem, units, memory)))
 
-    return settle("m_etf", problem, units, memory_limit_bytes, attempt)
-
-
-def placement_of(problem: PlacementProblem, forward: Forward) -> Placement:
-    """Orders from a schedule of forward."""
-    device, count = forward.device, problem.devices.count
-    backward = None
-    if problem.training:
-        starts = backward_starts(problem, device, forward.free_s)
-        backward = in_time(device, starts, count, backward=True)
-    return Placement(device, in_time(device, forward.starts, count), backward)
+    return place_within_memory("m_etf", problem, units, memory_limit_bytes, attempt)

@@ -20,12 +20,14 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.earliest import earliest_first
-from tensoropt.planners.placed.m_etf import placement_of
-from tensoropt.planners.placed.placing import Memory, PlacedAnswer, Units, settle, units_of
-from tensoropt.planners.registry import UnsuitableError
-
-Floats = NDArray[np.float64]
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.earliest import earliest_first
+from tensoropt.planners.placed.common.memory import MemoryBook
+from tensoropt.planners.placed.common.ready_queue import with_backward
+from tensoropt.planners.placed.common.retry import place_within_memory
+from tensoropt.planners.placed.common.units import Units, units_of
+from tensoropt.types import Floats
 
 THRESHOLD = 0.1
 """At most so much of an edge's message may be left for its child to be a favourite (Baechi, section 4)."""
@@ -61,10 +63,10 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     favourite = favourites(problem.size, graph)
     notes = not_small(graph)
 
-    def attempt(memory: Memory) -> PlacedAnswer:
-        return PlacedAnswer(placement_of(problem, earliest_first(problem, units, memory, favourite)), notes)
+    def attempt(memory: MemoryBook) -> PlacedAnswer:
+        return PlacedAnswer(with_backward(problem, earliest_first(problem, units, memory, favourite)), notes)
 
-    return settle("m_sct", problem, units, memory_limit_bytes, attempt)
+    return place_within_memory("m_sct", problem, units, memory_limit_bytes, attempt)
 
 
 def precedence(problem: PlacementProblem, units: Units) -> Precedence:

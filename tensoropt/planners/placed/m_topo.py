@@ -11,7 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.placing import Memory, NoRoomError, PlacedAnswer, settle, units_of
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError
+from tensoropt.planners.placed.common.retry import place_within_memory
+from tensoropt.planners.placed.common.units import units_of
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
@@ -24,7 +27,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     share = float(units.bytes.sum()) / problem.devices.count + float(units.bytes.max(initial=0.0))
     """A device's cap, section 3.1: an equal share of the memory, and the largest operator's on top."""
 
-    def attempt(memory: Memory) -> PlacedAnswer:
+    def attempt(memory: MemoryBook) -> PlacedAnswer:
         device = np.full(len(units.members), -1)
         current = 0
         for unit in units.of:
@@ -42,4 +45,4 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
                 current = max(current, chosen)
         return PlacedAnswer(Placement.in_order([int(device[u]) for u in units.of], problem.devices.count))
 
-    return settle("m_topo", problem, units, memory_limit_bytes, attempt)
+    return place_within_memory("m_topo", problem, units, memory_limit_bytes, attempt)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.placed import netsplit
+from tensoropt.planners.placed.common.answer import PlacedAnswer
 from tensoropt.planners.placed.netsplit import NetSplit
-from tensoropt.planners.placed.placing import PlacedAnswer
 
 PUBLISHED = NetSplit(as_published=True)
 

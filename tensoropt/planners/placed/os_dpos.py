@@ -17,17 +17,12 @@ from typing import Generic, Protocol, Self, TypeVar
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem
 from tensoropt.placement.graph import GroupSplit, Splits
-from tensoropt.planners.placed.dpos import Sequenced, sequence
-from tensoropt.planners.placed.placing import (
-    Memory,
-    NoRoomError,
-    PlacedAnswer,
-    Units,
-    ceilings,
-    settle,
-    units_of,
-)
-from tensoropt.planners.placed.task_ranks import placed_ranks
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError, memory_limits
+from tensoropt.planners.placed.common.retry import place_within_memory
+from tensoropt.planners.placed.common.task_ranks import placed_ranks
+from tensoropt.planners.placed.common.units import Units, units_of
+from tensoropt.planners.placed.dpos import DposSchedule, schedule_by_ranks
 
 
 class Splittable(Protocol):
@@ -62,7 +57,7 @@ class _Try(Generic[S]):
 
     graph: S
     units: Units
-    found: Sequenced
+    found: DposSchedule
 
 
 def place_split(graph: S, memory_limit_bytes: float | None, seed: int) -> tuple[S, PlacedAnswer]:
@@ -88,8 +83,8 @@ def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
     when that finds no room: parameters are not replicated here, so that pieces may fit where operators
     do not.
     """
-    held = float(units_of(graph.problem).bytes.sum())
-    fits = bool((ceilings(graph.problem, limit) >= held).any())
+    whole_bytes = float(units_of(graph.problem).bytes.sum())
+    fits = bool((memory_limits(graph.problem, limit) >= whole_bytes).any())
     batch = graph.data_parallel()
     plain = "the model itself: " + ("it fits on no single device" if batch else "its batch cannot be cut")
     if not batch:
@@ -110,44 +105,48 @@ def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
 
 
 def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
-    flies, first = True, _try(start, limit, True)
+    counts_transients, first = True, _try(start, limit, True)
     if first is None:
-        flies, first = False, _try(start, limit, False)
+        counts_transients, first = False, _try(start, limit, False)
     cut: dict[str, GroupSplit] = {}
     if first is None:
         graph, units = start, units_of(start.problem)
     else:
-        best, cut = _search(first, limit, flies)
+        best, cut = _search(first, limit, counts_transients)
         graph, units = best.graph, best.units
 
-    def attempt(memory: Memory) -> PlacedAnswer:
-        return sequence(graph.problem, units, memory).answer
+    def attempt(memory: MemoryBook) -> PlacedAnswer:
+        return schedule_by_ranks(graph.problem, units, memory).answer
 
-    answer = settle("os_dpos", graph.problem, units, limit, attempt)
+    answer = place_within_memory("os_dpos", graph.problem, units, limit, attempt)
     told = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
     listed = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
     notes = (note, f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
     return graph, replace(answer, notes=notes)
 
 
-def _try(graph: S, limit: float | None, flies: bool) -> _Try[S] | None:
+def _try(graph: S, limit: float | None, counts_transients: bool) -> _Try[S] | None:
     """Algorithm 1 on a graph; None where it finds no room, counting what is in flight or not."""
     units = units_of(graph.problem)
     try:
-        found = sequence(graph.problem, units, Memory.empty(ceilings(graph.problem, limit), flies))
+        found = schedule_by_ranks(
+            graph.problem, units, MemoryBook.empty(memory_limits(graph.problem, limit), counts_transients)
+        )
     except NoRoomError:
         return None
     return _Try(graph, units, found)
 
 
-def _search(best: _Try[S], limit: float | None, flies: bool) -> tuple[_Try[S], dict[str, GroupSplit]]:
+def _search(
+    best: _Try[S], limit: float | None, counts_transients: bool
+) -> tuple[_Try[S], dict[str, GroupSplit]]:
     """Lines 4 to 14: the critical path once, its longest operators first, until one gains nothing."""
     cut: dict[str, GroupSplit] = {}
     for name, operator in _longest_first(best):
         tries = [
             (choice, tried)
             for choice in operator
-            if (tried := _try(best.graph.split({name: choice}), limit, flies)) is not None
+            if (tried := _try(best.graph.split({name: choice}), limit, counts_transients)) is not None
         ]
         if not tries:
             continue

@@ -8,8 +8,8 @@ edge, where that closes no cycle, to about two hundred vertices.
 
 Here: CP-SAT, so that an ordering is one no-overlap constraint instead of a binary and two big-M rows for
 every pair of operators; the coarsening is :mod:`.coplacement`'s; and the answer is never slower under the
-judge than the best placement of a heuristic that is balanced as well. How far from even memory may be is a
-setting; its default is ours. Where nothing found is balanced enough pesto refuses, and says why.
+simulator than the best placement of a heuristic that is balanced as well. How far from even memory may be is
+a setting; its default is ours. Where nothing found is balanced enough pesto refuses, and says why.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.exact.method import limited, place_exactly
-from tensoropt.planners.placed.exact.outcome import Search
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.exact.place import limited, place_exactly
 from tensoropt.planners.placed.exact.rules import Rules
-from tensoropt.planners.placed.placing import PlacedAnswer
-from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.placed.exact.settings import ExactSettings
 
 DEVICES = 2
 MOST_OPERATORS = 200
@@ -62,7 +62,7 @@ def place(
             f"or give pesto {DEVICES} of them"
         )
     settings = settings or DEFAULT
-    search = Search(
+    search = ExactSettings(
         name="pesto",
         rules=Rules(balance=settings.balance),
         most_blocks=settings.most_blocks,

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.placed.placing import PlacedAnswer, ceilings, units_of
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.placed.common.memory import memory_limits
+from tensoropt.planners.placed.common.units import units_of
 from tensoropt.units import format_bytes
 
 
@@ -28,32 +30,32 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         InfeasibleError: constraints contradict each other, or a device is too small.
     """
     units = units_of(problem)
-    home = [-1] * len(units.members)
+    device_of = [-1] * len(units.members)
     later: list[int] = []
     for operator, unit in enumerate(units.of):
-        if home[unit] >= 0:
+        if device_of[unit] >= 0:
             continue
         if _is_generator(problem, operator):
             later.append(operator)
             continue
         choices = units.choices[unit]
-        home[unit] = int(choices[0])
+        device_of[unit] = int(choices[0])
         if _is_metadata(problem, operator):
             source = problem.tensors[problem.read[operator][0]].producer
-            beside = home[units.of[source]]
+            beside = device_of[units.of[source]]
             if beside in choices:
-                home[unit] = beside
+                device_of[unit] = beside
     for operator in later:
         unit = units.of[operator]
-        if home[unit] >= 0:
+        if device_of[unit] >= 0:
             continue
         choices = units.choices[unit]
-        home[unit] = int(choices[0])
+        device_of[unit] = int(choices[0])
         readers = problem.tensors[problem.made[operator][0]].readers
-        beside_all = {home[units.of[r]] for r in readers}
+        beside_all = {device_of[units.of[r]] for r in readers}
         if len(beside_all) == 1 and beside_all <= set(choices.tolist()):
-            home[unit] = beside_all.pop()
-    placement = Placement.in_order([home[u] for u in units.of], problem.devices.count)
+            device_of[unit] = beside_all.pop()
+    placement = Placement.in_order([device_of[u] for u in units.of], problem.devices.count)
     _check_memory(problem, placement, memory_limit_bytes)
     pinned = {units.of[o] for o, _ in problem.pinned}
     passed = sum(not units.allowed[u, 0] and u not in pinned for u in units.of)
@@ -82,7 +84,7 @@ def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
 
 
 def _check_memory(problem: PlacementProblem, placement: Placement, limit: float | None) -> None:
-    most = ceilings(problem, limit)
+    most = memory_limits(problem, limit)
     peaks = simulate_placement(problem, placement).peak_bytes
     for device, (peak, room) in enumerate(zip(peaks, most, strict=True)):
         if peak > room:

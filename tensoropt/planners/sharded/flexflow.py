@@ -15,35 +15,49 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tensoropt.costs.tables import CostTables, EdgeTable
 from tensoropt.plan.evaluate import Evaluator, costs_of
-from tensoropt.planners.problem import Deadline, Problem, Selection, TableSpace, labels_of
-from tensoropt.planners.registry import UnsuitableError
-from tensoropt.planners.sharded.data_parallel import batch_labels
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.batch import batch_labels
+from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
 from tensoropt.simulate.overlap import overlap_of
 
 PROPOSALS = 600
-"""Per walk: two walks per space."""
+"""Per chain, of which every space has two; an assumption. FlexFlow's own budget is time (section 6.2)."""
 
 SECONDS = 30.0
-"""Per space. Reaching it before the proposals are used up is said in the notes: the result then depends
-on the machine."""
+"""Per space; an assumption. Reaching it before the proposals are used up is said in the notes: the result
+then depends on the machine."""
 
 SHARPNESS = 20.0
 """``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with e^-1."""
 
 
-class _Walker:
+@dataclass
+class Deadline:
+    """Seconds a planner may still spend; ``passed`` is asked between steps."""
+
+    seconds: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() - self.started > self.seconds
+
+
+class _Chain:
     """Moves on one space: complete strategies from configurations of groups."""
 
-    def __init__(self, problem: Problem, number: int, limit: float | None):
-        self.problem = problem
+    def __init__(self, task: PlanningTask, number: int, limit: float | None):
+        self.task = task
         self.number = number
-        self.space: TableSpace = problem.spaces[number]
+        self.space: TableSpace = task.spaces[number]
         self.tables: CostTables = self.space.tables
         self.limit = limit
         self.groups = [g.name for g in self.tables.graph.groups]
@@ -52,7 +66,7 @@ class _Walker:
         for edge in self.tables.edges:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
-        self.evaluate = Evaluator(self.tables, overlap_of(problem.cluster, self.space.mesh))
+        self.evaluate = Evaluator(self.tables, overlap_of(task.cluster, self.space.mesh))
         costs = {v.name: v.costs for v in self.tables.variables}
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
         self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
@@ -94,7 +108,7 @@ class _Walker:
     def data_parallel(self) -> dict[str, int] | None:
         """Data parallelism as a start, where the batch divides."""
         try:
-            labels = batch_labels(self.problem)
+            labels = batch_labels(self.task)
         except UnsuitableError:
             return None
         choice = {}
@@ -118,11 +132,11 @@ class _Walker:
         return proposed if self.complete(proposed, followers) else None
 
 
-def walk(
-    walker: _Walker, start: dict[str, int], proposals: int, deadline: Deadline, rng: random.Random
+def metropolis_hastings(
+    chain: _Chain, start: dict[str, int], proposals: int, deadline: Deadline, rng: random.Random
 ) -> tuple[float, dict[str, int], bool]:
     """(cost, choice, whether the time ran out) of the best strategy met."""
-    current, cost = start, walker.cost(start)
+    current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
     beta = SHARPNESS / cost if math.isfinite(cost) else 0.0
     for step in range(proposals):
@@ -130,10 +144,10 @@ def walk(
             return lowest, best, True
         if step - last > proposals // 2:
             break
-        proposed = walker.propose(current, rng)
+        proposed = chain.propose(current, rng)
         if proposed is None:
             continue
-        new = walker.cost(proposed)
+        new = chain.cost(proposed)
         if new <= cost or rng.random() < math.exp(min(0.0, beta * (cost - new))):
             current, cost = proposed, new
             if cost < lowest:
@@ -141,24 +155,24 @@ def walk(
     return lowest, best, False
 
 
-def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """The best strategy met in every space.
 
     Raises:
         UnsuitableError: no walk could start.
     """
     found = []
-    for number in range(len(problem.spaces)):
-        walker, rng = _Walker(problem, number, memory_limit_bytes), random.Random(f"{seed}/{number}")
+    for number in range(len(task.spaces)):
+        chain, rng = _Chain(task, number, memory_limit_bytes), random.Random(f"{seed}/{number}")
         deadline = Deadline(SECONDS)
-        starts = [s for s in (walker.data_parallel(), walker.anything(rng)) if s is not None]
-        ends = [walk(walker, start, PROPOSALS, deadline, rng) for start in starts]
+        starts = [s for s in (chain.data_parallel(), chain.anything(rng)) if s is not None]
+        ends = [metropolis_hastings(chain, start, PROPOSALS, deadline, rng) for start in starts]
         late = any(end[2] for end in ends)
         ends = [end for end in ends if math.isfinite(end[0])]
         if ends:
             choice = min(ends, key=lambda end: end[0])[1]
             notes = (f"stopped after {SECONDS:.0f} s, before all proposals",) if late else ()
-            found.append(walker.selection(choice, notes))
+            found.append(chain.selection(choice, notes))
     if not found:
         raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")
     return found

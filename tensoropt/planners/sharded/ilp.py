@@ -6,7 +6,7 @@ depend on classes of configurations only (``EdgeTable.rows``, ``cols``), so the 
 per pair of classes, tied to the binaries by transport constraints, whose relaxation is tighter than one
 product at a time. Solved by HiGHS (through ``scipy.optimize.milp``).
 
-The limit is of the judge's memory, the program adds up: what the judge adds is taken off the limit and
+The limit is of the simulated memory, the program adds up: what the simulator adds is taken off the limit and
 the program solved again, a few times at most.
 """
 
@@ -20,14 +20,17 @@ from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.planners.problem import Problem, Selection
-from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.results import simulated_points
+from tensoropt.planners.task import PlanningTask, Selection
 
 TIME_LIMIT_S = 60.0
 """Per program. What the solver has then is returned with its proven gap."""
 
 ROUNDS = 4
+"""How often a program is solved with a lower limit, where the simulator sees more memory; an assumption."""
 GAP = 1e-6
+"""The relative gap at which HiGHS may stop, and below which a solution counts as proven."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +133,14 @@ def solve(tables: CostTables, limit: float | None, seconds: float = TIME_LIMIT_S
     return _Program(tables).solve(limit, seconds)
 
 
-def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """The program's answer for every mesh and micro-batch count, within the limit under the judge.
+def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+    """The program's answer for every mesh and micro-batch count, within the limit under the simulator.
 
     Raises:
         UnsuitableError: the solver found nothing, within the limit and its time, anywhere.
     """
     found = []
-    for number, space in enumerate(problem.spaces):
+    for number, space in enumerate(task.spaces):
         program, limit = _Program(space.tables), memory_limit_bytes
         for _ in range(ROUNDS):
             solved = program.solve(limit, TIME_LIMIT_S)
@@ -148,7 +151,7 @@ def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> lis
             found.append(selection)
             if memory_limit_bytes is None or limit is None:
                 break
-            (point,) = problem.points("ilp", [selection])
+            (point,) = simulated_points(task, "ilp", [selection])
             if point.memory_bytes <= memory_limit_bytes:
                 break
             limit = min(limit, solved.memory_bytes) - (point.memory_bytes - memory_limit_bytes)

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.tables import Variable
-from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
-from tensoropt.planners.registry import UnsuitableError
-from tensoropt.planners.sharded.data_parallel import batch_labels, whole
-from tensoropt.planners.sharded.restricted import NOTHING, restricted_selections, some
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.batch import batch_labels, whole
+from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_selections, some
+from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
 from tensoropt.sharding.groups import Group, GroupGraph
 
 COLUMNS, ROWS, HEADS, VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
@@ -64,19 +64,19 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
     return found
 
 
-def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Every mesh of one axis (tensor parallelism) or two (data outside, tensors inside).
 
     Raises:
         UnsuitableError: the model has no attention, or its heads divide by no inner axis.
     """
-    graph = problem.prepared.graph
+    graph = task.prepared.graph
     if not any(HEADS in _dims(group) for group in graph.groups):
         raise UnsuitableError(
             "megatron splits attention heads and the matrices around them, and this model has no "
             "scaled_dot_product_attention; use data_parallel, zero or optcnn"
         )
-    batch = batch_labels(problem)
+    batch = batch_labels(task)
     inner = inner_labels(graph, batch)
 
     def allowed(space: TableSpace, variable: Variable, index: int) -> np.ndarray | None:
@@ -95,7 +95,7 @@ def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> lis
         return whole(space, variable, index)
 
     return some(
-        restricted_selections(problem, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
+        restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
         "the attention heads or the batch divide by none of the meshes here; megatron needs an inner axis "
         "that divides the number of heads",
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.planners.problem import Problem, Selection
-from tensoropt.planners.registry import UnsuitableError
-from tensoropt.planners.sharded.elimination import Cheapest, IrreducibleError, cheapest
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.elimination import Cheapest, IrreducibleError, cheapest
+from tensoropt.planners.task import PlanningTask, Selection
 
 
 def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
@@ -28,14 +28,14 @@ def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
     return found, options
 
 
-def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """The fastest strategy of every mesh and micro-batch count.
 
     Raises:
         UnsuitableError: the graph cannot be reduced far enough.
     """
     found = []
-    for number, space in enumerate(problem.spaces):
+    for number, space in enumerate(task.spaces):
         try:
             best, options = fastest(space.tables)
         except IrreducibleError as error:

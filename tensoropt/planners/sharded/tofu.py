@@ -17,14 +17,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensoropt.costs.tables import CostTables, Variable
-from tensoropt.planners.problem import Problem, Selection, TableSpace, labels_of
-from tensoropt.planners.registry import UnsuitableError
-from tensoropt.planners.sharded.elimination import ImpossibleError, IrreducibleError, cheapest
-from tensoropt.planners.sharded.timesteps import coalesced, repeated
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
+from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
+from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 MOST_NAMED = 6
-"""Of the operators left whole."""
+"""So many of the operators that are left whole are named in the notes."""
 
 
 class _Recursion:
@@ -40,7 +40,7 @@ class _Recursion:
         self.first = repeated(space)
         self.final: tuple[str, ...] = ()
 
-    def run(self) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
+    def partition(self) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
         chosen: dict[str, tuple[str, ...]] = dict.fromkeys(self.labels, ())
         choice: dict[str, int] = {}
         axes = len(self.space.names.mesh.shape)
@@ -98,19 +98,19 @@ _TIE_S_PER_BYTE = 1e-18
 """Weight of memory beside communication: a GiB counts as much as a nanosecond, so that only ties see it."""
 
 
-def select(problem: Problem, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
+def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """One strategy per space among those with the most axes: the finest recursion there is.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.
     """
-    most = max(len(space.names.mesh.shape) for space in problem.spaces)
+    most = max(len(space.names.mesh.shape) for space in task.spaces)
     found = []
-    for number, space in enumerate(problem.spaces):
+    for number, space in enumerate(task.spaces):
         if len(space.names.mesh.shape) != most:
             continue
         try:
-            choice, options, notes = _Recursion(space).run()
+            choice, options, notes = _Recursion(space).partition()
         except IrreducibleError as error:
             raise UnsuitableError(
                 f"tofu coarsens a graph into a chain, but {len(error.remaining)} nodes of this one stay too "

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.order import Order
 from tensoropt.search.reduced_graph import Leaf, ReducedGraph, restrict
+from tensoropt.types import Floats, Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,7 +86,7 @@ def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> Reduce
     return replace(reduced, leaves=tuple(leaves), node_leaf=tuple(node_leaf))
 
 
-def _share(costs: FloatArray, parts: int, grid: float) -> FloatArray:
+def _share(costs: Floats, parts: int, grid: float) -> Floats:
     return np.floor(costs / parts / grid) * grid
 
 
@@ -103,7 +103,7 @@ def condition(
 
 
 def preferred_classes(
-    relaxed: Split, operators: tuple[int, ...], picks: tuple[IntArray, ...]
+    relaxed: Split, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
     """Classes of some operators worth trying: what their copies prefer in the relaxed strategies.
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.frontier.tools import Points
-from tensoropt.search.costgraph import FloatArray, IntArray
 from tensoropt.search.entangled.relaxation import Relaxation
 from tensoropt.search.hull import SLACK
 from tensoropt.search.scalar import descend, leaf_values, pass_up
+from tensoropt.types import Floats, Indices
 
 STEPS = 120
 """Subgradient steps; an assumption."""
@@ -80,7 +80,7 @@ class _Copies:
         self.rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         self.entries = at
 
-    def disagreement(self, entry: IntArray) -> FloatArray:
+    def disagreement(self, entry: Indices) -> Floats:
         """(rows, W) per copy and class: whether the copy chose it, less the share of the copies that did."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:

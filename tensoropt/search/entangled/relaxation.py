@@ -13,7 +13,6 @@ import numpy as np
 
 from tensoropt.frontier import merge
 from tensoropt.search.auto import LINES, SearchResult, build_program, lines_that_fit
-from tensoropt.search.costgraph import FloatArray
 from tensoropt.search.entangled.fixing import Split, condition, split
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order
@@ -21,6 +20,7 @@ from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.scalar import flatten
 from tensoropt.search.sources import Source, VertexSource
+from tensoropt.types import Floats
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
     return replace(hull, value=value)
 
 
-def _unit(costs: list[FloatArray], grid: float) -> float:
+def _unit(costs: list[Floats], grid: float) -> float:
     """The largest power of two, at least ``grid``, of which all ``costs`` are multiples: one byte, say."""
     together = np.concatenate(costs) / grid
     whole = np.bitwise_or.reduce(together[together > 0].astype(np.int64), initial=0)

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.search.costgraph import IntArray
 from tensoropt.search.reduced_graph import Leaf, LeafEdge, ReducedGraph
+from tensoropt.types import Indices
 
 
-def colourings(reduced: ReducedGraph) -> Iterator[IntArray]:
+def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
     """(operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two."""
     colour = _numbered(list(reduced.node_leaf))
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
@@ -42,12 +42,12 @@ def colourings(reduced: ReducedGraph) -> Iterator[IntArray]:
         colour = finer
 
 
-def _numbered(keys: list[object]) -> IntArray:
+def _numbered(keys: list[object]) -> Indices:
     known: dict[object, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
 
 
-def tie(reduced: ReducedGraph, colour: IntArray) -> ReducedGraph:
+def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
     """The graph in which operators of one colour are one: their costs, and those of like edges, add up.
 
     Its variables are the colours, and one of a single class for edges between operators of one colour.

@@ -1,4 +1,4 @@
-"""The best placement of a small problem by trying all of them, the judge as oracle."""
+"""The best placement of a small problem by trying all of them, the simulator as oracle."""
 
 from __future__ import annotations
 

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.planners.placed.dpos import Sequenced, place, sequence
-from tensoropt.planners.placed.placing import Memory, units_of
-from tensoropt.planners.placed.task_ranks import placed_ranks, ranks_of
-from tensoropt.planners.problem import disappointed
+from tensoropt.planners.placed.common.memory import MemoryBook
+from tensoropt.planners.placed.common.task_ranks import placed_ranks, ranks_of
+from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.dpos import DposSchedule, place, schedule_by_ranks
+from tensoropt.planners.results import slower_than_expected
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
 
-def sequenced(problem: PlacementProblem, *caps: float) -> Sequenced:
+def sequenced(problem: PlacementProblem, *caps: float) -> DposSchedule:
     most = np.array(caps) if caps else np.full(problem.devices.count, np.inf)
-    return sequence(problem, units_of(problem), Memory.empty(most, flies=False))
+    return schedule_by_ranks(problem, units_of(problem), MemoryBook.empty(most, counts_transients=False))
 
 
 def diamond(**changes) -> PlacementProblem:
@@ -181,7 +182,7 @@ def test_what_it_expects_is_told_beside_what_queues():
     answer = place(problem, None, 0)
     simulated = simulate_placement(problem, answer.placement)
     assert (answer.expected_s, simulated.time_s, simulated.busiest_lane) == (15.0, 19.0, ("wire", 8.0))
-    [told] = disappointed(answer, simulated)
-    assert "expects a step of 15 s, the judge plays 19 s" in told
-    assert not disappointed(replace(answer, expected_s=18.5), simulated)
-    assert not disappointed(replace(answer, expected_s=None), simulated)
+    [told] = slower_than_expected(answer, simulated)
+    assert "expects a step of 15 s, the simulator finds 19 s" in told
+    assert not slower_than_expected(replace(answer, expected_s=18.5), simulated)
+    assert not slower_than_expected(replace(answer, expected_s=None), simulated)

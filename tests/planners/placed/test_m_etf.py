@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem, simulate_placement
-from tensoropt.planners.placed.earliest import Forward, earliest_first
+from tensoropt.planners.placed.common.earliest import ForwardSchedule, earliest_first
+from tensoropt.planners.placed.common.memory import MemoryBook
+from tensoropt.planners.placed.common.ready_queue import backward_starts
+from tensoropt.planners.placed.common.timetable import IdleSlots, Links
+from tensoropt.planners.placed.common.units import units_of
 from tensoropt.planners.placed.m_etf import place
-from tensoropt.planners.placed.placing import Memory, units_of
-from tensoropt.planners.placed.timetable import IdleSlots, Links, backward_starts
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
@@ -69,8 +71,8 @@ def naive_etf(problem: PlacementProblem, caps: np.ndarray) -> tuple[list[int], l
     return [device[o] for o in range(problem.size)], [start[o] for o in range(problem.size)]
 
 
-def scheduled(problem: PlacementProblem, caps: np.ndarray) -> Forward:
-    return earliest_first(problem, units_of(problem), Memory.empty(caps, flies=False))
+def scheduled(problem: PlacementProblem, caps: np.ndarray) -> ForwardSchedule:
+    return earliest_first(problem, units_of(problem), MemoryBook.empty(caps, counts_transients=False))
 
 
 @settings(max_examples=40, deadline=None)
@@ -134,8 +136,8 @@ def test_backward_runs_what_is_ready():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
-def test_the_judge_needs_no_longer_where_nothing_queues(seed):
-    """Orders are enforced and durations the same, so that only queues could delay the judge."""
+def test_the_simulation_needs_no_longer_where_nothing_queues(seed):
+    """Orders are enforced and durations the same, so that only queues could delay the simulated step."""
     problem = random_problem(seed, 20, 3, training=False)
     free = {(i, j): () for i in range(3) for j in range(3) if i != j}
     problem = replace(problem, devices=replace(problem.devices, lanes=free))

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensoropt.planners import UnsuitableError
+from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import m_etf, m_sct
-from tensoropt.planners.placed.earliest import earliest_first
+from tensoropt.planners.placed.common.earliest import earliest_first
+from tensoropt.planners.placed.common.memory import MemoryBook
+from tensoropt.planners.placed.common.units import units_of
 from tensoropt.planners.placed.m_sct import favourites, not_small, place, precedence
-from tensoropt.planners.placed.placing import Memory, units_of
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem
 
@@ -23,7 +24,7 @@ def favourites_of(problem) -> list[int]:
 
 
 def awake(problem, favourite, caps=float("inf")):
-    memory = Memory.empty(np.full(problem.devices.count, caps), flies=False)
+    memory = MemoryBook.empty(np.full(problem.devices.count, caps), counts_transients=False)
     return earliest_first(problem, units_of(problem), memory, favourite)
 
 

@@ -9,16 +9,17 @@ import pytest
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import simulate_placement
-from tensoropt.planners.placed.dpos import sequence
+from tensoropt.planners.placed.common.memory import MemoryBook
+from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.dpos import schedule_by_ranks
 from tensoropt.planners.placed.os_dpos import place_split
-from tensoropt.planners.placed.placing import Memory, units_of
 from tests.planners.placed.hand import Chain
 
 
 def finish_s(chain: Chain) -> float:
     problem = chain.problem
     caps = np.full(chain.devices, chain.capacity)
-    return sequence(problem, units_of(problem), Memory.empty(caps)).finish_s
+    return schedule_by_ranks(problem, units_of(problem), MemoryBook.empty(caps)).finish_s
 
 
 def test_the_longest_operator_is_cut_as_enumeration_says():

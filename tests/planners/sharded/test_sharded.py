@@ -6,10 +6,12 @@ import random
 
 import pytest
 
-from tensoropt.planners import UnsuitableError, planner
-from tensoropt.planners.problem import Deadline
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.registry import planner
+from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded import flexflow, zero
-from tensoropt.planners.sharded.data_parallel import batch_labels
+from tensoropt.planners.sharded.common.batch import batch_labels
+from tensoropt.planners.sharded.flexflow import Deadline
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.tofu import WHOLE
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -49,7 +51,7 @@ def test_zero_2_holds_what_it_gathered_and_shards_the_rest():
     (whole,) = planner("data_parallel")(question, None, 0)
     plans = {s.notes[0]: s for s in zero.select(question, None, 0)}
     assert set(plans) == {"stage 1", "stage 2", "stage 3"}
-    points = dict(zip(plans, question.points("zero", list(plans.values())), strict=True))
+    points = dict(zip(plans, simulated_points(question, "zero", list(plans.values())), strict=True))
     memory = {n: dict(zip(MEMORY_KINDS, p.memory, strict=True)) for n, p in points.items()}
     size = whole.predicted.memory["parameters"]
     assert memory["stage 3"]["parameters"] == size / 2
@@ -110,18 +112,18 @@ def test_optcnn_has_the_least_added_up_time():
 
 def test_a_walk_never_ends_worse_than_it_started():
     question = small(*GPT)
-    walker = flexflow._Walker(question, 0, None)
-    start = walker.data_parallel()
+    chain = flexflow._Chain(question, 0, None)
+    start = chain.data_parallel()
     assert start is not None
-    cost, choice, late = flexflow.walk(walker, start, 25, Deadline(60.0), random.Random(0))
+    cost, choice, late = flexflow.metropolis_hastings(chain, start, 25, Deadline(60.0), random.Random(0))
     assert not late
-    assert cost <= walker.cost(start)
-    assert walker.cost(choice) == cost
+    assert cost <= chain.cost(start)
+    assert chain.cost(choice) == cost
 
 
 def test_a_walk_whose_time_is_over_says_so():
     question = small(*GPT)
-    walker = flexflow._Walker(question, 0, None)
-    start = walker.data_parallel()
+    chain = flexflow._Chain(question, 0, None)
+    start = chain.data_parallel()
     assert start is not None
-    assert flexflow.walk(walker, start, 25, Deadline(0.0), random.Random(0))[2]
+    assert flexflow.metropolis_hastings(chain, start, 25, Deadline(0.0), random.Random(0))[2]

@@ -1,7 +1,8 @@
-"""Memory over time in a program, as the judge follows it: every tensor from its birth to its last use.
+"""Memory over time in a program, as the simulator follows it: every tensor from its first to its last use.
 
-NetSplit's (5-18) adds up what is there at once between forward and backward. What the judge sees beside it:
-tensors that only forward needs, gradients on their way, and what an operator needs while it runs. Each is an
+NetSplit's (5-18) adds up what is there at once between forward and backward. What the simulator sees beside
+it: tensors that only forward needs, gradients on their way, and what an operator needs while it runs. Each is
+    an
 interval on its device with its bytes as demand; the intervals of a device are one cumulative constraint.
 Bytes are rounded down and capacity up, so that nothing that fits is excluded.
 """
@@ -10,31 +11,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from tensoropt.planners.placed.exact.program import Program
-
-UNIT_BYTES = 1024
+from tensoropt.planners.placed.exact.rules import UNIT_BYTES
+from tensoropt.planners.placed.exact.variables import MessageKey, SendKey, Variables
 
 
-class Lifetimes:
-    """What lies on each device, interval by interval. Adds its constraints to a program when it is made."""
+class _Demands(NamedTuple):
+    """What takes memory on one device: intervals in time, and how many units each takes."""
 
-    def __init__(self, program: Program):
+    intervals: list[Any]
+    units: list[int]
+
+
+def limit_lifetimes(program: Variables) -> None:
+    """Add to a program that what is alive on a device at once fits it."""
+    demands = _Lifetimes(program).demands()
+    for device, (intervals, units) in enumerate(demands):
+        capacity = math.ceil(min(program.capacity_bytes[device], sum(units) * UNIT_BYTES) / UNIT_BYTES)
+        program.model.add_cumulative(intervals, units, capacity)
+
+
+class _Lifetimes:
+    """What lies on each device, interval by interval."""
+
+    def __init__(self, program: Variables):
         self.program, self.model, self.problem = program, program.model, program.problem
-        self.held: list[tuple[list[Any], list[int]]] = [([], []) for _ in program.devices]
+        self.alive = [_Demands([], []) for _ in program.devices]
+
+    def demands(self) -> list[_Demands]:
+        """Per device everything that takes memory there."""
         for operator in range(self.problem.size):
-            for device in program.devices:
+            for device in self.program.devices:
                 self._operator(operator, device)
         for number in range(len(self.problem.tensors)):
-            for device in program.devices:
+            for device in self.program.devices:
                 self._tensor(number, device)
-        for device, (intervals, demands) in enumerate(self.held):
-            capacity = math.ceil(min(program.capacity_bytes[device], sum(demands) * UNIT_BYTES) / UNIT_BYTES)
-            self.model.add_cumulative(intervals, demands, capacity)
+        return self.alive
 
-    def _hold(self, device: int, size: float, start: Any, end: Any, present: Any) -> None:
+    def _add(self, device: int, size: float, start: Any, end: Any, present: Any) -> None:
         demand = int(size // UNIT_BYTES)
         if demand:
             took = self.model.new_int_var(0, self.program.most, "")
@@ -42,8 +57,8 @@ class Lifetimes:
                 took, lambda value: max(value(end) - value(start), 0) if value(present) else 0
             )
             interval = self.model.new_optional_interval_var(start, took, end, present, "")
-            self.held[device][0].append(interval)
-            self.held[device][1].append(demand)
+            self.alive[device].intervals.append(interval)
+            self.alive[device].units.append(demand)
 
     def _until(self, first: Any, present: Any, users: Iterable[tuple[Any, Any]]) -> Any:
         """A time at or after ``first``, and after each (end, literal) whose literal holds."""
@@ -72,31 +87,36 @@ class Lifetimes:
     def _operator(self, o: int, d: int) -> None:
         program, problem = self.program, self.problem
         on = program.on[o][d]
-        self._hold(d, problem.stored_bytes[o], program.zero, program.horizon, on)
-        self._hold(d, problem.forward_peak_bytes[o], program.start[False][o], program.end[False][o], on)
+        self._add(d, problem.stored_bytes[o], program.zero, program.horizon, on)
+        self._add(d, problem.forward_peak_bytes[o], program.start[False][o], program.end[False][o], on)
         if problem.training:
-            self._hold(d, problem.backward_peak_bytes[o], program.start[True][o], program.end[True][o], on)
-            self._hold(d, problem.kept_bytes[o], program.start[False][o], program.end[True][o], on)
+            self._add(d, problem.backward_peak_bytes[o], program.start[True][o], program.end[True][o], on)
+            self._add(d, problem.kept_bytes[o], program.start[False][o], program.end[True][o], on)
 
     def _tensor(self, number: int, device: int) -> None:
         """The tensor itself on one device, made there or received, and its gradient."""
         program, tensor = self.program, self.problem.tensors[number]
-        home, begins = program.on[tensor.producer][device], program.start[False][tensor.producer]
+        made_there, begins = program.on[tensor.producer][device], program.start[False][tensor.producer]
         made = program.end[False][tensor.producer]
         users = [(program.end[False][r], program.on[r][device]) for r in tensor.readers]
         if self.problem.training:
             users += [(program.end[True][o], program.on[o][device]) for o in tensor.kept_by]
         sends = [
-            (program.message[number, other, False][1], program.sent[number, device, other])
+            (
+                program.message[MessageKey(number, other, False)][1],
+                program.sent[SendKey(number, device, other)],
+            )
             for other in program.devices
-            if (number, device, other) in program.sent
+            if SendKey(number, device, other) in program.sent
         ]
         if not tensor.stored:
-            self._hold(device, tensor.bytes, begins, self._until(made, home, [*users, *sends]), home)
+            self._add(
+                device, tensor.bytes, begins, self._until(made, made_there, [*users, *sends]), made_there
+            )
         copied = program.copied(number, device)
         if copied is not None:
-            arrives, arrived = program.message[number, device, False]
-            self._hold(device, tensor.bytes, arrives, self._until(arrived, copied, users), copied)
+            arrives, arrived = program.message[MessageKey(number, device, False)]
+            self._add(device, tensor.bytes, arrives, self._until(arrived, copied, users), copied)
         if self.problem.training and tensor.gradient and tensor.readers:
             self._gradient(number, device, copied)
 
@@ -105,19 +125,19 @@ class Lifetimes:
         program, tensor = self.program, self.problem.tensors[number]
         back = [(program.start[True][r], program.end[True][r], program.on[r][device]) for r in tensor.readers]
         for begin, end, literal in back:
-            self._hold(device, tensor.bytes, begin, end, literal)
-        home = program.on[tensor.producer][device]
+            self._add(device, tensor.bytes, begin, end, literal)
+        made_there = program.on[tensor.producer][device]
         returned = [
-            (*program.message[number, other, True], program.sent[number, device, other])
+            (*program.message[MessageKey(number, other, True)], program.sent[SendKey(number, device, other)])
             for other in program.devices
-            if (number, device, other) in program.sent
+            if SendKey(number, device, other) in program.sent
         ]
         for begin, end, literal in returned:
-            self._hold(device, tensor.bytes, begin, end, literal)
+            self._add(device, tensor.bytes, begin, end, literal)
         ends = [(end, literal) for _, end, literal in (*back, *returned)]
         used = program.end[True][tensor.producer]
-        self._hold(device, tensor.bytes, self._since(used, home, ends), used, home)
+        self._add(device, tensor.bytes, self._since(used, made_there, ends), used, made_there)
         if copied is not None:
-            _, left = program.message[number, device, True]
+            _, left = program.message[MessageKey(number, device, True)]
             ends = [(end, literal) for _, end, literal in back]
-            self._hold(device, tensor.bytes, self._since(left, copied, ends), left, copied)
+            self._add(device, tensor.bytes, self._since(left, copied, ends), left, copied)

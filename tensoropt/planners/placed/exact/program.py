@@ -2,15 +2,15 @@
 
 The variables: a device for every operator, a start for its forward and its backward, and for every tensor
 and device the message that brings it there and the one that brings its gradient back. The constraints, each
-where it is added: one device per operator and what must lie together (:meth:`Program._place`); an operator
-takes its device's time (:meth:`Program._run`); nobody starts before its inputs are there, over links of
-different speed (:meth:`Program._send`); every variable counts once per device it is on
-(:meth:`Program._keep`); the step ends when the last has ended (:meth:`Program._end`). That is what NetSplit's
+where it is added: one device per operator and what must lie together (:meth:`._place`); an operator
+takes its device's time (:meth:`._run`); nobody starts before its inputs are there, over links of
+different speed (:meth:`._send`); every variable counts once per device it is on
+(:meth:`._keep`); the step ends when the last has ended (:meth:`._end`). That is what NetSplit's
 (5-11)–(5-18) say. In them operators may run on one device at the same time; ``Rules.exclusive`` adds what is
 missing: a device, and a lane of a link, does one thing at a time, a device's backward comes after its
 forward, and the optimizer's step after that.
 
-Times are whole ticks, rounded down, so that a proven bound is one of the real problem; see :class:`Grid`.
+Times are whole ticks, rounded down, so that a proven bound is one of the real problem; see :class:`.Grid`.
 """
 
 from __future__ import annotations
@@ -18,71 +18,32 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.exact.lifetimes import UNIT_BYTES, Lifetimes
-from tensoropt.planners.placed.exact.rules import Rules, kept_tensors, lasting_bytes, most_units, unit_bytes
-from tensoropt.planners.placed.placing import units_of
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
-
-ROUNDING = 1e-3
-"""Most that rounding may take off a step, as a share of it."""
-
-
-Recipe = Callable[[Callable[[Any], int]], int]
-"""The value of a variable, given what looks up the values of others."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Seconds as whole ticks.
-
-    A step is a chain of at most ``4 n + 1`` tasks (every operator forward and backward, a message before each
-    of them, an optimizer step), each shortened by less than a tick.
-    """
-
-    tick_s: float
-
-    @classmethod
-    def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
-        """The coarsest that shortens no step by more than :data:`ROUNDING`, given what one takes at least."""
-        return cls(ROUNDING * bound_s / (4 * problem.size + 1))
-
-    def ticks(self, seconds: float) -> int:
-        """Rounded down; 0 for what is impossible anyway, which no solution contains."""
-        if not math.isfinite(seconds):
-            return 0
-        return math.floor(seconds / self.tick_s + 1e-9)
+from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.exact.grid import Grid
+from tensoropt.planners.placed.exact.lifetimes import limit_lifetimes
+from tensoropt.planners.placed.exact.rules import (
+    UNIT_BYTES,
+    Rules,
+    kept_tensors,
+    lasting_bytes,
+    most_units,
+    unit_bytes,
+)
+from tensoropt.planners.placed.exact.variables import MessageKey, OrderKey, Recipe, SendKey, Variables
 
 
-def lower_bound_s(problem: PlacementProblem) -> float:
-    """Seconds that no placement beats: the longest chain of operators, or all work spread evenly."""
-    forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
-    ahead, finish = forward.copy(), backward.copy()
-    for reader in range(problem.size):
-        before = (ahead[problem.tensors[t].producer] for t in problem.read[reader])
-        ahead[reader] += max(before, default=0.0)
-    for producer in reversed(range(problem.size)):
-        tensors = (problem.tensors[t] for t in problem.made[producer])
-        gradients = [finish[r] for t in tensors if t.gradient for r in t.readers]
-        finish[producer] += max([ahead[producer], *gradients])
-    work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1).sum()
-    return float(max(finish.max(initial=0.0), work / problem.devices.count))
-
-
-class Program:
-    """The program of one problem.
+class PlacementProgram(Variables):
+    """The integer program of one placement problem; making it adds all constraints.
 
     Args:
-        grid: see :class:`Grid`.
+        grid: see :class:`.Grid`.
         most_s: a step known to be possible; nothing longer is looked for.
         capacity_bytes: (d,) the memory rule's right-hand side.
     """
@@ -95,32 +56,17 @@ class Program:
         most_s: float,
         capacity_bytes: Sequence[float],
     ):
-        from ortools.sat.python import cp_model
-
-        self.cp: Any = cp_model
-        self.problem, self.rules, self.grid = problem, rules, grid
-        self.devices = range(problem.devices.count)
-        self.most = grid.ticks(most_s) + 1
-        self.capacity_bytes = tuple(float(c) for c in capacity_bytes)
-        self.model: cp_model.CpModel = self.cp.CpModel()
+        super().__init__(problem, grid, most_s, capacity_bytes)
+        self.rules = rules
         self.busy: dict[Any, list[Any]] = defaultdict(list)
-        self.firsts: dict[tuple[int, int, bool], Any] = {}
-        self.recipes: list[tuple[Any, Recipe]] = []
-        self.zero, self.horizon = self.model.new_constant(0), self.model.new_constant(self.most)
+        self.firsts: dict[OrderKey, Any] = {}
         self._place()
         self._run()
         self._send()
         self._keep()
         if rules.lifetimes:
-            Lifetimes(self)
+            limit_lifetimes(self)
         self._end()
-
-    def time(self) -> Any:
-        return self.model.new_int_var(0, self.most, "")
-
-    def derive(self, variable: Any, recipe: Recipe) -> None:
-        """How to complete a schedule by this variable; the recipe reads only what was derived before it."""
-        self.recipes.append((variable, recipe))
 
     def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> Any:
         """``present`` implies start + ticks == end; the interval queues with others of this name."""
@@ -142,13 +88,11 @@ class Program:
             self.model.add_exactly_one(row)
             for device in np.flatnonzero(~allowed):
                 self.model.add(row[device] == 0)
-        self.on: list[list[Any]] = [literals[unit] for unit in units.of]
+        self.on = [literals[unit] for unit in units.of]
 
     def _run(self) -> None:
         """An operator takes its device's time, forward and backward; what it starts after."""
         model, problem = self.model, self.problem
-        self.start: dict[bool, list[Any]] = {}
-        self.end: dict[bool, list[Any]] = {}
         for back, seconds in ((False, problem.forward_s), (True, problem.backward_s)):
             if back and not problem.training:
                 break
@@ -173,8 +117,6 @@ class Program:
 
     def _send(self) -> None:
         """A tensor read elsewhere is sent there once, and its gradient back once, by that link's time."""
-        self.message: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
-        self.sent: dict[tuple[int, int, int], Any] = {}
         for number, tensor in enumerate(self.problem.tensors):
             units = {self.unit[o] for o in (tensor.producer, *tensor.readers)}
             if not tensor.readers:
@@ -193,8 +135,8 @@ class Program:
     def _send_to(self, number: int, device: int) -> None:
         problem, model = self.problem, self.model
         tensor = problem.tensors[number]
-        read = self._any([self.on[r][device] for r in tensor.readers])
-        begins, ends = self.message[number, device, False] = (self.time(), self.time())
+        read = self.any_of([self.on[r][device] for r in tensor.readers])
+        begins, ends = self.message[MessageKey(number, device, False)] = (self.time(), self.time())
         made = self.end[False][tensor.producer]
         model.add(begins >= made)
         model.add(ends >= begins)
@@ -204,21 +146,25 @@ class Program:
             model.add(self.start[False][reader] >= ends).only_enforce_if(self.on[reader][device])
         back = problem.training and tensor.gradient
         if back:
-            returns, returned = self.message[number, device, True] = (self.time(), self.time())
+            returns, returned = self.message[MessageKey(number, device, True)] = (self.time(), self.time())
             model.add(self.start[True][tensor.producer] >= returned)
             model.add(returned >= returns)
-            here = [(self.end[True][r], self.on[r][device]) for r in tensor.readers]
-            self.derive(returns, lambda value: max((value(e) for e, on in here if value(on)), default=0))
+            made_there = [(self.end[True][r], self.on[r][device]) for r in tensor.readers]
+            self.derive(
+                returns, lambda value: max((value(e) for e, on in made_there if value(on)), default=0)
+            )
             self.derive(returned, lambda value: value(returns))
             for reader in tensor.readers:
                 model.add(returns >= self.end[True][reader]).only_enforce_if(self.on[reader][device])
-        for home in self.devices:
-            if home == device:
+        for source in self.devices:
+            if source == device:
                 continue
-            sent = self.sent[number, home, device] = self._both(self.on[tensor.producer][home], read)
-            self._transmit(tensor.bytes, home, device, begins, ends, sent)
+            sent = self.sent[SendKey(number, source, device)] = self.both(
+                self.on[tensor.producer][source], read
+            )
+            self._transmit(tensor.bytes, source, device, begins, ends, sent)
             if back:
-                self._transmit(tensor.bytes, device, home, returns, returned, sent)
+                self._transmit(tensor.bytes, device, source, returns, returned, sent)
 
     def _transmit(self, size: int, source: int, target: int, start: Any, end: Any, sent: Any) -> None:
         devices = self.problem.devices
@@ -229,7 +175,7 @@ class Program:
     def _keep(self) -> None:
         """What is stored and kept on a device fits it, every variable counted once per device; (5-18).
 
-        All of it is there at the moment between a device's forward and backward, so the judge's peak is
+        All of it is there at the moment between a device's forward and backward, so the simulated peak is
         never less: without ``Rules.balance`` and ``Rules.alpha`` the rule excludes nothing that fits.
         """
         problem, own = self.problem, lasting_bytes(self.problem, self.rules.alpha)
@@ -242,10 +188,11 @@ class Program:
                 continue
             terms = [size * self.on[o][d] for o, size in enumerate(units)]
             for tensor in tensors:
-                here = self._any([self.on[o][d] for o in tensor.kept_by])
+                kept = self.any_of([self.on[o][d] for o in tensor.kept_by])
                 if tensor.stored:
-                    here = self._both(here, self.on[tensor.producer][d].negated())
-                terms.append(int(tensor.bytes // unit) * here)
+                    # On its producer's device it is the parameter itself, which is counted there already.
+                    kept = self.both(kept, self.on[tensor.producer][d].negated())
+                terms.append(int(tensor.bytes // unit) * kept)
             self.model.add(sum(terms) <= most)
         if problem.training and problem.update_peak_bytes is not None:
             self._step(problem.stored_bytes + problem.update_peak_bytes)
@@ -287,8 +234,8 @@ class Program:
         self.model.add(self.last[device] >= work)
 
     def _last_of(self, times: Sequence[Any], device: int) -> Recipe:
-        here = [(time, self.on[o][device]) for o, time in enumerate(times)]
-        return lambda value: max((value(time) for time, on in here if value(on)), default=0)
+        pairs = [(time, self.on[o][device]) for o, time in enumerate(times)]
+        return lambda value: max((value(time) for time, on in pairs if value(on)), default=0)
 
     def _total_of(self, last: list[Any]) -> Recipe:
         def total(value: Callable[[Any], int]) -> int:
@@ -318,12 +265,13 @@ class Program:
 
     def _first(self, a: int, b: int, back: bool) -> Any:
         """Whether a comes before b when operators are ordered by their start, ties as in :meth:`decode`."""
-        if (a, b, back) not in self.firsts:
-            literal = self.firsts[a, b, back] = self.model.new_bool_var("")
+        key = OrderKey(a, b, back)
+        if key not in self.firsts:
+            literal = self.firsts[key] = self.model.new_bool_var("")
             start, tie = self.start[back], (a < b) != back
             self.model.add(start[a] + (not tie) <= start[b]).only_enforce_if(literal)
             self.model.add(start[a] >= start[b] + tie).only_enforce_if(literal.negated())
-        return self.firsts[a, b, back]
+        return self.firsts[key]
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
         """Devices, and their operators by their start; ties as operators are listed, backward reversed."""
@@ -337,29 +285,3 @@ class Program:
             return tuple(tuple(o for o in ranked if device[o] == d) for d in self.devices)
 
         return Placement(device, orders(False), orders(True) if True in self.start else None)
-
-    def copied(self, number: int, device: int) -> Any | None:
-        """Whether a device receives a tensor; None where it cannot."""
-        sources = [self.sent[key] for home in self.devices if (key := (number, home, device)) in self.sent]
-        return self._any(sources) if sources else None
-
-    # -- literals ---------------------------------------------------------------------------------
-
-    def _any(self, literals: list[Any]) -> Any:
-        unique = list({literal.index: literal for literal in literals}.values())
-        if len(unique) == 1:
-            return unique[0]
-        result = self.model.new_bool_var("")
-        self.model.add_bool_or([*unique, result.negated()])
-        for literal in unique:
-            self.model.add_implication(literal, result)
-        self.derive(result, lambda value: int(any(value(literal) for literal in unique)))
-        return result
-
-    def _both(self, first: Any, second: Any) -> Any:
-        result = self.model.new_bool_var("")
-        self.model.add_implication(result, first)
-        self.model.add_implication(result, second)
-        self.model.add_bool_or([result, first.negated(), second.negated()])
-        self.derive(result, lambda value: int(value(first) and value(second)))
-        return result

@@ -1,7 +1,8 @@
 """What a program demands of a placement, and the memory rule that a placement must keep to.
 
-The program states the rule over literals (:meth:`.program.Program._keep`), this module over a placement: what
-is stored and kept counts once on every device it is on, in whole units, rounded down, the limit rounded up.
+The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module over a
+placement: what is stored and kept counts once on every device it is on, in whole units, rounded down, the
+    limit rounded up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.placement import PlacedTensor, PlacementProblem
-from tensoropt.planners.placed.exact.lifetimes import UNIT_BYTES
+
+UNIT_BYTES = 1024
+"""Memory is counted in units of so much, so that the solver's integers stay small."""
 
 FINENESS = 2**20
 """A unit is at most this part of all that is stored and kept, so that small models are counted as well."""
@@ -71,28 +74,28 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
     return [math.ceil(min(float(capacity), most) / unit) for capacity in capacity_bytes]
 
 
-def held_units(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> NDArray[np.int64]:
+def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> NDArray[np.int64]:
     """(d,) the memory rule's left-hand side: what is stored and kept, each rounded down, once per device."""
-    held, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
+    lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
     unit = unit_bytes(problem, rules)
-    np.add.at(held, list(device), (own // unit).astype(np.int64))
+    np.add.at(lasting, list(device), (own // unit).astype(np.int64))
     for tensor in kept_tensors(problem):
         counted = {device[tensor.producer]} if tensor.stored else set()
-        held[list({device[o] for o in tensor.kept_by} - counted)] += int(tensor.bytes // unit)
-    return held
+        lasting[list({device[o] for o in tensor.kept_by} - counted)] += int(tensor.bytes // unit)
+    return lasting
 
 
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
-    """Whether devices keep to the memory rule, as :meth:`Program._keep` states it."""
+    """Whether devices keep to the memory rule, as :meth:`PlacementProgram._keep` states it."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
-    return bool((held_units(problem, device, rules) <= limits).all())
+    return bool((lasting_units(problem, device, rules) <= limits).all())
 
 
 def fullest_share(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> float:
     """The share of all that is stored and kept which the fullest device holds."""
     whole = all_once_bytes(problem, rules)
-    held = float(held_units(problem, device, rules).max()) * unit_bytes(problem, rules)
-    return held / whole if whole else 0.0
+    fullest = float(lasting_units(problem, device, rules).max()) * unit_bytes(problem, rules)
+    return fullest / whole if whole else 0.0
 
 
 def rule_words(rules: Rules) -> str:

@@ -1,4 +1,4 @@
-"""Solving a :class:`~tensoropt.planners.placed.exact.program.Program`: hints in, placements out.
+"""Solving a :class:`~tensoropt.planners.placed.exact.program.PlacementProgram`: hints in, placements out.
 
 The solver's strategies take turns in a fixed rhythm and are limited in effort instead of seconds, so an
 answer depends on the seed alone, whatever the machine; the limit in seconds is a guard, and an answer that it
@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensoropt.placement import Placement, SimulatedPlacement
-from tensoropt.planners.placed.exact.program import Program
+from tensoropt.planners.placed.exact.program import PlacementProgram
+from tensoropt.planners.placed.exact.variables import MessageKey
 
 EFFORT_PER_SECOND = 0.3
 """Effort granted per second of the time limit. One quiet core spends a little more than that, so that the
@@ -24,6 +25,7 @@ STRATEGIES = 8
 memory is tight it took more effort on five operators than eight need together."""
 
 WATCH_S = 0.2
+"""How often an interrupt is looked for while the solver runs."""
 
 CLOCK = 0.95
 """A run that took this share of its seconds counts as ended by the clock: the solver stops a little early."""
@@ -51,7 +53,7 @@ class Outcome:
 
 
 def solve(
-    program: Program,
+    program: PlacementProgram,
     *,
     seed: int,
     effort: float,
@@ -123,8 +125,8 @@ def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
     return result[0]
 
 
-def _schedule_of(program: Program, simulated: SimulatedPlacement) -> list[tuple[Any, int]]:
-    """A played schedule as values of all the program's variables, rounded down as its durations are."""
+def _schedule_of(program: PlacementProgram, simulated: SimulatedPlacement) -> list[tuple[Any, int]]:
+    """A simulated schedule as values of all the program's variables, rounded down as its durations are."""
     known: dict[int, tuple[Any, int]] = {}
 
     def put(variable: Any, value: int) -> None:
@@ -149,11 +151,16 @@ def _schedule_of(program: Program, simulated: SimulatedPlacement) -> list[tuple[
     return list(known.values())
 
 
-Placed = tuple[Any, Any, int, int]
-"""(start variable, end variable, start, duration)."""
+class TimedTask(NamedTuple):
+    """A task of a known schedule: the program's variables of its start and end, and their values in ticks."""
+
+    start: Any
+    end: Any
+    begins: int
+    ticks: int
 
 
-def _operators(program: Program, simulated: SimulatedPlacement) -> Iterator[Placed]:
+def _operators(program: PlacementProgram, simulated: SimulatedPlacement) -> Iterator[TimedTask]:
     problem, place = program.problem, simulated.placement
     phases = [(False, "forward", place.forward, problem.forward_s)]
     if problem.training:
@@ -163,14 +170,15 @@ def _operators(program: Program, simulated: SimulatedPlacement) -> Iterator[Plac
         operators = [o for order in orders for o in order]
         for o, event in zip(operators, events, strict=True):
             took = program.grid.ticks(seconds[o, place.device[o]])
-            yield program.start[back][o], program.end[back][o], program.grid.ticks(event.start_s), took
+            begins = program.grid.ticks(event.start_s)
+            yield TimedTask(program.start[back][o], program.end[back][o], begins, took)
 
 
-def _messages(program: Program, simulated: SimulatedPlacement) -> Iterator[Placed]:
+def _messages(program: PlacementProgram, simulated: SimulatedPlacement) -> Iterator[TimedTask]:
     timeline, problem = simulated.timeline, program.problem
     events = (timeline.events[i] for i in timeline.order)
     sends = [event for event in events if event.task.phase.startswith("send")]
     for (number, source, target, back), event in zip(simulated.transfers, sends, strict=True):
-        start, end = program.message[number, source if back else target, back]
+        start, end = program.message[MessageKey(number, source if back else target, back)]
         took = problem.devices.transfer_s(problem.tensors[number].bytes, source, target)
-        yield start, end, program.grid.ticks(event.start_s), program.grid.ticks(took)
+        yield TimedTask(start, end, program.grid.ticks(event.start_s), program.grid.ticks(took))

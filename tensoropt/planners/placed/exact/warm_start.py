@@ -1,25 +1,29 @@
-"""Where exact planners start: the heuristics under the judge, and the best of all that was played."""
+"""Where exact planners start: what the heuristics make of a problem."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
-from tensoropt.planners.placed.exact.rules import Rules, held_units, obeys
-from tensoropt.planners.placed.placing import units_of
-from tensoropt.planners.registry import UnsuitableError
+from tensoropt.placement import Placement, PlacementProblem
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.exact.rules import Rules, lasting_units, obeys
 
 WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
+"""Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
+
+
 SCHEDULERS = ("m_etf", "dpos")
 """Heuristics that order operators well once their devices are fixed."""
 
+
 MOST_CUTS = 3
-"""So many ways to cut a problem in two are tried, the most even ones."""
+"""So many ways to cut a problem in two are tried, the most even ones; an assumption."""
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Placement]]:
@@ -57,7 +61,7 @@ def halves(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple
     for first in range(1, len(units.members)):
         device = tuple(int(unit >= first) for unit in units.of)
         if _possible(problem, Placement.in_order(device, 2)) and obeys(problem, device, rules):
-            cuts.append((int(held_units(problem, device, rules).max()), device))
+            cuts.append((int(lasting_units(problem, device, rules).max()), device))
     for _, device in sorted(cuts)[:MOST_CUTS]:
         for source, placement in ordered(problem, device, seed):
             yield f"two halves, ordered by {source}", placement
@@ -75,53 +79,3 @@ def _possible(problem: PlacementProblem, placement: Placement) -> bool:
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     everywhere = np.isfinite([seconds[o, d] for o, d in enumerate(placement.device)]).all()
     return bool(everywhere) and all(placement.device[o] in allowed for o, allowed in problem.pinned)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A placement, played; ``source`` says who found it."""
-
-    source: str
-    simulated: SimulatedPlacement
-
-    @property
-    def excess_bytes(self) -> float:
-        """By how much the device that overflows most does."""
-        over = np.array(self.simulated.peak_bytes) - self.simulated.problem.devices.capacity_bytes
-        return float(over.max())
-
-
-@dataclass
-class Candidates:
-    """All that was played of one problem.
-
-    Attributes:
-        rules: what an answer must keep to, beside fitting.
-        best: the fastest that fits and keeps to the rules.
-        broken: the fastest that fits and does not.
-        nearest: of those that do not fit the one that exceeds a device least.
-    """
-
-    problem: PlacementProblem
-    rules: Rules = field(default_factory=Rules)
-    best: Candidate | None = None
-    broken: Candidate | None = None
-    nearest: Candidate | None = None
-
-    def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
-        """Let the judge play a placement, and remember it where it is the best."""
-        candidate = Candidate(source, simulate_placement(self.problem, placement))
-        simulated = candidate.simulated
-        if not simulated.fits():
-            if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
-                self.nearest = candidate
-        elif obeys(self.problem, placement.device, self.rules):
-            if simulated.time_s < self.best_s:
-                self.best = candidate
-        elif self.broken is None or simulated.time_s < self.broken.simulated.time_s:
-            self.broken = candidate
-        return simulated
-
-    @property
-    def best_s(self) -> float:
-        return self.best.simulated.time_s if self.best is not None else float("inf")

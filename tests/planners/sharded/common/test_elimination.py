@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.planners.sharded import elimination
-from tensoropt.planners.sharded.elimination import ImpossibleError, IrreducibleError, cheapest
+from tensoropt.planners.sharded.common import elimination
+from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
 
 
 def exhaustive(nodes, edges) -> float:

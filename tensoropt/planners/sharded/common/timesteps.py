@@ -15,12 +15,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
-from tensoropt.planners.problem import TableSpace
+from tensoropt.planners.task import TableSpace
 from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.types import Floats
 
-Floats = NDArray[np.float64]
 Edges = Sequence[tuple[str, str, Floats]]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from tensoropt.placement import SimulatedPlacement
-from tensoropt.planners.placed.contraction import Contraction
-from tensoropt.planners.placed.exact.program import ROUNDING, lower_bound_s
+from tensoropt.planners.placed.common.contraction import Contraction
+from tensoropt.planners.placed.common.units import units_of
+from tensoropt.planners.placed.exact.grid import ROUNDING, lower_bound_s
+from tensoropt.planners.placed.exact.known_placements import KnownPlacement, KnownPlacements
+from tensoropt.planners.placed.exact.rounds import Proof
 from tensoropt.planners.placed.exact.rules import (
     Rules,
     all_once_bytes,
@@ -17,44 +18,9 @@ from tensoropt.planners.placed.exact.rules import (
     lasting_bytes,
     rule_words,
 )
-from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, Outcome
-from tensoropt.planners.placed.exact.warm_start import Candidate, Candidates
-from tensoropt.planners.placed.placing import units_of
+from tensoropt.planners.placed.exact.settings import ExactSettings
+from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND
 from tensoropt.units import format_bytes, format_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How an exact planner works.
-
-    Attributes:
-        name: of the planner.
-        rules: of its program.
-        most_blocks: beyond so many operators they are contracted to as many blocks.
-        seconds: given to the solver, whose effort is limited in proportion.
-        most_after_all: refuse where more blocks remain, because nothing more can be joined; None for never.
-    """
-
-    name: str
-    rules: Rules
-    most_blocks: int
-    seconds: float
-    most_after_all: int | None = None
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What is known after the last round.
-
-    Attributes:
-        bound_s: no placement of the program's blocks is faster, by its rules; inf when none fits.
-        last: the last run of the solver; None when the warm start met the bound before any.
-        own: the program's own best as the judge plays it, fitting or not.
-    """
-
-    bound_s: float
-    last: Outcome | None = None
-    own: SimulatedPlacement | None = None
 
 
 class Notes:
@@ -62,15 +28,15 @@ class Notes:
 
     def __init__(
         self,
-        search: Search,
+        settings: ExactSettings,
         contraction: Contraction,
-        candidates: Candidates,
-        best: Candidate,
-        warm: Candidate | None,
+        known: KnownPlacements,
+        best: KnownPlacement,
+        warm: KnownPlacement | None,
         proof: Proof,
     ):
-        self.search, self.contraction, self.proof = search, contraction, proof
-        self.broken = candidates.broken
+        self.settings, self.contraction, self.proof = settings, contraction, proof
+        self.broken = known.broken
         self.best, self.warm = best, warm
 
     def lines(self) -> list[str]:
@@ -90,11 +56,11 @@ class Notes:
     def _origin(self) -> str:
         took = format_seconds(self.best.simulated.time_s)
         if self.warm is None:
-            ruled = " and keeps to the rules" if rule_words(self.search.rules) else ""
+            ruled = " and keeps to the rules" if rule_words(self.settings.rules) else ""
             return f"no heuristic found a placement that fits{ruled}; {self.best.source} did, {took}"
         before = format_seconds(self.warm.simulated.time_s)
         if self.best is self.warm:
-            return f"the warm start stands: nothing the judge plays faster than {self.best.source}, {took}"
+            return f"the warm start stands: nothing simulated is faster than {self.best.source}, {took}"
         return f"found by {self.best.source}: {took}; warm start {self.warm.source}: {before}"
 
     def _broken(self) -> str:
@@ -102,7 +68,7 @@ class Notes:
         if self.broken is None or self.broken.simulated.time_s >= self.best.simulated.time_s:
             return ""
         took = format_seconds(self.broken.simulated.time_s)
-        return f"{self.broken.source}, {took}, is no answer: {breach(self.search.rules, self.broken)}"
+        return f"{self.broken.source}, {took}, is no answer: {breach(self.settings.rules, self.broken)}"
 
     def _blocks(self) -> str:
         whole, blocks = self.contraction.whole.size, len(self.contraction.groups)
@@ -111,7 +77,7 @@ class Notes:
     def _gap(self) -> str:
         """What is proven: of all placements where the program knew them all, else of what any must take."""
         took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
-        floor_s, rules = lower_bound_s(whole), rule_words(self.search.rules)
+        floor_s, rules = lower_bound_s(whole), rule_words(self.settings.rules)
         if len(self.contraction.groups) == whole.size:
             text = _proven(took, max(self.proof.bound_s, floor_s), " with " + rules if rules else "")
             return text if rules or outcome is not None else f"{text}; no program was needed for that"
@@ -133,14 +99,14 @@ class Notes:
         if outcome.proven:
             return f"times rounded down by less than {ROUNDING:.1%}"
         ended = (
-            f"ended by the clock after {self.search.seconds:g} s: another machine may answer differently"
+            f"ended by the clock after {self.settings.seconds:g} s: another machine may answer differently"
             if outcome.clock
-            else f"ended by its limit of effort, {self.search.seconds * EFFORT_PER_SECOND:g} units"
+            else f"ended by its limit of effort, {self.settings.seconds * EFFORT_PER_SECOND:g} units"
         )
         return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
     def _own(self) -> str:
-        """Where the judge sees the program's own answer otherwise than the program does."""
+        """Where the simulator sees the program's own answer otherwise than the program does."""
         outcome, own = self.proof.last, self.proof.own
         if outcome is None or own is None or outcome.placement is None:
             return ""
@@ -148,7 +114,7 @@ class Notes:
         fits = "" if own.fits() else ", and it does not fit there"
         if not fits and abs(simulated_s - says) <= ROUNDING * simulated_s:
             return ""
-        why = "" if self.search.rules.exclusive else ", as it lets operators share a device"
+        why = "" if self.settings.rules.exclusive else ", as it lets operators share a device"
         return (
             f"the program says {format_seconds(says)} of its own answer, the simulator "
             f"{format_seconds(simulated_s)}{why}{fits}"
@@ -162,7 +128,7 @@ def _proven(took_s: float, bound_s: float, within: str) -> str:
     return f"gap {gap:.2%} proven: nothing{within} is faster than {format_seconds(bound_s)}"
 
 
-def breach(rules: Rules, broken: Candidate) -> str:
+def breach(rules: Rules, broken: KnownPlacement) -> str:
     """In which way a placement breaks the rules."""
     if rules.balance is None or rules.balance >= 1:
         return f"it does not fit with {rule_words(rules)}"
@@ -170,19 +136,19 @@ def breach(rules: Rules, broken: Candidate) -> str:
     return f"{share:.1%} of what is stored and kept is on one device, and the rule allows {rules.balance:.0%}"
 
 
-def refusal(search: Search, candidates: Candidates, contraction: Contraction, proof: Proof) -> str:
+def refusal(settings: ExactSettings, known: KnownPlacements, contraction: Contraction, proof: Proof) -> str:
     problem = contraction.whole
     none = ", and none exists" if math.isinf(proof.bound_s) and contraction.problem is problem else ""
-    if candidates.broken is not None:
-        text = f"{search.name} finds no plan with {rule_words(search.rules)}{none}"
-        text += _indivisible(search.rules, contraction)
-        broken = candidates.broken
-        text += f"; of the fastest that fits, {broken.source}, {breach(search.rules, broken)}"
+    if known.broken is not None:
+        text = f"{settings.name} finds no plan with {rule_words(settings.rules)}{none}"
+        text += _indivisible(settings.rules, contraction)
+        broken = known.broken
+        text += f"; of the fastest that fits, {broken.source}, {breach(settings.rules, broken)}"
         return f"{text}; use netsplit or dpos, which have no such rule"
     capacity = format_bytes(float(problem.devices.capacity_bytes.max()))
-    text = f"{search.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
-    if candidates.nearest is not None:
-        text += f"; the nearest needs {format_bytes(candidates.nearest.excess_bytes)} more on one of them"
+    text = f"{settings.name} finds no plan within {capacity} on {problem.devices.count} devices{none}"
+    if known.nearest is not None:
+        text += f"; the nearest needs {format_bytes(known.nearest.excess_bytes)} more on one of them"
     return f"{text}; raise the limit, use more devices or a smaller batch"
 
 
@@ -192,10 +158,10 @@ def _indivisible(rules: Rules, contraction: Contraction) -> str:
         return ""
     problem = contraction.problem
     own, units = lasting_bytes(problem, rules.alpha), units_of(problem)
-    held = [float(own[list(unit)].sum()) for unit in units.members]
-    whole, largest = all_once_bytes(problem, rules), int(np.argmax(held))
-    if held[largest] <= rules.balance * whole:
+    lasting = [float(own[list(unit)].sum()) for unit in units.members]
+    whole, largest = all_once_bytes(problem, rules), int(np.argmax(lasting))
+    if lasting[largest] <= rules.balance * whole:
         return ""
     first, *others = units.members[largest]
     name = problem.names[first] + (f" and {len(others)} more that belong together" if others else "")
-    return f": {name} cannot be divided and holds {held[largest] / whole:.1%}"
+    return f": {name} cannot be divided and holds {lasting[largest] / whole:.1%}"

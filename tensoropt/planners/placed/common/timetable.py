@@ -1,23 +1,20 @@
 """Devices and links as timetables, for schedules made operator by operator.
 
 :class:`IdleSlots` is one device into whose gaps operators are inserted; :class:`Links` is all links, whose
-messages queue. Both only estimate: the judge has the last word.
+messages queue. Both only estimate: the simulator has the last word.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensoropt.placement import DeviceSet, PlacementProblem
-
-Floats = NDArray[np.float64]
+from tensoropt.placement import DeviceSet
+from tensoropt.types import Floats
 
 
 class IdleSlots:
@@ -104,92 +101,14 @@ class Links:
         """
         latest = np.zeros(self.devices.count)
         free: Floats | None = None
-        for (made, home, num_bytes), there in zip(messages, known, strict=True):
+        for (made, source, num_bytes), there in zip(messages, known, strict=True):
             if free is None:
                 free = self._free[self._lanes].max(axis=2)
-            start = np.maximum(made, free[home])
-            end = start + (self.devices.latency_s[home] + num_bytes * self.devices.seconds_per_byte[home])
-            end[home] = made
+            start = np.maximum(made, free[source])
+            end = start + (self.devices.latency_s[source] + num_bytes * self.devices.seconds_per_byte[source])
+            end[source] = made
             sent = np.isnan(there)
             latest = np.maximum(latest, np.where(sent, end, there))
             if len(messages) > 1:
-                free = np.where(self._shared[home] & sent, np.maximum(free, end), free)
+                free = np.where(self._shared[source] & sent, np.maximum(free, end), free)
         return latest
-
-
-def backward_starts(
-    problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]
-) -> list[float]:
-    """Starts of backward where devices are given: whatever is ready first runs first, the last made before.
-
-    What a framework's ready queue does, and an earliest task first schedule without choice of devices.
-
-    Args:
-        ready_s: per device when its forward is done; its backward starts then.
-    """
-    return _Backward(problem, device, ready_s).run()
-
-
-class _Backward:
-    """Events in time: an operator ends and sends, a device looks for something to do."""
-
-    def __init__(self, problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]):
-        self.problem = problem
-        self.device = device
-        self.links = Links(problem.devices)
-        self.free = list(ready_s)
-        self.starts = [0.0] * problem.size
-        self.ready = [0.0] * problem.size
-        self.waiting = [0] * problem.size
-        """Per operator how many readers and messages it waits for."""
-        self.unread: dict[tuple[int, int], int] = defaultdict(int)
-        """(tensor, device) -> how many readers there have still to add to its gradient."""
-        self.found: list[list[int]] = [[] for _ in ready_s]
-        """Per device what could run, the last made first."""
-        self.events: list[tuple[float, int, int, int]] = []
-        """(time, 0: an operator ends; 1: an operator is ready; 2: a device is free, which)."""
-
-    def run(self) -> list[float]:
-        problem, device = self.problem, self.device
-        for number, tensor in enumerate(problem.tensors):
-            if tensor.gradient:
-                home = device[tensor.producer]
-                for reader in tensor.readers:
-                    self.unread[number, device[reader]] += 1
-                self.waiting[tensor.producer] += len({device[r] for r in tensor.readers})
-        for operator in range(problem.size):
-            if not self.waiting[operator]:
-                heapq.heappush(self.events, (self.free[device[operator]], 1, -operator, operator))
-        while self.events:
-            now, kind, _, which = heapq.heappop(self.events)
-            if kind == 0:
-                self._end(which, now)
-            elif kind == 1:
-                home = device[which]
-                heapq.heappush(self.found[home], -which)
-                heapq.heappush(self.events, (max(now, self.free[home]), 2, home, home))
-            elif self.found[which] and self.free[which] <= now:
-                operator = -heapq.heappop(self.found[which])
-                self.starts[operator] = now
-                end = now + float(problem.backward_s[operator, which])
-                self.free[which] = end
-                heapq.heappush(self.events, (end, 0, -operator, operator))
-                heapq.heappush(self.events, (end, 2, which, which))
-        return self.starts
-
-    def _end(self, operator: int, now: float) -> None:
-        here = self.device[operator]
-        for number in self.problem.read[operator]:
-            tensor = self.problem.tensors[number]
-            if not tensor.gradient:
-                continue
-            self.unread[number, here] -= 1
-            if self.unread[number, here]:
-                continue
-            producer, home = tensor.producer, self.device[tensor.producer]
-            there = now if home == here else self.links.send(tensor.bytes, here, home, now)
-            self.ready[producer] = max(self.ready[producer], there)
-            self.waiting[producer] -= 1
-            if not self.waiting[producer]:
-                at = max(self.ready[producer], self.free[home])
-                heapq.heappush(self.events, (at, 1, -producer, producer))

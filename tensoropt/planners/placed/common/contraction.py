@@ -180,7 +180,7 @@ class Contraction:
         """(bytes kept, forward peak, backward peak) that the tensors inside a block add, and its operators.
 
         Backward's peak is that of its operators with the largest gradient inside: an estimate. What is
-        played at last is the whole problem, not this one.
+        simulated at last is the whole problem, not this one.
         """
         whole, group, kept = self.whole, self.groups[number], 0.0
         changes: dict[int, float] = dict.fromkeys(group, 0.0)

@@ -1,4 +1,4 @@
-"""The exact planners against exhaustive search, the judge as oracle."""
+"""The exact planners against exhaustive search, the simulator as oracle."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 from tensoropt.errors import InfeasibleError, MissingExtraError
 from tensoropt.placement import DeviceSet, PlacedTensor, Placement, PlacementProblem, simulate_placement
-from tensoropt.planners import UnsuitableError
 from tensoropt.planners.compare import asked
+from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.placed import netsplit, pesto
-from tensoropt.planners.placed.exact import method as exact_module
+from tensoropt.planners.placed.exact import rounds as exact_module
 from tensoropt.planners.placed.exact import solver as solver_module
-from tensoropt.planners.placed.exact.method import contracted
-from tensoropt.planners.placed.exact.program import Grid, Program, lower_bound_s
+from tensoropt.planners.placed.exact.grid import Grid, lower_bound_s
+from tensoropt.planners.placed.exact.place import contracted
+from tensoropt.planners.placed.exact.program import PlacementProgram
 from tensoropt.planners.placed.exact.rules import Rules, fullest_share, obeys
 from tensoropt.planners.placed.exact.solver import solve
 from tensoropt.planners.placed.exact.warm_start import heuristics
@@ -55,7 +56,7 @@ def with_capacity(problem: PlacementProblem, capacity: float) -> PlacementProble
 def outcome_of(problem: PlacementProblem, rules: Rules, *, effort: float = 1.0, hint=None):
     most = 10 * simulate_placement(problem, alone(problem)).time_s
     grid = Grid.of(problem, lower_bound_s(problem))
-    program = Program(problem, rules, grid, most, problem.devices.capacity_bytes.tolist())
+    program = PlacementProgram(problem, rules, grid, most, problem.devices.capacity_bytes.tolist())
     return solve(program, seed=0, effort=effort, seconds=200, hint=hint)
 
 
@@ -107,7 +108,7 @@ def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
 
 
 @pytest.mark.parametrize("seed", [1, 8])
-def test_capacity_is_kept_under_the_judge(seed):
+def test_capacity_is_kept_under_the_simulator(seed):
     problem = small(seed, 0.8)
     simulated = simulate_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)
     assert simulated.fits()

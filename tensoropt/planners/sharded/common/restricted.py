@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tensoropt.costs.tables import Variable
-from tensoropt.planners.problem import Problem, Selection, TableSpace
-from tensoropt.planners.registry import UnsuitableError
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.task import PlanningTask, Selection, TableSpace
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
 
 Allowed = Callable[[TableSpace, Variable, int], np.ndarray | None]
 """(space, variable, configuration) -> mask over its options, or None for all of them."""
 
 MOST_POINTS = 64
-"""Points kept per space; a scheme leaves little open."""
+"""Points kept per space; a scheme leaves little open, so that more would hardly differ."""
 
 
 def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
@@ -44,10 +44,10 @@ def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
 
 
 def restricted_selections(
-    problem: Problem, allowed: Allowed, suits: Callable[[TableSpace], bool] = lambda _: True
+    task: PlanningTask, allowed: Allowed, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
     """The frontiers of what is allowed, over all spaces that suit; spaces without any strategy give none."""
-    for number, space in enumerate(problem.spaces):
+    for number, space in enumerate(task.spaces):
         if not suits(space):
             continue
         graph = restricted_graph(space, allowed)
@@ -59,6 +59,7 @@ def restricted_selections(
 
 
 def selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:
+    """The strategies of a frontier of space ``number``, ascending in memory."""
     for i in range(len(frontier)):
         yield Selection(number, frontier.strategy(i), frontier.options(i))
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensoropt.planners import planner
-from tensoropt.planners.sharded.restricted import NOTHING, restricted_selections
+from tensoropt.planners.registry import planner
+from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_selections
 from tests.planners.problems import small
 
 CASE = ("two layers", ((2,),), (1,))

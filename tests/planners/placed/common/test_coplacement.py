@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tensoropt.placement import PlacedTensor, Placement, PlacementProblem, simulate_placement
-from tensoropt.planners.placed.contraction import Contraction, contract
-from tensoropt.planners.placed.coplacement import GroupLimits, co_place, edge_weights
+from tensoropt.planners.placed.common.contraction import Contraction, contract
+from tensoropt.planners.placed.common.coplacement import GroupLimits, co_place, edge_weights
 from tests.planners.placed.placements import random_problem
 
 

@@ -19,7 +19,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from tensoropt.types import Floats
+
 MOST_NEIGHBOURS = 2
 """Of a node that node elimination takes out."""
 MOST_ENTRIES = 2**23
@@ -93,7 +94,7 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
         removed.append(_eliminate(graph, weights, name, neighbours))
         waiting.extend(n for n in neighbours if n not in waiting)
     final = tuple(sorted(graph.nodes))
-    removed += _Final(graph, weights).run()
+    removed += _FinalGraph(graph, weights).enumerate()
     return _total(nodes, edges, _unroll(removed), final)
 
 
@@ -149,7 +150,7 @@ class _Term:
     costs: Floats
 
 
-class _Final:
+class _FinalGraph:
     """The final graph, enumerated node by node."""
 
     def __init__(self, graph: nx.Graph, weights: Mapping[str, Floats]):
@@ -159,7 +160,7 @@ class _Final:
         self.terms = [_Term((name,), weights[name]) for name in self.nodes]
         self.terms += [_Term((a, b), _table(graph, a, b)) for a, b in graph.edges]
 
-    def run(self) -> list[_Removed]:
+    def enumerate(self) -> list[_Removed]:
         """Nodes in the order in which they were taken out.
 
         Raises:

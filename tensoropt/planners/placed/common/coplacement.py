@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.contraction import Blocks, Contraction, allowed_devices, contract
+from tensoropt.planners.placed.common.contraction import Blocks, Contraction, allowed_devices, contract
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.placing import Memory, NoRoomError, Units
-from tensoropt.planners.placed.timetable import Links
-
-Floats = NDArray[np.float64]
+from tensoropt.planners.placed.common.memory import MemoryBook, NoRoomError
+from tensoropt.planners.placed.common.timetable import Links
+from tensoropt.planners.placed.common.units import Units
+from tensoropt.types import Floats
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardSchedule:
     """Devices and starts of all forward operators.
 
     Attributes:
@@ -36,8 +36,8 @@ class Forward:
 
 
 def earliest_first(
-    problem: PlacementProblem, units: Units, memory: Memory, favourite: Sequence[int] | None = None
-) -> Forward:
+    problem: PlacementProblem, units: Units, memory: MemoryBook, favourite: Sequence[int] | None = None
+) -> ForwardSchedule:
     """Schedule forward. Ties: the operator made first, the first device.
 
     Args:
@@ -46,10 +46,10 @@ def earliest_first(
     Raises:
         NoRoomError: no ready operator fits on any device.
     """
-    return _Schedule(problem, units, memory, favourite).run()
+    return _EarliestFirst(problem, units, memory, favourite).schedule()
 
 
-class _Schedule:
+class _EarliestFirst:
     """The state between two choices. In matrices rows are ready operators, columns devices.
 
     Arrivals only ever get later as messages queue, so those worked out before are lower bounds: a choice is
@@ -57,7 +57,7 @@ class _Schedule:
     """
 
     def __init__(
-        self, problem: PlacementProblem, units: Units, memory: Memory, favourite: Sequence[int] | None
+        self, problem: PlacementProblem, units: Units, memory: MemoryBook, favourite: Sequence[int] | None
     ):
         count = problem.devices.count
         self.problem, self.units, self.memory, self.favourite = problem, units, memory, favourite
@@ -65,7 +65,7 @@ class _Schedule:
         self.device = [-1] * problem.size
         self.starts = [0.0] * problem.size
         self.ends = [0.0] * problem.size
-        self.home = [-1] * len(units.members)
+        self.unit_device = [-1] * len(units.members)
         self.there: dict[int, Floats] = {}
         """Per tensor that was sent (devices,) when it arrived; NaN where it did not."""
         self.free = np.zeros(count)
@@ -83,11 +83,11 @@ class _Schedule:
         self.open = np.empty((16, count), dtype=bool)
         """Where it may lie, memory aside."""
         self.size = np.empty((16, 2))
-        """What it would book: held for the step, and in flight."""
+        """What it would book: for the whole step, and as its largest transient."""
         self.seen = np.empty(16, dtype=np.int64)
         """For which state of the links its arrivals were worked out."""
 
-    def run(self) -> Forward:
+    def schedule(self) -> ForwardSchedule:
         for operator in range(self.problem.size):
             if not self.waiting[operator]:
                 self._enter(operator)
@@ -99,7 +99,7 @@ class _Schedule:
                 self.waiting[reader] -= 1
                 if not self.waiting[reader]:
                     self._enter(reader)
-        return Forward(tuple(self.device), tuple(self.starts), tuple(float(f) for f in self.free))
+        return ForwardSchedule(tuple(self.device), tuple(self.starts), tuple(float(f) for f in self.free))
 
     # -- choosing ---------------------------------------------------------------------------------
 
@@ -151,8 +151,8 @@ class _Schedule:
 
     def _fits(self, operator: int, device: int) -> bool:
         unit = self.units.of[operator]
-        if self.home[unit] >= 0:
-            return self.home[unit] == device
+        if self.unit_device[unit] >= 0:
+            return self.unit_device[unit] == device
         return bool(self.units.allowed[unit, device] and self.memory.room(self.units, unit)[device])
 
     # -- what is ready ----------------------------------------------------------------------------
@@ -203,19 +203,19 @@ class _Schedule:
     def _restrict(self, row: int) -> None:
         """Where the row's operator may lie and what it would book, now."""
         unit = self.units.of[int(self.ready[row])]
-        home = self.home[unit]
+        lies_on = self.unit_device[unit]
         self.open[row] = self.units.allowed[unit]
-        self.size[row] = self.units.bytes[unit], self.units.flight_bytes[unit]
-        if home >= 0:
+        self.size[row] = self.units.bytes[unit], self.units.transient_bytes[unit]
+        if lies_on >= 0:
             self.open[row] = False
-            self.open[row, home] = True
+            self.open[row, lies_on] = True
             self.size[row] = 0.0
 
     def _start(self, operator: int, device: int, start: float) -> None:
-        for tensor, (made, home, num_bytes), there in zip(*self._inputs(operator), strict=True):
-            if home != device and np.isnan(there[device]):
+        for tensor, (made, source, num_bytes), there in zip(*self._inputs(operator), strict=True):
+            if source != device and np.isnan(there[device]):
                 there = there.copy()
-                there[device] = self.links.send(num_bytes, home, device, made)
+                there[device] = self.links.send(num_bytes, source, device, made)
                 self.there[tensor] = there
         end = start + float(self.problem.forward_s[operator, device])
         self.device[operator], self.starts[operator], self.ends[operator] = device, start, end
@@ -223,8 +223,8 @@ class _Schedule:
         self.last[device] = operator
         self.now = max(self.now, start)
         unit = self.units.of[operator]
-        if self.home[unit] < 0:
-            self.home[unit] = device
+        if self.unit_device[unit] < 0:
+            self.unit_device[unit] = device
             self.memory.book(self.units, unit, device)
             for member in self.units.members[unit]:
                 if member in self.rows:

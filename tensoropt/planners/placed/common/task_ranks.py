@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.placing import Units
-
-Floats = NDArray[np.float64]
+from tensoropt.planners.placed.common.units import Units
+from tensoropt.types import Floats
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tensoropt.planners import planner
-from tensoropt.planners.sharded.timesteps import coalesced, repeated
+from tensoropt.planners.registry import planner
+from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
 from tests.planners.problems import small
 
 UNROLLED = ("unrolled", ((2,),), (1,))

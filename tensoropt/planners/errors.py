@@ -1,0 +1,14 @@
+"""What a planner raises where its method does not apply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tensoropt.errors import TensorOptError
+
+if TYPE_CHECKING:
+    pass
+
+
+class UnsuitableError(TensorOptError):
+    """A planner cannot treat a problem; the message says why and what would do."""

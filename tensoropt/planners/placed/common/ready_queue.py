@@ -1,0 +1,110 @@
+"""Backward where devices are given: whatever is ready first runs first, as a framework's ready queue does."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from enum import IntEnum
+
+from tensoropt.placement import Placement, PlacementProblem
+from tensoropt.planners.placed.common.answer import orders_by_start
+from tensoropt.planners.placed.common.earliest import ForwardSchedule
+from tensoropt.planners.placed.common.timetable import Links
+
+
+def backward_starts(
+    problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]
+) -> list[float]:
+    """Starts of backward where devices are given: whatever is ready first runs first, the last made before.
+
+    What a framework's ready queue does, and an earliest task first schedule without choice of devices.
+
+    Args:
+        ready_s: per device when its forward is done; its backward starts then.
+    """
+    return _ReadyQueue(problem, device, ready_s).schedule()
+
+
+class _Event(IntEnum):
+    """What happens at one moment; of things at the same moment the first listed happens first."""
+
+    OPERATOR_ENDS = 0
+    OPERATOR_READY = 1
+    DEVICE_FREE = 2
+
+
+class _ReadyQueue:
+    """Events in time: an operator ends and sends, a device looks for something to do."""
+
+    def __init__(self, problem: PlacementProblem, device: Sequence[int], ready_s: Sequence[float]):
+        self.problem = problem
+        self.device = device
+        self.links = Links(problem.devices)
+        self.free = list(ready_s)
+        self.starts = [0.0] * problem.size
+        self.ready = [0.0] * problem.size
+        self.waiting = [0] * problem.size
+        """Per operator how many readers and messages it waits for."""
+        self.unread: dict[tuple[int, int], int] = defaultdict(int)
+        """(tensor, device) -> how many readers there have still to add to its gradient."""
+        self.found: list[list[int]] = [[] for _ in ready_s]
+        """Per device what could run, the last made first."""
+        self.events: list[tuple[float, _Event, int, int]] = []
+        """A heap of (time, what happens, priority among equals, which operator or device)."""
+
+    def schedule(self) -> list[float]:
+        problem, device = self.problem, self.device
+        for number, tensor in enumerate(problem.tensors):
+            if tensor.gradient:
+                for reader in tensor.readers:
+                    self.unread[number, device[reader]] += 1
+                self.waiting[tensor.producer] += len({device[r] for r in tensor.readers})
+        for operator in range(problem.size):
+            if not self.waiting[operator]:
+                heapq.heappush(
+                    self.events, (self.free[device[operator]], _Event.OPERATOR_READY, -operator, operator)
+                )
+        while self.events:
+            now, event, _, which = heapq.heappop(self.events)
+            if event == _Event.OPERATOR_ENDS:
+                self._end(which, now)
+            elif event == _Event.OPERATOR_READY:
+                where = device[which]
+                heapq.heappush(self.found[where], -which)
+                heapq.heappush(self.events, (max(now, self.free[where]), _Event.DEVICE_FREE, where, where))
+            elif self.found[which] and self.free[which] <= now:
+                operator = -heapq.heappop(self.found[which])
+                self.starts[operator] = now
+                end = now + float(problem.backward_s[operator, which])
+                self.free[which] = end
+                heapq.heappush(self.events, (end, _Event.OPERATOR_ENDS, -operator, operator))
+                heapq.heappush(self.events, (end, _Event.DEVICE_FREE, which, which))
+        return self.starts
+
+    def _end(self, operator: int, now: float) -> None:
+        device = self.device[operator]
+        for number in self.problem.read[operator]:
+            tensor = self.problem.tensors[number]
+            if not tensor.gradient:
+                continue
+            self.unread[number, device] -= 1
+            if self.unread[number, device]:
+                continue
+            producer, source = tensor.producer, self.device[tensor.producer]
+            there = now if source == device else self.links.send(tensor.bytes, device, source, now)
+            self.ready[producer] = max(self.ready[producer], there)
+            self.waiting[producer] -= 1
+            if not self.waiting[producer]:
+                at = max(self.ready[producer], self.free[source])
+                heapq.heappush(self.events, (at, _Event.OPERATOR_READY, -producer, producer))
+
+
+def with_backward(problem: PlacementProblem, forward: ForwardSchedule) -> Placement:
+    """The placement of a schedule of forward, with backward where its forward is, as it becomes ready."""
+    device, count = forward.device, problem.devices.count
+    backward = None
+    if problem.training:
+        starts = backward_starts(problem, device, forward.free_s)
+        backward = orders_by_start(device, starts, count, backward=True)
+    return Placement(device, orders_by_start(device, forward.starts, count), backward)

@@ -1,0 +1,55 @@
+"""Seconds as whole ticks, rounded down so that what is proven of ticks is proven of seconds; a first
+bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tensoropt.placement import PlacementProblem
+
+if TYPE_CHECKING:
+    pass
+
+
+ROUNDING = 1e-3
+"""Most that rounding may take off a step, as a share of it."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Seconds as whole ticks.
+
+    A step is a chain of at most ``4 n + 1`` tasks (every operator forward and backward, a message before each
+    of them, an optimizer step), each shortened by less than a tick.
+    """
+
+    tick_s: float
+
+    @classmethod
+    def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
+        """The coarsest that shortens no step by more than :data:`ROUNDING`, given what one takes at least."""
+        return cls(ROUNDING * bound_s / (4 * problem.size + 1))
+
+    def ticks(self, seconds: float) -> int:
+        """Rounded down; 0 for what is impossible anyway, which no solution contains."""
+        if not math.isfinite(seconds):
+            return 0
+        return math.floor(seconds / self.tick_s + 1e-9)
+
+
+def lower_bound_s(problem: PlacementProblem) -> float:
+    """Seconds that no placement beats: the longest chain of operators, or all work spread evenly."""
+    forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
+    ahead, finish = forward.copy(), backward.copy()
+    for reader in range(problem.size):
+        before = (ahead[problem.tensors[t].producer] for t in problem.read[reader])
+        ahead[reader] += max(before, default=0.0)
+    for producer in reversed(range(problem.size)):
+        tensors = (problem.tensors[t] for t in problem.made[producer])
+        gradients = [finish[r] for t in tensors if t.gradient for r in t.readers]
+        finish[producer] += max([ahead[producer], *gradients])
+    work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1).sum()
+    return float(max(finish.max(initial=0.0), work / problem.devices.count))

@@ -1,0 +1,60 @@
+"""All placements of one problem that were simulated, and the best of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.planners.placed.exact.rules import Rules, obeys
+
+
+@dataclass(frozen=True)
+class KnownPlacement:
+    """A simulated placement; ``source`` says who found it."""
+
+    source: str
+    simulated: SimulatedPlacement
+
+    @property
+    def excess_bytes(self) -> float:
+        """By how much the device that overflows most does."""
+        over = np.array(self.simulated.peak_bytes) - self.simulated.problem.devices.capacity_bytes
+        return float(over.max())
+
+
+@dataclass
+class KnownPlacements:
+    """All placements of one problem that were simulated.
+
+    Attributes:
+        rules: what an answer must keep to, beside fitting.
+        best: the fastest that fits and keeps to the rules.
+        broken: the fastest that fits and does not.
+        nearest: of those that do not fit the one that exceeds a device least.
+    """
+
+    problem: PlacementProblem
+    rules: Rules = field(default_factory=Rules)
+    best: KnownPlacement | None = None
+    broken: KnownPlacement | None = None
+    nearest: KnownPlacement | None = None
+
+    def consider(self, placement: Placement, source: str) -> SimulatedPlacement:
+        """The simulated step of a placement, which is remembered where it is the best."""
+        candidate = KnownPlacement(source, simulate_placement(self.problem, placement))
+        simulated = candidate.simulated
+        if not simulated.fits():
+            if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
+                self.nearest = candidate
+        elif obeys(self.problem, placement.device, self.rules):
+            if simulated.time_s < self.best_s:
+                self.best = candidate
+        elif self.broken is None or simulated.time_s < self.broken.simulated.time_s:
+            self.broken = candidate
+        return simulated
+
+    @property
+    def best_s(self) -> float:
+        return self.best.simulated.time_s if self.best is not None else float("inf")

@@ -1,0 +1,198 @@
+"""The rounds of an exact planner: its program, solved until the bound meets the simulator or effort is spent.
+
+The program starts from the best known schedule, and the better placements it finds are simulated. Where the
+simulator disagrees with a proven optimum, that placement is forbidden (few operators) or the device that
+overflowed gets less room, and the program is solved again while there is effort left.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement, simulate_placement
+from tensoropt.planners.placed.common.contraction import Contraction
+from tensoropt.planners.placed.exact.grid import ROUNDING, Grid, lower_bound_s
+from tensoropt.planners.placed.exact.known_placements import KnownPlacements
+from tensoropt.planners.placed.exact.program import PlacementProgram
+from tensoropt.planners.placed.exact.rules import obeys
+from tensoropt.planners.placed.exact.settings import ExactSettings
+from tensoropt.planners.placed.exact.solver import EFFORT_PER_SECOND, Outcome, solve
+from tensoropt.planners.placed.exact.warm_start import ordered, starts
+
+CUT_BLOCKS = 12
+"""Up to so many blocks a placement that is slower when simulated than in the program is forbidden as a whole.
+An assumption: with more blocks there are so many placements that forbidding one gains little.
+"""
+
+ROUNDS = 200
+"""Rounds at most, each with a run of the solver; an assumption. Effort or time end them first as a rule."""
+
+SIMULATED_PER_RUN = 8
+"""So many of the placements that one run of the solver found are simulated, the last and best first; an
+assumption, as simulating takes time too.
+"""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known after the last round.
+
+    Attributes:
+        bound_s: no placement of the program's blocks is faster, by its rules; inf when none fits.
+        last: the last run of the solver; None when the warm start met the bound before any.
+        own: the program's own best as simulated, fitting or not.
+    """
+
+    bound_s: float
+    last: Outcome | None = None
+    own: SimulatedPlacement | None = None
+
+
+class Rounds:
+    """The program, solved until its bound meets the simulator or its effort is spent."""
+
+    def __init__(self, settings: ExactSettings, contraction: Contraction, known: KnownPlacements, seed: int):
+        self.settings, self.contraction, self.known, self.seed = settings, contraction, known, seed
+        self.blocks = contraction.problem
+        self.whole = self.blocks is contraction.whole
+        self.hint = self._hint()
+        self.floor_s = lower_bound_s(self.blocks)
+        self.capacity = self.blocks.devices.capacity_bytes.astype(float)
+        self.rules = replace(settings.rules, lifetimes=settings.rules.exclusive and self._tight())
+        self.effort = settings.seconds * EFFORT_PER_SECOND
+        self.end = time.monotonic() + settings.seconds
+        self.tightened = self.cut = False
+
+    def solve(self) -> Proof:
+        proof = Proof(self.floor_s)
+        if self.known.best_s * (1 - ROUNDING) <= self.floor_s:
+            return proof
+        program = self._program()
+        for number in range(ROUNDS):
+            found: list[Placement] = []
+            outcome = solve(
+                program,
+                seed=self.seed + number,
+                effort=self.effort if self._is_last_round() else self.effort / 2,
+                seconds=max(self.end - time.monotonic(), 0.0),
+                hint=self.hint,
+                found=found.append,
+            )
+            self.effort -= outcome.effort
+            own = self._simulate_found(found) or proof.own
+            proof = Proof(self._bound(proof, outcome), outcome, own)
+            if not self._again(proof):
+                break
+            program = self._next(program, proof)
+        self._reorder(proof)
+        return proof
+
+    def _program(self) -> PlacementProgram:
+        grid = Grid.of(self.blocks, self.floor_s)
+        longest_s = self.hint.time_s if self.hint is not None else _serial_s(self.blocks)
+        return PlacementProgram(self.blocks, self.rules, grid, longest_s, self.capacity.tolist())
+
+    def _tight(self) -> bool:
+        """Whether memory is known to exclude something faster than the best."""
+        nearest = self.known.nearest
+        return nearest is not None and nearest.simulated.time_s < self.known.best_s
+
+    def _is_last_round(self) -> bool:
+        """Whether no other round is planned: the first leaves half the effort to one that knows lifetimes."""
+        return self.rules.lifetimes or not self.rules.exclusive or bool(np.isinf(self.capacity).all())
+
+    def _next(self, program: PlacementProgram, proof: Proof) -> PlacementProgram:
+        """The program of the next round, given a placement that the simulator sees otherwise."""
+        own, outcome = proof.own, proof.last
+        assert own is not None
+        assert outcome is not None
+        if not own.fits() and not self._is_last_round():
+            self.rules = replace(self.rules, lifetimes=True)
+            return self._program()
+        if self.cuts:
+            assert outcome.placement is not None
+            self.cut = True
+            program.forbid(outcome.placement)
+            if self.known.best is not None:
+                program.demand(less_than_s=self.known.best_s)
+            return program
+        over = np.array(own.peak_bytes) - self.blocks.devices.capacity_bytes
+        self.capacity, self.tightened = self.capacity - np.maximum(over, 0.0), True
+        return self._program()
+
+    def _again(self, proof: Proof) -> bool:
+        """Whether the simulator disagrees with the program, and something can be done about it."""
+        outcome, own = proof.last, proof.own
+        if outcome is None or own is None or outcome.placement is None:
+            return False
+        if self.effort <= 0 or time.monotonic() >= self.end:
+            return False
+        if not own.fits() and not self._is_last_round():
+            return True
+        met = proof.bound_s >= self.known.best_s * (1 - ROUNDING)
+        return outcome.proven and not met and (self.cuts or not own.fits())
+
+    @property
+    def cuts(self) -> bool:
+        return self.settings.rules.exclusive and self.blocks.size <= CUT_BLOCKS
+
+    def _bound(self, proof: Proof, outcome: Outcome) -> float:
+        """Forbidden placements have been simulated, so the best of them bounds as well; less room does
+        not.
+        """
+        if self.tightened:
+            return proof.bound_s
+        simulated_s = self.known.best_s if self.cut else math.inf
+        return max(proof.bound_s, min(outcome.bound_s, simulated_s))
+
+    def _hint(self) -> SimulatedPlacement | None:
+        """The best known schedule that keeps to the rules; what is made of blocks is simulated whole, too."""
+        best, rules = self.known.best, self.settings.rules
+        simulated_ones = []
+        for source, placement in starts(self.blocks, rules, self.seed):
+            simulated_ones.append(simulate_placement(self.blocks, placement))
+            if not self.whole:
+                self.known.consider(self.contraction.expand(placement), f"{source} over blocks")
+        if best is not None and not self.whole:
+            device = self.contraction.majority(best.simulated.placement.device)
+            simulated_ones += [
+                simulate_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)
+            ]
+        allowed = (
+            simulated
+            for simulated in simulated_ones
+            if simulated.fits() and obeys(self.blocks, simulated.placement.device, rules)
+        )
+        return min(allowed, key=lambda simulated: simulated.time_s, default=None)
+
+    def _simulate_found(self, found: list[Placement]) -> SimulatedPlacement | None:
+        """The simulated step of the program's last and best placement; those before it are simulated as
+        well.
+        """
+        own: SimulatedPlacement | None = None
+        for number, placement in enumerate(reversed(found)):
+            if number >= SIMULATED_PER_RUN and self.known.best is not None:
+                break
+            simulated = self.known.consider(self.contraction.expand(placement), "the program")
+            own = own or simulated
+        return own
+
+    def _reorder(self, proof: Proof) -> None:
+        """The program's devices with orders of single operators instead of blocks."""
+        if proof.own is not None and not self.whole:
+            whole = self.contraction.whole
+            for source, placement in ordered(whole, proof.own.placement.device, self.seed):
+                self.known.consider(placement, f"the program, ordered by {source}")
+
+
+def _serial_s(problem: PlacementProblem) -> float:
+    """Longer than any sensible schedule: everything after everything else, and every message on top."""
+    seconds = problem.forward_s + problem.backward_s + problem.update_s
+    work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
+    devices = problem.devices
+    slowest = sum(devices.latency_s.max() + t.bytes * devices.seconds_per_byte.max() for t in problem.tensors)
+    return float(work + 2 * devices.count * slowest)

@@ -1,0 +1,102 @@
+"""From what a method picked to simulated points: the same simulator and the same notes for every planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tensoropt.errors import InfeasibleError
+from tensoropt.placement import SimulatedPlacement, simulate_placement
+from tensoropt.placement.points import placed_point
+from tensoropt.placement.prices import PricedGraph
+from tensoropt.plan import Plan
+from tensoropt.plan.evaluate import CHUNK, evaluate
+from tensoropt.plan.exploration import Point, reduce_points
+from tensoropt.planners.placed.common.answer import PlacedAnswer
+from tensoropt.planners.task import PlanningTask, Selection
+from tensoropt.simulate.overlap import overlap_of
+from tensoropt.units import format_bytes, format_seconds
+
+NOTABLE = 0.05
+"""How much longer than expected a step takes before a note says so; an assumption."""
+
+
+class SimulatedPoint(NamedTuple):
+    """A simulated point, and what its planner says of it."""
+
+    point: Point
+    notes: tuple[str, ...]
+
+
+def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
+    """The selections as the simulator sees them, in their order."""
+    found: dict[int, Point] = {}
+    for number, space in enumerate(task.spaces):
+        of_space = [i for i, s in enumerate(selections) if s.space == number]
+        chosen = [(selections[i].choice, selections[i].options) for i in of_space]
+        overlap = overlap_of(task.cluster, space.mesh)
+        simulated = evaluate(space.tables, chosen, overlap)
+        for at, i in enumerate(of_space):
+            memory, compute, communication = space.tables.breakdown(*chosen[at])
+            found[i] = simulated[at // CHUNK].point(
+                at % CHUNK,
+                space.names,
+                number,
+                additive=(memory, compute + communication),
+                planner=planner,
+            )
+    return [found[i] for i in range(len(selections))]
+
+
+def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan:
+    """A simulated point as a plan, with what its planner says of it among the settings."""
+    plan = task.base.plan_of(point)
+    told = {"notes": list(notes)} if notes else {}
+    return plan.model_copy(update={"settings": {**plan.settings, **told}})
+
+
+def best_of(
+    task: PlanningTask, planner: str, selections: Sequence[Selection], limit: float | None
+) -> tuple[SimulatedPoint, ...]:
+    """What remains of the selections: all trade-offs, or with a limit the fastest within it.
+
+    Raises:
+        InfeasibleError: none fits; says what the leanest needs.
+    """
+    points = simulated_points(task, planner, selections)
+    simulated = [SimulatedPoint(p, s.notes) for p, s in zip(points, selections, strict=True)]
+    kept = reduce_points(simulated, lambda found: (found.point.memory_bytes, found.point.time_s))
+    if limit is None:
+        return kept
+    fitting = [found for found in kept if found.point.memory_bytes <= limit]
+    if not fitting:
+        leanest = format_bytes(kept[0].point.memory_bytes)
+        raise InfeasibleError(
+            f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}"
+        )
+    return (fitting[-1],)
+
+
+def simulated_answer(
+    task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer
+) -> SimulatedPoint:
+    """A placement as the simulator sees it, with what its planner says of it."""
+    simulated = simulate_placement(graph.problem, answer.placement)
+    notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
+    space = len(task.base.spaces) - 1
+    return SimulatedPoint(placed_point(graph, simulated, planner=planner, space=space, notes=notes), notes)
+
+
+def slower_than_expected(answer: PlacedAnswer, simulated: SimulatedPlacement) -> tuple[str, ...]:
+    """A note with the busiest link where the simulated step is longer than the method expected, else
+    nothing.
+    """
+    expected = answer.expected_s
+    if expected is None or simulated.time_s <= expected * (1 + NOTABLE):
+        return ()
+    lane, busy = simulated.busiest_lane
+    return (
+        f"it expects a step of {format_seconds(expected)}, the simulator finds "
+        f"{format_seconds(simulated.time_s)}: messages queue, which its estimate does not count; "
+        f"{lane} is busy for {format_seconds(busy)}",
+    )

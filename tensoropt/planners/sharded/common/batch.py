@@ -1,0 +1,49 @@
+"""Strategies in which everything follows the batch: the base of data parallelism, ZeRO and Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tensoropt.costs.tables import Variable
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
+from tensoropt.planners.task import PlanningTask, TableSpace, labels_of
+from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+
+
+def batch_labels(task: PlanningTask) -> Mapping[str, str]:
+    """Per group what it splits when the batch is split.
+
+    Raises:
+        UnsuitableError: an operator mixes samples.
+    """
+    try:
+        found = batch_strategies(task.prepared.graph)
+    except MicroBatchRefused as refusal:
+        raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
+    return {name: strategy.label for name, strategy in found.items()}
+
+
+def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
+    """Every axis of every group on its batch dim, nothing recomputed; ``stored`` decides about options."""
+    labels = batch_labels(task)
+
+    def allowed(space: TableSpace, variable: Variable, index: int) -> np.ndarray | None:
+        if variable.again and variable.again[index]:
+            return NOTHING
+        if variable.kind != "group":
+            return stored(space, variable, index) if variable.kind == "parameter" else None
+        if any(label != labels[variable.name] for label in labels_of(space, variable.name, index)):
+            return NOTHING
+        return stored(space, variable, index)
+
+    return allowed
+
+
+def whole(space: TableSpace, variable: Variable, index: int) -> np.ndarray:
+    """Options that shard no parameter: the first is as the parameters are used."""
+    if variable.kind == "parameter":
+        return np.array([all(code < 0 for code in variable.layouts[index][1:])])
+    return np.arange(len(variable.memory[index])) == 0

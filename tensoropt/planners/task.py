@@ -1,0 +1,91 @@
+"""The planning task: what every planner is given, and how a sharded one answers.
+
+A planner picks :class:`Selection`\\ s from a task's tables. What they cost is found by the simulator
+(:mod:`.results`), the same for all: no planner prices itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.tables import CostTables
+from tensoropt.errors import TensorOptError
+from tensoropt.placement.prices import PlacedPrices, PricedGraph
+from tensoropt.plan import problem as prepared
+from tensoropt.plan.exploration import Exploration, Space
+
+
+@dataclass(frozen=True)
+class TableSpace:
+    """Tables of one mesh and micro-batch count, and the names of what can be chosen in them."""
+
+    mesh: Mesh
+    tables: CostTables
+    names: Space
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a step has in this space."""
+        return self.tables.mesh[0]
+
+
+def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
+    """Per mesh axis (without the micro-batches) what a group's configuration splits."""
+    return tuple(space.names.labels(name, index))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A strategy by its indices in one space's tables.
+
+    Attributes:
+        space: index into :attr:`PlanningTask.spaces`.
+        choice: per variable its configuration.
+        options: per variable its option; absent means the first.
+        notes: what the planner says of it (a solver's gap, a budget that ran out).
+    """
+
+    space: int
+    choice: Mapping[str, int]
+    options: Mapping[Any, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanningTask:
+    """A model on a cluster, priced: the question every planner answers.
+
+    Attributes:
+        prepared: the captured, grouped model.
+        spaces: one per mesh and micro-batch count.
+        base: an exploration of the same model; it knows how to write plans. Where placing planners are asked
+            its last space is theirs.
+        placed: what operators cost on single devices; None where no placing planner is asked.
+    """
+
+    prepared: prepared.Problem
+    cluster: Cluster
+    spaces: tuple[TableSpace, ...]
+    base: Exploration
+    placed: PlacedPrices | None = None
+
+    @cached_property
+    def placing(self) -> PricedGraph:
+        """The model as placing planners see it, with nothing split."""
+        if self.placed is None:
+            raise TensorOptError("this task was made without prices for placing planners")
+        return self.placed.price()
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer whose state and step are counted."""
+        return str(self.base.settings["optimizer"])
+
+    @property
+    def search_s(self) -> float:
+        """Seconds that tracking the frontier took; 0 where the exploration does not say."""
+        return float(self.base.report.get("seconds", {}).get("search", 0.0))

@@ -275,6 +275,8 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, foun
     return {
         "forward_s": forward,
         "backward_s": backward,
+        # The facts count what an operator makes and its gradients as its own; here tensors between operators
+        # are counted by themselves.
         "kept_bytes": max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept)),
         "forward_peak_bytes": max(
             0, facts.forward_peak_bytes - sum(b for v, b in made.items() if v.tensor not in kept)

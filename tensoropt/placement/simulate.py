@@ -216,6 +216,7 @@ class _StepSimulation:
             previous = forwards[-1:] if self.enforced else []
             for operator in order:
                 after = [*previous, self.forward[operator]]
+                # Its gradient is complete when every reader has added to it, those elsewhere by one message.
                 for number in problem.made[operator]:
                     tensor = problem.tensors[number]
                     if tensor.gradient:

@@ -81,11 +81,6 @@ class PlanningTask:
         return self.placed.price()
 
     @property
-    def optimizer(self) -> str:
-        """The optimizer whose state and step are counted."""
-        return str(self.base.settings["optimizer"])
-
-    @property
     def search_s(self) -> float:
         """Seconds that tracking the frontier took; 0 where the exploration does not say."""
         return float(self.base.report.get("seconds", {}).get("search", 0.0))

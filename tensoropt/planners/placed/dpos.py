@@ -86,6 +86,7 @@ class _DposScheduler:
 
     def schedule(self) -> DposSchedule:
         problem = self.problem
+        # A producer's rank is never below its reader's; of equal ranks the model's order keeps it that way.
         for operator in np.lexsort((np.arange(problem.size), -self.ranks.forward)):
             self._place(int(operator))
         forward = orders_by_start(self.device, self.starts, problem.devices.count)
@@ -196,6 +197,7 @@ class _DposScheduler:
     def _backward(self) -> tuple[list[float], list[float]]:
         """Starts and ends of backward, inserted in the order of ranks."""
         problem = self.problem
+        # No backward before the device's forward is done, so its idle slots in forward are of no use.
         slots = [IdleSlots(s.tail_s) for s in self.slots]
         starts, ends = [0.0] * problem.size, [0.0] * problem.size
         order: Sequence[int] = np.lexsort((-np.arange(problem.size), -self.ranks.backward)).tolist()

@@ -41,6 +41,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
                 raise NoRoomError(unit)
             device[unit] = chosen = (next_ones or open_ones)[0]
             memory.book(units, unit, chosen)
+            # What is pinned to a later device does not take the others with it.
             if len(allowed) == problem.devices.count:
                 current = max(current, chosen)
         return PlacedAnswer(Placement.in_order([int(device[u]) for u in units.of], problem.devices.count))

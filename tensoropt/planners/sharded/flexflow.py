@@ -138,6 +138,7 @@ def metropolis_hastings(
     """(cost, choice, whether the time ran out) of the best strategy met."""
     current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
+    # Relative to the start, so that one sharpness suits models of microseconds and of minutes.
     beta = SHARPNESS / cost if math.isfinite(cost) else 0.0
     for step in range(proposals):
         if deadline.passed:

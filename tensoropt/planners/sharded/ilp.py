@@ -100,6 +100,7 @@ class _Program:
     def solve(self, limit: float | None, seconds: float) -> Solved | None:
         """None when nothing fits or the solver found nothing in time."""
         memory, time = np.array(self.memory), np.array(self.time)
+        # Bytes and seconds lie many decades apart; the solver's tolerances are for numbers around 1.
         unit_m, unit_t = memory.max(initial=1.0), time.max(initial=1e-12)
         row, column, weight = (np.array(x) for x in zip(*self.entries, strict=True))
         matrix = sparse.csr_matrix((weight, (row, column)), shape=(len(self.right), len(time)))

@@ -60,6 +60,7 @@ class Blocks:
 
     def _reached(self, u: int, v: int) -> set[int]:
         """Blocks up to v that a path from u leads to, the edge u -> v aside."""
+        # A path from u to v visits only blocks whose place in the order is between the two.
         last, reached = self.rank[v], set()
         waiting = [w for w in self.after[u] if w != v and self.rank[w] <= last]
         while waiting:

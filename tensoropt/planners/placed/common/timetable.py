@@ -88,7 +88,7 @@ class Links:
         start = max(ready, float(self._free[lanes].max()))
         end = start + self.devices.transfer_s(num_bytes, source, target)
         self._free[lanes] = end
-        self._free[self._never] = 0.0
+        self._free[self._never] = 0.0  # pairs with fewer lanes than others name it too
         self.version += 1
         return end
 

@@ -54,6 +54,7 @@ def units_of(problem: PlacementProblem) -> Units:
 
     for group in problem.together:
         for other in group[1:]:
+            # The first operator stands for its unit, so that units come in the order of execution.
             a, b = sorted((find(group[0]), find(other)))
             root[b] = a
     heads = [find(operator) for operator in range(problem.size)]

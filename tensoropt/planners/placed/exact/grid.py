@@ -37,6 +37,7 @@ class Grid:
         """Rounded down; 0 for what is impossible anyway, which no solution contains."""
         if not math.isfinite(seconds):
             return 0
+        # A whole number of ticks may come out of the division an ulp too small.
         return math.floor(seconds / self.tick_s + 1e-9)
 
 

@@ -79,7 +79,7 @@ def solve(
     parameters.random_seed = seed % 2**31
     parameters.max_deterministic_time = effort
     parameters.max_time_in_seconds = seconds
-    parameters.catch_sigint_signal = False
+    parameters.catch_sigint_signal = False  # an interrupt is ours to handle, see _stoppable
 
     class Watcher(cp.CpSolverSolutionCallback):  # type: ignore[name-defined, misc, unused-ignore]
         def on_solution_callback(self) -> None:

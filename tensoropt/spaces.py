@@ -84,10 +84,10 @@ def cost_graph(
     graph = CostGraph()
     for variable in tables.variables:
         costs = variable.costs
-        if working is not None and variable.name in working.of:
-            above = (needed > cap_bytes for needed in working.of[variable.name])
+        if working is not None and variable.key in working.of:
+            above = (needed > cap_bytes for needed in working.of[variable.key])
             costs = [np.where(a[:, None], np.inf, c) for a, c in zip(above, costs, strict=True)]
-        graph.add_operator(variable.name, costs)
+        graph.add_operator(variable.key, costs)
     for edge in tables.edges:
         graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
     return graph

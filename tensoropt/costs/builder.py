@@ -13,7 +13,8 @@ from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.parameters import held_options, storage_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
-from tensoropt.costs.tables import CostTables, Template, Variable, leaves_model
+from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
+from tensoropt.costs.variables import Variable
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.sharding.placement import Layout
@@ -52,7 +53,7 @@ class TableBuilder:
         self.regions = tuple(regions)
         self.restriction = restriction
         self.region_of = region_of(regions)
-        self._variable_cache: dict[object, Variable] = {}
+        self._variable_cache: dict[object, VariableTable] = {}
 
     def build(self) -> CostTables:
         self.configurations = {
@@ -66,9 +67,9 @@ class TableBuilder:
         variables = [self._group(g) for g in self.graph.groups]
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
-        by_name = {v.name: v for v in variables}
+        tables: dict[str, VariableTable] = {v.key: v for v in variables}
         edges = (
-            *self.edges.build(by_name, self.regions),
+            *self.edges.build(tables, self.regions),
             *self.edges.build_together(self.restriction),
         )
         return CostTables(
@@ -84,16 +85,16 @@ class TableBuilder:
 
     # -- variables --------------------------------------------------------------------------------
 
-    def _group(self, group: Group) -> Variable:
+    def _group(self, group: Group) -> VariableTable:
         """A group's configurations; in a region all of them once plain, then once recomputed."""
         template = self.templates[group.name]
         passes = (False, True) if group.name in self.region_of else (False,)
         key = (id(template), passes)
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
-        return replace(self._variable_cache[key], name=group.name)
+        return replace(self._variable_cache[key], key=Variable.of_group(group.name))
 
-    def _group_variable(self, group: Group, template: Template, passes: Sequence[bool]) -> Variable:
+    def _group_variable(self, group: Group, template: Template, passes: Sequence[bool]) -> VariableTable:
         tables, options, again = [], [], []
         for recomputed in passes:
             for configuration, work, facts in zip(
@@ -104,9 +105,8 @@ class TableBuilder:
                 options.append(homes)
                 again.append(recomputed)
         memory, compute, communication = (tuple(t[:, i] for t in tables) for i in range(3))
-        return Variable(
-            group.name,
-            "group",
+        return VariableTable(
+            Variable.of_group(group.name),
             memory,
             compute,
             communication,
@@ -156,7 +156,7 @@ class TableBuilder:
     def _sum(self, effects: Effects) -> Cost:
         return additive(effects, self.prices)
 
-    def _hub(self, name: str) -> Variable:
+    def _hub(self, name: str) -> VariableTable:
         """A hub: a placement to materialise a tensor in, for every one of its producer and readers."""
         ends = self.edges.hub_ends(name)
         costs = [
@@ -165,16 +165,15 @@ class TableBuilder:
             else NOTHING
             for end in ends
         ]
-        return Variable(
-            f"hub:{name}",
-            "hub",
+        return VariableTable(
+            Variable.of_hub(name),
             *_columns(costs),
             layouts=tuple(e.layout for e in ends),
             kept=tuple(e.kept for e in ends),
             again=tuple(e.again for e in ends),
         )
 
-    def _shared_parameter(self, name: str) -> Variable:
+    def _shared_parameter(self, name: str) -> VariableTable:
         """A stored placement for every placement a use can have, and sharded variants of those."""
         uses = {
             c.layout(name): c
@@ -189,7 +188,7 @@ class TableBuilder:
             self._sum(effects.stored(name, x)).plus(self._sum(effects.unsharded(name, x, any_use)))
             for x in layouts
         ]
-        return Variable(f"parameter:{name}", "parameter", *_columns(costs), layouts=tuple(layouts))
+        return VariableTable(Variable.of_parameter(name), *_columns(costs), layouts=tuple(layouts))
 
 
 def _columns(costs: Sequence[Cost]) -> tuple[Column, Column, Column]:

@@ -32,7 +32,8 @@ from tensoropt.costs.effects import (
 from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
-from tensoropt.costs.tables import EdgeTable, Template, Variable
+from tensoropt.costs.tables import EdgeTable, Template, VariableTable
+from tensoropt.costs.variables import Variable
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.placement import Layout
@@ -68,7 +69,7 @@ class EdgeBuilder:
         self.tensors = effects.tensors
         self._tables: dict[object, np.ndarray] = {}
 
-    def build(self, variables: Mapping[str, Variable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
+    def build(self, variables: Mapping[str, VariableTable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
         self.variables = variables
         hubs = set(self.graph.hubs)
         for group in self.graph.groups:
@@ -149,7 +150,7 @@ class EdgeBuilder:
     def _table(
         self,
         name: str,
-        ends: tuple[tuple[Variable, Sequence[End]], tuple[Variable, Sequence[End]]],
+        ends: tuple[tuple[VariableTable, Sequence[End]], tuple[VariableTable, Sequence[End]]],
         inside: bool,
         effects: Callable[[Any, Any], Effects | None],
     ) -> EdgeTable:
@@ -169,8 +170,8 @@ class EdgeBuilder:
             tensor.stored_dtype,
             tensor.requires_grad,
             inside,
-            a.kind,
-            b.kind,
+            a.key.kind,
+            b.key.kind,
         )
         key = (like, tuple(rows), tuple(cols))
         if key not in self._tables:
@@ -178,8 +179,8 @@ class EdgeBuilder:
                 [[self._cost(effects(r, c)) for c in cols] for r in rows], dtype=np.float64
             )
         return EdgeTable(
-            a.name,
-            b.name,
+            a.key,
+            b.key,
             self._tables[key],
             np.array([rows[k] for k in left], dtype=np.int64),
             np.array([cols[k] for k in right], dtype=np.int64),
@@ -235,7 +236,7 @@ class EdgeBuilder:
 
     def _hub_producer(self, name: str) -> EdgeTable:
         """Materialising a hub costs its communication and, if it is kept, its bytes."""
-        hub, producer = self.variables[f"hub:{name}"], self._producer(name)
+        hub, producer = self.variables[Variable.of_hub(name)], self._producer(name)
         inside = any(hub.again)
 
         def effects(write: Reading, end: Reading) -> Effects | None:
@@ -250,7 +251,7 @@ class EdgeBuilder:
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
         """A reader whose backward needs the hub itself, or a region it enters, needs a kept hub."""
-        hub, inside = self.variables[f"hub:{name}"], self._inside(name, reader)
+        hub, inside = self.variables[Variable.of_hub(name)], self._inside(name, reader)
 
         def effects(end: Reading, read: Reading) -> Effects | None:
             if inside and end.again != read.again:
@@ -265,7 +266,7 @@ class EdgeBuilder:
         return self._table(name, ends, inside, effects)
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
-        shared = self.variables[f"parameter:{name}"]
+        shared = self.variables[Variable.of_parameter(name)]
 
         def effects(stored: Reading, use: Use) -> Effects:
             return self.effects.use(name, stored.layout, use)
@@ -289,7 +290,7 @@ class EdgeBuilder:
         table = np.where(np.eye(2, dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
         for other in others:
             rows, cols = (np.array(self.variables[n].again, dtype=np.int64) for n in (first, other))
-            yield EdgeTable(first, other, table, rows, cols)
+            yield EdgeTable(Variable.of_group(first), Variable.of_group(other), table, rows, cols)
 
     # -- constraints ------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class EdgeBuilder:
                 known = {labels: i for i, labels in enumerate(dict.fromkeys(ends[0] + ends[1]))}
                 table = np.where(np.eye(len(known), dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
                 rows, cols = (np.array([known[labels] for labels in end], dtype=np.int64) for end in ends)
-                yield EdgeTable(first, other, table, rows, cols)
+                yield EdgeTable(Variable.of_group(first), Variable.of_group(other), table, rows, cols)
 
     def _labels(self, name: str, words: Mapping[str, str]) -> list[Labels]:
         group = self.graph.group_of[name]
@@ -313,5 +314,5 @@ def _shares_storage(source: Layout, target: Layout) -> bool:
     return forward_placements(source) == forward_placements(target)
 
 
-def _hub_ends(hub: Variable) -> list[Reading]:
+def _hub_ends(hub: VariableTable) -> list[Reading]:
     return [Reading(*parts) for parts in zip(hub.layouts, hub.kept, hub.again, strict=True)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
+from tensoropt.costs.variables import Variable
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
@@ -34,22 +35,20 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Variable:
-    """One variable of the search.
+class VariableTable:
+    """What each configuration of one variable costs.
 
     Attributes:
-        name: group name, ``hub:TENSOR`` or ``parameter:TENSOR``.
-        kind: ``group``, ``hub`` or ``parameter``.
+        key: the variable.
         layouts: of a hub or a shared parameter, one per configuration.
-        kept: of a hub: whether the home is kept for backward, per configuration.
+        kept: of a hub: whether the tensor is kept for backward as it is materialised, per configuration.
         again: of a group or hub in a region: whether its forward runs again in backward, per
             configuration; a group's configurations come once plain, then once more recomputed.
         options: per configuration the stored layouts of each option (groups).
         memory, compute, communication: per configuration an array over its options; bytes and seconds.
     """
 
-    name: str
-    kind: str
+    key: Variable
     memory: tuple[np.ndarray, ...]
     compute: tuple[np.ndarray, ...]
     communication: tuple[np.ndarray, ...]
@@ -72,8 +71,8 @@ class EdgeTable:
     """Costs between two variables: configuration ``i`` of ``a`` and ``j`` of ``b`` cost
     ``table[rows[i], cols[j]] = (memory, time)``; all time is communication."""
 
-    a: str
-    b: str
+    a: Variable
+    b: Variable
     table: np.ndarray
     rows: np.ndarray
     cols: np.ndarray
@@ -85,7 +84,7 @@ class CostTables:
 
     graph: GroupGraph
     mesh: AxisSizes
-    variables: tuple[Variable, ...]
+    variables: tuple[VariableTable, ...]
     edges: tuple[EdgeTable, ...]
     templates: Mapping[str, Template] = field(repr=False)
     micro: Mapping[str, AxisStrategy] = field(repr=False)
@@ -93,8 +92,9 @@ class CostTables:
     regions: tuple[Region, ...] = ()
 
     @cached_property
-    def by_name(self) -> dict[str, Variable]:
-        return {v.name: v for v in self.variables}
+    def of(self) -> dict[str, VariableTable]:
+        """The tables of variables, by variable; groups are found by their names."""
+        return {v.key: v for v in self.variables}
 
     def position(self, group: str, index: int) -> int:
         """Index in a group's template of configuration ``index`` of its variable."""
@@ -119,13 +119,15 @@ class CostTables:
         for group in self.graph.groups:
             index = choice[group.name]
             configurations[group.name] = self.configuration(group, index)
-            homes = self.by_name[group.name].options[index][options.get(group.name, 0)]
+            homes = self.of[group.name].options[index][options.get(group.name, 0)]
             stored.update(zip(group.parameters, homes, strict=True))
         for name in self.graph.hubs:
-            hubs[name] = self.by_name[f"hub:{name}"].layouts[choice[f"hub:{name}"]]
+            hub = Variable.of_hub(name)
+            hubs[name] = self.of[hub].layouts[choice[hub]]
         for name in self.graph.shared:
-            stored[name] = self.by_name[f"parameter:{name}"].layouts[choice[f"parameter:{name}"]]
-        recomputed = tuple(r for r in self.regions if self.by_name[r.groups[0]].again[choice[r.groups[0]]])
+            parameter = Variable.of_parameter(name)
+            stored[name] = self.of[parameter].layouts[choice[parameter]]
+        recomputed = tuple(r for r in self.regions if self.of[r.groups[0]].again[choice[r.groups[0]]])
         return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed)
 
     def breakdown(
@@ -134,7 +136,7 @@ class CostTables:
         """(memory, compute seconds, communication seconds) of a point."""
         memory = compute = communication = 0.0
         for v in self.variables:
-            i, o = choice[v.name], options.get(v.name, 0)
+            i, o = choice[v.key], options.get(v.key, 0)
             memory += float(v.memory[i][o])
             compute += float(v.compute[i][o])
             communication += float(v.communication[i][o])

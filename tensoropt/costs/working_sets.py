@@ -48,7 +48,7 @@ def working_sets(tables: CostTables) -> WorkingSets:
     known: dict[int, list[np.ndarray]] = {}
     found, sizes = {}, MoveEffects(tables.prices)
     for group in tables.graph.groups:
-        key = id(tables.by_name[group.name].options)
+        key = id(tables.of[group.name].options)
         if key not in known:
             known[key] = _of_group(tables, sizes, group)
         found[group.name] = known[key]
@@ -59,7 +59,7 @@ def _of_group(tables: CostTables, sizes: MoveEffects, group: Group) -> list[np.n
     facts = tables.templates[group.name].facts
     return [
         np.array([_bytes(sizes, tables.configuration(group, i), facts[i % len(facts)], o) for o in options])
-        for i, options in enumerate(tables.by_name[group.name].options)
+        for i, options in enumerate(tables.of[group.name].options)
     ]
 
 

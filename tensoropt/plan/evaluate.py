@@ -13,6 +13,7 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
 from tensoropt.plan.exploration import Point, Space
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.problem import Problem
@@ -38,7 +39,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
     names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
     groups = {}
     for group in tables.graph.groups:
-        variable = tables.by_name[group.name]
+        variable = tables.of[group.name]
         labels = [group.strategies[i].label for i in range(len(group.strategies))]
         groups[group.name] = {
             "micro": problem.micro[group.name].label,
@@ -55,10 +56,11 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
         micro_batches=tables.mesh[0],
         groups=groups,
         hubs={
-            n: [list(layout_names(x)) for x in tables.by_name[f"hub:{n}"].layouts] for n in tables.graph.hubs
+            n: [list(layout_names(x)) for x in tables.of[Variable.of_hub(n)].layouts]
+            for n in tables.graph.hubs
         },
         shared={
-            n: [list(layout_names(x)) for x in tables.by_name[f"parameter:{n}"].layouts]
+            n: [list(layout_names(x)) for x in tables.of[Variable.of_parameter(n)].layouts]
             for n in tables.graph.shared
         },
         keys={t.name: str(t.key) for t in problem.graph.atoms.graph.parameters},

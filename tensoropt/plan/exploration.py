@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tensoropt.costs.variables import Variable, variables
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.frontier import knee
 from tensoropt.plan.files import written_together
@@ -84,7 +85,7 @@ class Space:
     @property
     def variables(self) -> tuple[str, ...]:
         """Order of the indices of a point; a hub and a group may share a tensor's name."""
-        return (*self.groups, *(f"hub:{n}" for n in self.hubs), *(f"parameter:{n}" for n in self.shared))
+        return variables(self.groups, self.hubs, self.shared)
 
 
 @dataclass(frozen=True)
@@ -307,10 +308,11 @@ def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
         for parameter, stored in zip(group["parameters"], homes, strict=True):
             parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
     for name, layouts in space.shared.items():
-        stored = layouts[point.choice[position[f"parameter:{name}"]]]
+        stored = layouts[point.choice[position[Variable.of_parameter(name)]]]
         parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
     hubs = {
-        name: tuple(layouts[point.choice[position[f"hub:{name}"]]]) for name, layouts in space.hubs.items()
+        name: tuple(layouts[point.choice[position[Variable.of_hub(name)]]])
+        for name, layouts in space.hubs.items()
     }
     return {
         "operators": operators,

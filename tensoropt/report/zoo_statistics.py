@@ -20,6 +20,7 @@ from networkx.algorithms.approximation import treewidth_min_fill_in
 from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.costs.tables import Template
+from tensoropt.costs.variables import Variable
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.plan.coverage import shares_of_flops, unsplit
@@ -102,13 +103,13 @@ def variable_graph(graph: GroupGraph) -> nx.Graph:
     found.add_nodes_from(g.name for g in graph.groups)
     producer = graph.atoms.graph.producer
     for name in graph.hubs:
-        found.add_edge(f"hub:{name}", graph.group_of[producer[name].name].name)
+        found.add_edge(Variable.of_hub(name), graph.group_of[producer[name].name].name)
     for group in graph.groups:
         for name in group.reads:
-            source = f"hub:{name}" if name in graph.hubs else graph.group_of[producer[name].name].name
+            source = Variable.of_hub(name) if name in graph.hubs else graph.group_of[producer[name].name].name
             found.add_edge(source, group.name)
         for name in group.shared:
-            found.add_edge(f"parameter:{name}", group.name)
+            found.add_edge(Variable.of_parameter(name), group.name)
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable, variables
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import AxisSizes, Configuration
@@ -72,7 +73,7 @@ class TableCandidates:
         self._configurations: dict[str, list[Configuration]] = {}
 
     def again(self, group: Group) -> Sequence[bool]:
-        return self.tables.by_name[group.name].again
+        return self.tables.of[group.name].again
 
     def configurations(self, group: Group) -> Sequence[Configuration]:
         if group.name not in self._configurations:
@@ -91,13 +92,13 @@ class TableCandidates:
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        return self.tables.by_name[group.name].options[configuration][option]
+        return self.tables.of[group.name].options[configuration][option]
 
     def hubs(self, name: str) -> Sequence[Layout]:
-        return self.tables.by_name[f"hub:{name}"].layouts
+        return self.tables.of[Variable.of_hub(name)].layouts
 
     def shared(self, name: str) -> Sequence[Layout]:
-        return self.tables.by_name[f"parameter:{name}"].layouts
+        return self.tables.of[Variable.of_parameter(name)].layouts
 
     def signature(self, group: Group) -> Hashable:
         # Of two groups of one template, only one may lie in a region and come recomputed, too.
@@ -107,7 +108,7 @@ class TableCandidates:
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
         """Points of the search, (choice, options) each, as one array per variable: (choices, options)."""
-        names = [v.name for v in self.tables.variables]
+        names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
         options = np.array([[o.get(n, 0) for n in groups] for _, o in chosen], dtype=np.int64)
@@ -162,6 +163,5 @@ class StrategyCandidates:
         """The one strategy as rows."""
         zero = np.zeros(1, dtype=np.int64)
         names = [g.name for g in self.graph.groups]
-        hubs = [f"hub:{n}" for n in self.graph.hubs]
-        shared = [f"parameter:{n}" for n in self.graph.shared]
-        return dict.fromkeys((*names, *hubs, *shared), zero), dict.fromkeys(names, zero)
+        every = variables(names, self.graph.hubs, self.graph.shared)
+        return dict.fromkeys(every, zero), dict.fromkeys(names, zero)

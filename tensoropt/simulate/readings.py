@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from tensoropt.costs.effects import Reading
+from tensoropt.costs.variables import Variable
 from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import region_of
 from tensoropt.simulate.candidates import Candidates, Indices
@@ -105,7 +106,7 @@ class Readings:
         """Where a tensor with several readers is materialised; None of others."""
         if name not in self.graph.hubs:
             return None
-        return column(self.candidates.hubs(name), self.choices[f"hub:{name}"])
+        return column(self.candidates.hubs(name), self.choices[Variable.of_hub(name)])
 
     def inside(self, producer: str, reader: str) -> bool:
         """Whether a tensor is made and read in one region."""
@@ -125,5 +126,5 @@ class Readings:
                 ]
                 found[name] = column(layouts, which)
         for name in self.graph.shared:
-            found[name] = column(self.candidates.shared(name), self.choices[f"parameter:{name}"])
+            found[name] = column(self.candidates.shared(name), self.choices[Variable.of_parameter(name)])
         return found

@@ -200,23 +200,23 @@ def draw(tables: CostTables, rng: random.Random, keep: bool):
     Regions are recomputed or not as a whole, hubs made and read in one go with it.
     """
     choice, options = {}, {}
-    again = {name: False for v in tables.variables for name in [v.name]}
+    again = {name: False for v in tables.variables for name in [v.key]}
     for region in tables.regions:
         if rng.random() < 0.5:
             again.update(dict.fromkeys(region.groups, True))
     for hub in tables.graph.hubs:
         producer = tables.graph.group_of[tables.graph.atoms.graph.producer[hub].name].name
-        again[f"hub:{hub}"] = again[producer] and any(tables.by_name[f"hub:{hub}"].again)
+        again[f"hub:{hub}"] = again[producer] and any(tables.of[f"hub:{hub}"].again)
     for v in tables.variables:
-        fitting = [i for i in range(len(v.memory)) if not v.again or v.again[i] == again[v.name]]
-        choice[v.name] = rng.choice([i for i in fitting if not (keep and v.kept) or v.kept[i]])
-        options[v.name] = rng.randrange(len(v.memory[choice[v.name]]))
+        fitting = [i for i in range(len(v.memory)) if not v.again or v.again[i] == again[v.key]]
+        choice[v.key] = rng.choice([i for i in fitting if not (keep and v.kept) or v.kept[i]])
+        options[v.key] = rng.randrange(len(v.memory[choice[v.key]]))
     return choice, options
 
 
 def naive_breakdown(tables: CostTables, choice, options, optimizer: str) -> tuple[float, float, float]:
     strategy, facts = tables.strategy(choice, options), tables.facts(choice)
-    kept = {n for n in tables.graph.hubs if tables.by_name[f"hub:{n}"].kept[choice[f"hub:{n}"]]}
+    kept = {n for n in tables.graph.hubs if tables.of[f"hub:{n}"].kept[choice[f"hub:{n}"]]}
     return (
         naive_memory(strategy, facts, kept, optimizer),
         naive_compute(strategy, facts),
@@ -308,14 +308,14 @@ def labelled(tables: CostTables, labels: Mapping[str, tuple[str, ...]]):
         assert found, f"{group.name} cannot be {labels[group.name]}"
         choice[group.name] = found[0]
     for hub in tables.graph.hubs:
-        variable = tables.by_name[f"hub:{hub}"]
+        variable = tables.of[f"hub:{hub}"]
         producer = tables.graph.group_of[tables.graph.atoms.graph.producer[hub].name]
         made = tables.configuration(producer, choice[producer.name]).layout(hub)
-        choice[variable.name] = list(zip(variable.layouts, variable.kept, strict=True)).index((made, True))
+        choice[variable.key] = list(zip(variable.layouts, variable.kept, strict=True)).index((made, True))
     for name in tables.graph.shared:
         reader = next(g for g in tables.graph.groups if name in g.shared)
         use = tables.configuration(reader, choice[reader.name]).layout(name)
-        choice[f"parameter:{name}"] = tables.by_name[f"parameter:{name}"].layouts.index(use)
+        choice[f"parameter:{name}"] = tables.of[f"parameter:{name}"].layouts.index(use)
     return choice, {}
 
 

@@ -22,7 +22,7 @@ def test_every_option_of_every_group_has_one(tables):
     working = working_sets(tables)
     assert set(working.of) == {g.name for g in tables.graph.groups}
     for name, needed in working.of.items():
-        assert [len(n) for n in needed] == [len(o) for o in tables.by_name[name].options]
+        assert [len(n) for n in needed] == [len(o) for o in tables.of[name].options]
 
 
 def test_a_split_group_needs_less_than_a_whole_one(tables):

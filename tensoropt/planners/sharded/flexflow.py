@@ -61,17 +61,17 @@ class _Chain:
         self.tables: CostTables = self.space.tables
         self.limit = limit
         self.groups = [g.name for g in self.tables.graph.groups]
-        self.followers = [v.name for v in self.tables.variables if v.kind != "group"]
-        self.edges: dict[str, list[EdgeTable]] = {v.name: [] for v in self.tables.variables}
+        self.followers = [v.key for v in self.tables.variables if v.key.kind != "group"]
+        self.edges: dict[str, list[EdgeTable]] = {v.key: [] for v in self.tables.variables}
         for edge in self.tables.edges:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
         self.evaluate = Evaluator(self.tables, overlap_of(task.cluster, self.space.mesh))
-        costs = {v.name: v.costs for v in self.tables.variables}
+        costs: dict[str, list[np.ndarray]] = {v.key: v.costs for v in self.tables.variables}
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
         self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
         self.plain = {
-            name: [i for i, again in enumerate(self.tables.by_name[name].again) if not again]
+            name: [i for i, again in enumerate(self.tables.of[name].again) if not again]
             for name in self.groups
         }
 

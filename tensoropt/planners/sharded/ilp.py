@@ -56,13 +56,13 @@ class _Program:
         self.entries: list[tuple[int, int, float]] = []
         self.right: list[float] = []
         for variable in tables.variables:
-            self.of[variable.name] = [
+            self.of[variable.key] = [
                 (self._column(m, t, binary=True), index, option)
                 for index, costs in enumerate(variable.costs)
                 for option, (m, t) in enumerate(costs)
                 if np.isfinite(m + t)
             ]
-            self._row([(column, 1.0) for column, _, _ in self.of[variable.name]], 1.0)
+            self._row([(column, 1.0) for column, _, _ in self.of[variable.key]], 1.0)
         for edge in tables.edges:
             self._edge(edge.a, edge.b, edge.table, edge.rows, edge.cols)
 

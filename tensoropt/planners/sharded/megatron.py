@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensoropt.costs.tables import Variable
+from tensoropt.costs.tables import VariableTable
+from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels, whole
 from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_selections, some
@@ -79,18 +80,18 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     batch = batch_labels(task)
     inner = inner_labels(graph, batch)
 
-    def allowed(space: TableSpace, variable: Variable, index: int) -> np.ndarray | None:
+    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
             return NOTHING
-        if variable.kind == "hub":
+        if variable.key.kind == "hub":
             whole_inside = variable.layouts[index][-1] < 0 and variable.layouts[index][-1] != -3
-            reads_split = any(inner[g.name] != {"none"} for g in _makers(graph, variable.name))
+            reads_split = any(inner[g.name] != {"none"} for g in _makers(graph, variable.key))
             return None if whole_inside or reads_split else NOTHING
-        if variable.kind == "parameter":
+        if variable.key.kind == "parameter":
             return None
-        labels = labels_of(space, variable.name, index)
+        labels = labels_of(space, variable.key, index)
         *outer, last = labels
-        if last not in inner[variable.name] or any(label != batch[variable.name] for label in outer):
+        if last not in inner[variable.key] or any(label != batch[variable.key] for label in outer):
             return NOTHING
         return whole(space, variable, index)
 
@@ -101,6 +102,5 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     )
 
 
-def _makers(graph: GroupGraph, variable: str) -> list[Group]:
-    tensor = variable.removeprefix("hub:")
-    return [graph.group_of[graph.atoms.graph.producer[tensor].name]]
+def _makers(graph: GroupGraph, hub: Variable) -> list[Group]:
+    return [graph.group_of[graph.atoms.graph.producer[hub.name].name]]

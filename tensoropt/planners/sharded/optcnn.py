@@ -13,6 +13,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.elimination import Cheapest, IrreducibleError, cheapest
 from tensoropt.planners.task import PlanningTask, Selection
+from tensoropt.types import Floats
 
 
 def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
@@ -21,10 +22,14 @@ def fastest(tables: CostTables) -> tuple[Cheapest, dict[str, int]]:
     Raises:
         IrreducibleError: elimination leaves more than can be enumerated.
     """
-    nodes = {v.name: np.array([table[:, 1].min() for table in v.costs]) for v in tables.variables}
+    nodes: dict[str, Floats] = {
+        v.key: np.array([table[:, 1].min() for table in v.costs]) for v in tables.variables
+    }
     edges = [(e.a, e.b, e.table[:, :, 1][np.ix_(e.rows, e.cols)]) for e in tables.edges]
     found = cheapest(nodes, edges)
-    options = {v.name: int(v.costs[found.choice[v.name]][:, 1].argmin()) for v in tables.variables}
+    options: dict[str, int] = {
+        v.key: int(v.costs[found.choice[v.key]][:, 1].argmin()) for v in tables.variables
+    }
     return found, options
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensoropt.costs.tables import CostTables, Variable
+from tensoropt.costs.tables import CostTables, VariableTable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
 from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
@@ -34,7 +34,7 @@ class _Recursion:
         self.space = space
         self.tables: CostTables = space.tables
         self.labels = {
-            g.name: [labels_of(space, g.name, i) for i in range(len(self.tables.by_name[g.name].memory))]
+            g.name: [labels_of(space, g.name, i) for i in range(len(self.tables.of[g.name].memory))]
             for g in self.tables.graph.groups
         }
         self.first = repeated(space)
@@ -45,10 +45,12 @@ class _Recursion:
         choice: dict[str, int] = {}
         axes = len(self.space.names.mesh.shape)
         for axis in range(max(axes, 1)):
-            allowed = {v.name: self._allowed(v, chosen.get(v.name), axis) for v in self.tables.variables}
+            allowed: dict[str, np.ndarray] = {
+                v.key: self._allowed(v, chosen.get(v.key), axis) for v in self.tables.variables
+            }
             choice = self._step(allowed)
             chosen = {name: labels[choice[name]][: axis + 1] for name, labels in self.labels.items()}
-        options = {v.name: self._leanest(v, choice[v.name]) for v in self.tables.variables}
+        options: dict[str, int] = {v.key: self._leanest(v, choice[v.key]) for v in self.tables.variables}
         left = sorted(name for name, labels in chosen.items() if set(labels) & WHOLE)
         more = f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else ""
         shown = ", ".join(left[:MOST_NAMED]) + more
@@ -62,12 +64,12 @@ class _Recursion:
             return found
         return (*found, f"coarsening leaves no chain: {len(self.final)} nodes were decided together")
 
-    def _allowed(self, variable: Variable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
+    def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
         """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
         plain = ~np.array(variable.again, dtype=bool) if variable.again else True
         if before is None:
             return np.full(len(variable.memory), True) & plain
-        labels = self.labels[variable.name]
+        labels = self.labels[variable.key]
         possible = (
             np.array([row[:axis] == before and set(row[axis + 1 :]) <= {"none"} for row in labels]) & plain
         )
@@ -77,11 +79,11 @@ class _Recursion:
     def _step(self, allowed: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Least communication of everything chosen so far; among equals the least memory."""
         kept = {name: np.flatnonzero(mask) for name, mask in allowed.items()}
-        nodes = {}
+        nodes: dict[str, np.ndarray] = {}
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
             sent = np.array([float(n[m.argmin()]) for n, m in zip(v.communication, v.memory, strict=True)])
-            nodes[v.name] = (sent + memory * _TIE_S_PER_BYTE)[kept[v.name]]
+            nodes[v.key] = (sent + memory * _TIE_S_PER_BYTE)[kept[v.key]]
         edges = []
         for e in self.tables.edges:
             costs = e.table[:, :, 1] + e.table[:, :, 0] * _TIE_S_PER_BYTE
@@ -90,7 +92,7 @@ class _Recursion:
         self.final = max(self.final, found.final, key=len)
         return {name: int(kept[name][found.choice[self.first[name]]]) for name in nodes}
 
-    def _leanest(self, variable: Variable, index: int) -> int:
+    def _leanest(self, variable: VariableTable, index: int) -> int:
         return int(variable.memory[index].argmin())
 
 

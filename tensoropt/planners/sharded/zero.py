@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensoropt.costs.tables import Variable
+from tensoropt.costs.tables import VariableTable
 from tensoropt.planners.sharded.common.batch import following_the_batch
 from tensoropt.planners.sharded.common.restricted import Allowed, restricted_selections, some
 from tensoropt.planners.task import PlanningTask, Selection, TableSpace
@@ -41,8 +41,8 @@ def of_stage(stage: int) -> Allowed:
     """Allows the options that shard the most over the most axes in this stage."""
     code = STAGES[stage]
 
-    def allowed(space: TableSpace, variable: Variable, index: int) -> np.ndarray:
-        if variable.kind == "parameter":
+    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
+        if variable.key.kind == "parameter":
             others = [(layout,) for layout in variable.layouts]
             return _mask(others, code)[[index]]
         return _mask(variable.options[index], code)

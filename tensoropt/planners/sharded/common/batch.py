@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensoropt.costs.tables import Variable
+from tensoropt.costs.tables import VariableTable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
 from tensoropt.planners.task import PlanningTask, TableSpace, labels_of
@@ -30,20 +30,20 @@ def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
     """Every axis of every group on its batch dim, nothing recomputed; ``stored`` decides about options."""
     labels = batch_labels(task)
 
-    def allowed(space: TableSpace, variable: Variable, index: int) -> np.ndarray | None:
+    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
             return NOTHING
-        if variable.kind != "group":
-            return stored(space, variable, index) if variable.kind == "parameter" else None
-        if any(label != labels[variable.name] for label in labels_of(space, variable.name, index)):
+        if variable.key.kind != "group":
+            return stored(space, variable, index) if variable.key.kind == "parameter" else None
+        if any(label != labels[variable.key] for label in labels_of(space, variable.key, index)):
             return NOTHING
         return stored(space, variable, index)
 
     return allowed
 
 
-def whole(space: TableSpace, variable: Variable, index: int) -> np.ndarray:
+def whole(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
     """Options that shard no parameter: the first is as the parameters are used."""
-    if variable.kind == "parameter":
+    if variable.key.kind == "parameter":
         return np.array([all(code < 0 for code in variable.layouts[index][1:])])
     return np.arange(len(variable.memory[index])) == 0

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tensoropt.costs.tables import Variable
+from tensoropt.costs.tables import VariableTable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.task import PlanningTask, Selection, TableSpace
 from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
 
-Allowed = Callable[[TableSpace, Variable, int], np.ndarray | None]
+Allowed = Callable[[TableSpace, VariableTable, int], np.ndarray | None]
 """(space, variable, configuration) -> mask over its options, or None for all of them."""
 
 MOST_POINTS = 64
@@ -37,7 +37,7 @@ def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
         for index, table in enumerate(variable.costs):
             mask = allowed(space, variable, index)
             costs.append(table if mask is None else np.where(mask[:, None], table, np.inf))
-        graph.add_operator(variable.name, costs)
+        graph.add_operator(variable.key, costs)
     for edge in space.tables.edges:
         graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
     return graph

@@ -29,13 +29,13 @@ def repeated(space: TableSpace) -> dict[str, str]:
     first: dict[Hashable, str] = {}
     names: dict[str, str] = {}
     for v in space.tables.variables:
-        key: Hashable = v.name
-        if v.kind == "group":
-            key = "group", found[v.name]
-        elif v.kind == "hub":
-            tensor = v.name.removeprefix("hub:")
+        key: Hashable = v.key
+        if v.key.kind == "group":
+            key = "group", found[v.key]
+        elif v.key.kind == "hub":
+            tensor = v.key.name
             key = "hub", found[f"tensor {tensor}"], tuple(map(tuple, space.names.hubs[tensor]))
-        names[v.name] = first.setdefault((key, len(v.memory)), v.name)
+        names[v.key] = first.setdefault((key, len(v.memory)), v.key)
     return names
 
 

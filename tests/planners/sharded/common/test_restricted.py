@@ -40,7 +40,7 @@ def test_where_nothing_of_a_variable_is_allowed_there_is_no_selection():
     first = small(*CASE).spaces[0].tables.variables[0]
 
     def allowed(space, variable, index):
-        return NOTHING if variable.name == first.name else None
+        return NOTHING if variable.key == first.key else None
 
     assert list(restricted_selections(small(*CASE), allowed)) == []
     assert list(restricted_selections(small(*CASE), lambda *_: None))

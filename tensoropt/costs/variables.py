@@ -1,0 +1,54 @@
+"""What the search decides: a variable for every group, hub and shared parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+VariableKind = Literal["group", "hub", "parameter"]
+
+
+class Variable(str):
+    """One variable of the search: of a group, of a hub (a tensor with several readers) or of a shared
+    parameter.
+
+    It is the text by which searches, their results and saved explorations name it: a group's name as it is,
+    ``hub:TENSOR`` and ``parameter:TENSOR``. What it stands for is asked of its attributes, never cut from the
+    text.
+
+    Attributes:
+        kind: of what.
+        name: of the group, or of the tensor.
+    """
+
+    kind: VariableKind
+    name: str
+
+    def __new__(cls, kind: VariableKind, name: str) -> Variable:
+        made = super().__new__(cls, name if kind == "group" else f"{kind}:{name}")
+        made.kind, made.name = kind, name
+        return made
+
+    def __getnewargs__(self) -> tuple[VariableKind, str]:  # type: ignore[override]
+        return self.kind, self.name
+
+    @classmethod
+    def of_group(cls, name: str) -> Variable:
+        return cls("group", name)
+
+    @classmethod
+    def of_hub(cls, tensor: str) -> Variable:
+        return cls("hub", tensor)
+
+    @classmethod
+    def of_parameter(cls, tensor: str) -> Variable:
+        return cls("parameter", tensor)
+
+
+def variables(groups: Iterable[str], hubs: Iterable[str], shared: Iterable[str]) -> tuple[Variable, ...]:
+    """The variables of a graph, in the order in which tables and saved explorations have them."""
+    return (
+        *map(Variable.of_group, groups),
+        *map(Variable.of_hub, hubs),
+        *map(Variable.of_parameter, shared),
+    )

@@ -20,6 +20,7 @@ from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource, build_tables, real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import InfeasibleError
+from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.call import describe_call
@@ -46,7 +47,6 @@ from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
-from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.simulate.overlap import overlap_of
 from tensoropt.spaces import SearchedSpace, certified, judge_all, search_all

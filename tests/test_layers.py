@@ -29,7 +29,7 @@ def test_every_stage_has_its_layer() -> None:
         c["id"]: c for c in api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
     }
     layers = contracts["layers"]["layers"]
-    assert layers[-9:] == [
+    assert layers[-10:] == [
         "plan | search",
         "simulate",
         "costs | frontier",
@@ -37,6 +37,7 @@ def test_every_stage_has_its_layer() -> None:
         "sharding",
         "ranks",
         "capture | cluster | zoo",
+        "ops",
         "graph",
         "errors : types : units : console",
     ]

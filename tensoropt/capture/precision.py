@@ -1,7 +1,8 @@
 """Mixed precision as a pass over the graph: which operators compute in bfloat16, and the casts between.
 
 Parameters stay float32 between steps (master weights), and so do their gradients and the optimizer's state;
-every reader that computes in bfloat16 sees them cast. Three classes of operators, after PyTorch's autocast
+every reader that computes in bfloat16 sees them cast. Operators say which of three classes they belong to
+(:class:`tensoropt.ops.spec.Precision`), after PyTorch's autocast
 (docs, "Autocast Op Reference") and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1):
 
 - *bfloat16*: matrix products, convolutions, attention, lookups and the norms that are one kernel, whose
@@ -24,35 +25,11 @@ import torch
 
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
+from tensoropt.ops.registry import precision_of
+from tensoropt.ops.spec import Precision
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 WIDE, NARROW = "float32", "bfloat16"
-
-# fmt: off
-_NARROW = frozenset(
-    {
-        "linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "einsum", "bilinear", "mv", "dot",
-        "_grouped_mm", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
-        "conv_transpose3d", "scaled_dot_product_attention", "embedding", "layer_norm", "group_norm",
-        "rms_norm", "native_layer_norm", "native_group_norm", "_native_batch_norm_legit_functional",
-        "_native_batch_norm_legit_no_training", "batch_norm", "lstm", "gru", "rnn_tanh", "rnn_relu",
-        "prelu",
-    }
-)
-_WIDE = frozenset(
-    {
-        "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "mse_loss", "l1_loss",
-        "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-        "kl_div", "ctc_loss", "cosine_embedding_loss", "poisson_nll_loss", "margin_ranking_loss",
-        "triplet_margin_loss", "multi_margin_loss", "soft_margin_loss", "log_softmax", "_log_softmax",
-        "softmax", "_softmax", "logsumexp", "pow", "rsqrt", "exp", "expm1", "log", "log2", "log10", "log1p",
-        "mean", "sum", "prod", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "cumsum",
-        "cumprod", "dist", "cdist", "cosh", "sinh", "tan", "acos", "asin",
-    }
-)
-# fmt: on
-_OWN_PARAMETERS = frozenset({"_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"})
-"""Operators whose kernels take float32 parameters and statistics beside a bfloat16 input."""
 
 
 def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
@@ -64,10 +41,6 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
     if dtype not in COMPUTE_DTYPES:
         raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
     return graph if dtype == WIDE else _Policy(graph).apply()
-
-
-def _short(op: Operator) -> str:
-    return op.target.split(".")[1]
 
 
 class _Policy:
@@ -145,13 +118,13 @@ class _Policy:
             self.carries.update(n for n in op.outputs if self.now[n] in (WIDE, NARROW))
 
     def _wanted(self, op: Operator, floats: list[str]) -> dict[str, str]:
-        tensors, short = self.graph.tensors, _short(op)
-        if short in _OWN_PARAMETERS:
+        tensors, precision = self.graph.tensors, precision_of(op.target)
+        if precision is Precision.NARROW_INPUT:
             first = op.inputs()[0]
             return {n: NARROW if n == first else WIDE for n in floats}
-        if short in _NARROW:
+        if precision is Precision.NARROW:
             return dict.fromkeys(floats, NARROW)
-        if short in _WIDE:
+        if precision is Precision.WIDE:
             return dict.fromkeys(floats, WIDE)
         carrying = [self.now[n] for n in floats if n in self.carries]
         parameters = any(tensors[n].kind == "parameter" for n in floats)

@@ -16,6 +16,7 @@ from torch import fx
 from tensoropt.capture.keys import register
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
+from tensoropt.ops.overloads import returns_one_tensor
 
 
 class _Rebuilding:
@@ -85,7 +86,7 @@ class _Rebuilding:
             self.nodes[op.name] = node
             return
         for name in op.outputs:
-            if op.target == "aten.dropout.default":
+            if returns_one_tensor(op.target):
                 self.nodes[name] = node
             else:
                 index = int(name.rsplit(".", 1)[1])

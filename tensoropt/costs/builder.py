@@ -15,9 +15,9 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
 from tensoropt.costs.variables import Variable
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region, region_of
 
 Column = tuple[np.ndarray, ...]

@@ -34,9 +34,9 @@ from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, VariableTable
 from tensoropt.costs.variables import Variable
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 

@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.graph import DTYPE_BYTES
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.buckets import BUCKET_BYTES
-from tensoropt.sharding.placement import Layout
 
 Phase = Literal["forward", "again", "backward", "reduction", "optimizer"]
 """``again``: the second forward of a recomputed region, in its backward."""

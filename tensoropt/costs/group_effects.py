@@ -23,11 +23,11 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.group_parts import parts_of
 from tensoropt.costs.parameter_effects import ParameterEffects, Use
+from tensoropt.ops.layouts import Layout
+from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import Configuration
-from tensoropt.sharding.local import localise
-from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.strategy import made_again
 
 

@@ -8,8 +8,8 @@ from math import prod
 from tensoropt.costs.effects import OUTPUT, OUTPUT_BACK, Effect, When
 from tensoropt.costs.prices import Prices
 from tensoropt.graph import Tensor
+from tensoropt.ops.layouts import Layout, local_shape
 from tensoropt.profiling.workload import memory_orders
-from tensoropt.sharding.placement import Layout, local_shape
 from tensoropt.sharding.reshard.buffers import resharding_elements
 from tensoropt.sharding.reshard.steps import Step, edge_steps, permuted_atoms, permuted_steps
 from tensoropt.sharding.strategy import output_layout

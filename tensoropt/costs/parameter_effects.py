@@ -31,8 +31,8 @@ from tensoropt.costs.effects import (
 from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import Prices
+from tensoropt.ops.layouts import WAITING, Layout
 from tensoropt.sharding.buckets import reduction_axes
-from tensoropt.sharding.placement import WAITING, Layout
 from tensoropt.sharding.storage import Way, way, whole_layout
 from tensoropt.sharding.strategy import made_again
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tensoropt.graph import Tensor
-from tensoropt.sharding.placement import HELD, WAITING, Layout
+from tensoropt.ops.layouts import HELD, WAITING, Layout
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import replicated_axes

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tensoropt.graph import Tensor
+from tensoropt.ops.layouts import WAITING, Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.buckets import copies_gradient
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.placement import WAITING, Layout
 from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
 
 

@@ -33,7 +33,6 @@ from tensoropt.sharding.constraints import (
     stored_as,
 )
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
-from tensoropt.sharding.placement import Layout
 
 Labels = tuple[str, ...]
 Constraint = Pin | StoredPin | Together

@@ -20,6 +20,8 @@ import numpy as np
 
 from tensoropt.cluster import DeviceKind
 from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.ops.registry import cost_class_of, launches
+from tensoropt.ops.spec import CostClass
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import LAUNCH_S
 from tensoropt.profiling.workload import Workload
@@ -39,36 +41,20 @@ _SAMPLES_PER_KNOT = 6  # an assumption
 _FOLDS = 5
 DIRECTIONS = ("forward", "backward")
 
-_MOVING = ("view", "reshape", "transpose", "permute", "expand", "split", "slice", "select")
-_CLASSES = {
-    "matrix product": ("linear", "addmm", "mm", "bmm", "matmul", "baddbmm", "einsum", "_grouped_mm"),
-    "convolution": ("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose2d"),
-    "attention": ("scaled_dot_product_attention", "attention"),
-    "recurrent": ("lstm", "gru", "rnn_tanh", "rnn_relu"),
-    "norm": ("layer_norm", "batch_norm", "group_norm", "rms_norm", "_native_batch_norm_legit_functional",
-             "softmax", "_softmax", "log_softmax"),
-    "lookup": ("embedding", "vocabulary_embedding", "embedding_bag", "gather", "index", "index_select",
-               "scatter", "index_put"),
-    "loss": ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd", "mse_loss"),
-    "pooling": ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d_with_indices"),
-}  # fmt: skip
-CLASS_OF = {name: cls for cls, names in _CLASSES.items() for name in names}
-OTHER = "element-wise"
-
 
 def class_of(work: Workload) -> str:
     """The class of a workload: of its first call that has one."""
     for call, _ in work.calls:
         name = call.static[0] if call.function == "kernels.divided" else call.function
-        found = CLASS_OF.get(str(name).split(".")[1])
+        found = cost_class_of(str(name))
         if found is not None:
-            return found
-    return OTHER
+            return found.value
+    return CostClass.ELEMENT_WISE.value
 
 
 def kernels_of(work: Workload) -> int:
     """Calls that launch something."""
-    return sum(1 for call, _ in work.calls if call.function.split(".")[1].rstrip("_") not in _MOVING)
+    return sum(1 for call, _ in work.calls if launches(call.function))
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
@@ -234,7 +220,7 @@ class RooflineCompute:
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         cls, kernels = class_of(work), kernels_of(work)
         found = []
-        for direction, ideal, flops, traffic, launches in zip(
+        for direction, ideal, flops, traffic, count in zip(
             DIRECTIONS,
             ideal_s(self.device, work.dtype, facts),
             (facts.forward_flops, facts.backward_flops),
@@ -243,7 +229,7 @@ class RooflineCompute:
             strict=True,
         ):
             fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
-            found.append(self._fixed(work.dtype, flops, traffic, launches) if fitted is None else fitted)
+            found.append(self._fixed(work.dtype, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1]
 
     def _fixed(self, dtype: str, flops: float, traffic: float, launches: int) -> float:

@@ -16,11 +16,11 @@ import numpy as np
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.variables import Variable
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 

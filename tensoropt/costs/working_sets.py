@@ -13,10 +13,10 @@ import numpy as np
 
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import CostTables
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.placement import Layout
 
 _CAPS = 2
 _WORTH = 0.02

@@ -16,12 +16,11 @@ from tensoropt.engine.lower import lower
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.graph import Operator
+from tensoropt.ops.families.losses import target_mass
+from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.loss_kernels import target_mass
 from tensoropt.sharding.strategy import Strategy
-
-COUNTED = frozenset({"aten.cross_entropy_loss.default", "aten.nll_loss_nd.default", "aten.nll_loss.default"})
 
 
 def unsplit_strategy(graph: GroupGraph) -> Strategy:
@@ -47,7 +46,7 @@ class TargetCounts:
 
     def __init__(self, graph: GroupGraph):
         source = graph.atoms.graph
-        self.losses = [op for op in source.operators if op.target in COUNTED and _is_mean(op)]
+        self.losses = [op for op in source.operators if spec_of(op.target).counted_targets and _is_mean(op)]
         self.module = self._targets(graph) if self.losses else None
 
     def _targets(self, graph: GroupGraph) -> torch.fx.GraphModule:

@@ -19,10 +19,13 @@ from torch import fx
 from tensoropt.engine.recompute import REGION, extract_regions
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
+from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.localise import localise
+from tensoropt.ops.overloads import returns_one_tensor
+from tensoropt.ops.registry import bind, evaluated, resolve_function
 from tensoropt.profiling.workload import memory_orders
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.local import LocalCall, literal, localise, resolve_function
-from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take_shard
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
@@ -115,7 +118,7 @@ class _Lowering:
         args = tuple(literal(map_refs(a, operand)) for a in call.args)
         kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
         kwargs |= self._device(call)
-        node = self.graph.create_node("call_function", call.bind(self.runtime), args, kwargs, name=op.name)
+        node = self.graph.create_node("call_function", bind(call, self.runtime), args, kwargs, name=op.name)
         self._mark(node).meta["operator"] = op.name
         values = self._results(op, node)
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
@@ -142,7 +145,7 @@ class _Lowering:
         values = {}
         for name in op.outputs:
             index = int(name.rsplit(".", 1)[1])
-            if op.target == "aten.dropout.default":
+            if returns_one_tensor(op.target):
                 values[name] = node
             else:
                 values[name] = self._mark(self.graph.call_function(operator.getitem, (node, index)))
@@ -232,20 +235,6 @@ class _Lowering:
         source = self.strategy.source_layout(name)
         origin = self.everywhere.nodes[name, source] if name in self.strategy.hubs else self.made[name]
         return self._redistribute(origin, Edge(name, source, output_layout(source), "", "output"))
-
-
-def evaluated(op: Operator, call: LocalCall) -> LocalCall:
-    """The call without what only training does: dropout, batch statistics."""
-    if op.target == "aten.dropout.default":
-        return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
-    if op.target == "aten.scaled_dot_product_attention.default":
-        mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
-        causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
-        kwargs = {k: v for k, v in op.kwargs.items() if k in ("scale", "enable_gqa")}
-        return LocalCall(op.target, (*op.args[:3], mask, 0.0, causal), kwargs, call.name)
-    if op.target == "aten._native_batch_norm_legit_functional.default":
-        return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
-    return call
 
 
 def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> Lowered:

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.runtime import Runtime
+from tensoropt.ops.layouts import Atoms, Layout, local_atoms
 from tensoropt.sharding.buckets import gradient_buckets
-from tensoropt.sharding.placement import Atoms, Layout, local_atoms
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, take_shard
 from tensoropt.sharding.strategy import Strategy
 

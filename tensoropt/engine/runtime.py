@@ -39,7 +39,7 @@ def leave_job() -> None:
 
 
 class Runtime:
-    """One rank's view of the mesh; the :class:`~tensoropt.sharding.kernels.ShardContext` of its kernels.
+    """One rank's view of the mesh; the :class:`~tensoropt.ops.context.ShardContext` of its kernels.
 
     Axis 0 is the micro-batch axis: its coordinate changes in time. The other axes are row-major over
     ranks. Process groups exist for every subset of axes, so that several axes act as one group.

@@ -16,10 +16,10 @@ from math import prod
 from typing import NamedTuple
 
 from tensoropt.errors import TensorOptError
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, local_shape
+from tensoropt.ops.localise import localise
 from tensoropt.sharding.configurations import Configuration, fits
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.local import localise
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, local_shape
 
 
 class GroupSplit(NamedTuple):

@@ -19,6 +19,7 @@ from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import ComputeCosts
 from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
+from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.constraints import PlacedLimits, placed_limits
 from tensoropt.placement.graph import (
     GroupSplit,
@@ -37,7 +38,6 @@ from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.placement import PARTIAL
 
 _LARGE = 16 * 2**20
 """Bytes at which a message's time per byte is read off its fit; its latency is taken off before."""

@@ -14,12 +14,12 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
+from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.exploration import Point, Space
 from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.problem import Problem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
-from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch, Known

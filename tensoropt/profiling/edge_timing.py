@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.profiling.link_timing import collective_call
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, Route, redistribute
 from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
 

@@ -22,9 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.kernels import ShardContext, SingleDevice
-from tensoropt.sharding.local import LocalCall, localise
-from tensoropt.sharding.placement import local_shape
 from tensoropt.sharding.reshard.buffers import resharding_elements
 from tensoropt.sharding.reshard.steps import edge_steps
 
@@ -192,13 +189,15 @@ def workload(
                 looped=graph.users.get(name, 0) >= _LOOP,
             )
     for call, _ in calls:
-        for name, high in _integer_bounds(call, specs).items() if _has_specs(call, specs) else ():
+        for name, high in timed_limits(call, lambda n: specs[n].shape) if _has_specs(call, specs) else ():
             if name in specs:
                 specs[name] = replace(specs[name], high=high)
     for op in group.operators:
-        if "grouped_mm" in op.target and names[op.inputs()[2]] in specs:
-            ends = names[op.inputs()[2]]
-            specs[ends] = replace(specs[ends], ends=tensors[op.inputs()[0]].shape[0])
+        row_ends = samples_of(op.target).row_ends
+        if row_ends is not None:
+            ends, rows = (op.inputs()[position] for position in row_ends)
+            if names[ends] in specs:
+                specs[names[ends]] = replace(specs[names[ends]], ends=tensors[rows].shape[0])
     resolved = None
     if configuration.resolved is not None:
         name, before, after = configuration.resolved
@@ -335,7 +334,7 @@ def run_workload(
     """
     for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)
-        result = call.bind(context)(*args, **kwargs)
+        result = bind(call, context)(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             tensors[outputs[0]] = result
         else:

@@ -14,6 +14,7 @@ from tensoropt.costs.effects import COMPUTE_AGAIN, COMPUTE_BACK, READ, READ_BACK
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.errors import TensorOptError
+from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.recorded import Recorded, mesh_of
@@ -22,7 +23,6 @@ from tensoropt.profiling.workload import Workload, workload
 from tensoropt.report.placed import placed_detail
 from tensoropt.report.rows import Detail
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.placement import layout_names
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Edge, Strategy

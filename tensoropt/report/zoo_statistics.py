@@ -23,13 +23,13 @@ from tensoropt.costs.tables import Template
 from tensoropt.costs.variables import Variable
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
+from tensoropt.ops.registry import resolve_function
 from tensoropt.plan.coverage import shares_of_flops, unsplit
 from tensoropt.plan.problem import prepare
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.local import resolve_function
 from tensoropt.zoo.figures import FILE, Figures
 
 

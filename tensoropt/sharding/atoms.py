@@ -22,11 +22,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tensoropt.graph import OperatorGraph
-from tensoropt.sharding.atom_graph import AtomGraph as AtomGraph
+from tensoropt.ops.atom_graph import AtomGraph as AtomGraph
+from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
+from tensoropt.ops.layouts import Atoms
+from tensoropt.ops.registry import index_space
 from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, discovered_space, signature
-from tensoropt.sharding.index_space import IndexSpace, LoopDim, Operand
-from tensoropt.sharding.placement import Atoms
-from tensoropt.sharding.rules import index_space
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:

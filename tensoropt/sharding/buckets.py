@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from tensoropt.graph import DTYPE_BYTES
+from tensoropt.ops.layouts import PARTIAL_GRAD, WAITING, Layout
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING, Layout
 from tensoropt.sharding.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
-from tensoropt.sharding.local import Placed
-from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, Layout
 
 AxisSizes = tuple[int, ...]
 """How many parts each axis has that a configuration may split: micro-batches first, then the mesh axes."""
@@ -213,8 +214,7 @@ class _MicroBatches:
         for op in group.operators:
             if (
                 self.in_time
-                and "batch_norm" in op.target
-                and "no_training" not in op.target  # running statistics are the same in every micro-batch
+                and spec_of(op.target).batch_statistics
                 and self.graph.atoms.graph.training
                 and strategy.choices[op.name] >= 0
             ):

@@ -19,10 +19,10 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import Operator
+from tensoropt.ops.index_space import NONE
+from tensoropt.ops.layouts import PARTIAL, placement_code
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
-from tensoropt.sharding.index_space import NONE
-from tensoropt.sharding.placement import PARTIAL, placement_code
 
 NO_LOOP = frozenset({"none", "partial", "partial_grad"})
 """Labels that split no dim."""

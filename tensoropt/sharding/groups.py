@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tensoropt.graph import Operator, OperatorGraph
-from tensoropt.sharding.atom_graph import AtomGraph
-from tensoropt.sharding.atom_graph import canonical as canonical
-from tensoropt.sharding.index_space import NONE, IndexSpace, operand_placement
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_name
+from tensoropt.ops.atom_graph import AtomGraph
+from tensoropt.ops.atom_graph import canonical as canonical
+from tensoropt.ops.index_space import NONE, IndexSpace, operand_placement
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_name
 
 MAX_ATOMS_PER_LOOP = 2
 """How many atoms of one original loop may be split: the outermost, and one inside it, so that a mesh

@@ -14,7 +14,6 @@ from typing import Any
 from tensoropt.errors import PlanError
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.placement import HELD, WAITING, Layout, layout_names, placement_code
 from tensoropt.sharding.regions import Region, find_regions
 from tensoropt.sharding.storage import is_held
 from tensoropt.sharding.strategy import Strategy

@@ -15,16 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensoropt.graph import Tensor
-from tensoropt.sharding.atom_graph import canonical
-from tensoropt.sharding.placement import (
-    HELD,
-    PARTIAL,
-    PARTIAL_GRAD,
-    REPLICATE,
-    WAITING,
-    Layout,
-    placement_name,
-)
+from tensoropt.ops.atom_graph import canonical
+from tensoropt.ops.layouts import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING, Layout, placement_name
 from tensoropt.sharding.reshard.steps import Step, edge_steps, forward_placements
 
 Both = tuple[tuple[Step, ...], tuple[Step, ...]]

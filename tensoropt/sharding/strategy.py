@@ -13,7 +13,6 @@ from functools import cached_property
 from tensoropt.graph import Tensor
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE, WAITING, Atoms, Layout, local_shape
 from tensoropt.sharding.regions import Region, region_of
 from tensoropt.sharding.reshard.steps import Step, edge_steps
 from tensoropt.sharding.storage import Way, way

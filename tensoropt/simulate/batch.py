@@ -14,8 +14,8 @@ from functools import partial
 from tensoropt.costs.effects import USED, Effect, Effects, When, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.storage import whole_layout
 from tensoropt.simulate.candidates import Candidates, Indices
 from tensoropt.simulate.gradient_aliases import GradientAliases

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable, variables
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.placement import Layout
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tensoropt.costs.effects import Reading
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.placement import Layout
 from tensoropt.simulate.candidates import Candidates, Indices
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import StepSchedule

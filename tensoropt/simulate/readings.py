@@ -10,7 +10,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Reading
 from tensoropt.costs.variables import Variable
-from tensoropt.sharding.placement import Layout
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.regions import region_of
 from tensoropt.simulate.candidates import Candidates, Indices
 

@@ -40,7 +40,7 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
-from tensoropt.sharding.placement import Layout
+from tensoropt.ops.layouts import Layout
 
 SOURCE = -1
 """Stands for the tensor's own group, where a reader's number is asked for."""

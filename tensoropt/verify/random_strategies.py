@@ -8,7 +8,6 @@ from math import prod
 
 from tensoropt.sharding.configurations import AxisSizes, enumerate_configurations, micro_batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
-from tensoropt.sharding.placement import HELD, PARTIAL_GRAD, REPLICATE, WAITING, Layout
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import Strategy

@@ -12,9 +12,9 @@ import torch
 
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.ops.layouts import REPLICATE
 from tensoropt.placement.execute.engine import AnyEngine, PlacedEngine
 from tensoropt.placement.plans import placed_from_dict
-from tensoropt.sharding.placement import REPLICATE
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.verify.differences import difference, outputs_difference, worst
 from tensoropt.verify.recorder import outgoing, summarise

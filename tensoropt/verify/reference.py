@@ -16,8 +16,8 @@ from tensoropt.capture.validity import valid_values
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model, open_model
+from tensoropt.ops.localise import draws_numbers
 from tensoropt.placement.execute.engine import AnyEngine
-from tensoropt.sharding.local import draws_numbers
 from tensoropt.verify.differences import largest_of, named_difference, not_finite, outputs_difference
 
 OPTIMIZER_STEPS = 2

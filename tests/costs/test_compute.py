@@ -12,9 +12,9 @@ from tensoropt.costs.compute import MeasuredCompute, SlowestCompute, measurement
 from tensoropt.costs.roofline import RooflineCompute
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
+from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import TensorSpec, Workload
-from tensoropt.sharding.local import LocalCall
 
 
 def work(*functions: str, dtype: str = "float32") -> Workload:

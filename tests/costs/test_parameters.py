@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.costs.parameters import held_options, sharded_home, storage_options
 from tensoropt.graph import Tensor
-from tensoropt.sharding.placement import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING
+from tensoropt.ops.layouts import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL

@@ -21,10 +21,10 @@ from tensoropt.costs.roofline import (
     samples_of,
 )
 from tensoropt.graph import Ref
+from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import LAUNCH_S
 from tensoropt.profiling.workload import TensorSpec, Workload
-from tensoropt.sharding.local import LocalCall
 
 
 def work(*functions: str, dtype: str = "float32") -> Workload:

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from tensoropt.costs.tables import CostTables
+from tensoropt.ops.layouts import PARTIAL_GRAD, WAITING
+from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.search import track_frontier
 from tensoropt.sharding.buckets import BUCKET_BYTES
-from tensoropt.sharding.local import localise
-from tensoropt.sharding.placement import PARTIAL_GRAD, WAITING
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.reshard.steps import COLLECTIVES
 from tensoropt.sharding.strategy import Edge, Strategy

@@ -11,10 +11,10 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.gradients import Gradients, storage_key
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
+from tensoropt.ops.layouts import HELD, PARTIAL_GRAD, REPLICATE, WAITING
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, copies_gradient
 from tensoropt.sharding.groups import group_operators
-from tensoropt.sharding.placement import HELD, PARTIAL_GRAD, REPLICATE, WAITING
 
 X = torch.randn(4, 8)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tensoropt.ops.context import SingleDevice
+from tensoropt.ops.families.generators import dropout_kernel, keep_mask
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.kernels import SingleDevice, dropout, keep_mask
 from tests.execute import part_jobs
 
 
@@ -60,7 +61,7 @@ def test_mask_depends_on_seed_step_and_name() -> None:
 def test_dropout_scales_and_differentiates() -> None:
     pieces = ((1000, 1, 1000, ()),)
     x = torch.ones(1000, requires_grad=True)
-    y = dropout(SingleDevice(), "layer", pieces, x, 0.25)
+    y = dropout_kernel(SingleDevice(), "layer", pieces, x, 0.25)
     kept = mask(SingleDevice(), (1000,), pieces, 0.25)
     assert torch.allclose(y, kept / 0.75)
     y.sum().backward()

@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from tensoropt.engine.runtime import Runtime
-from tensoropt.sharding import kernels, loss_kernels
+from tensoropt.ops.families.losses import cross_entropy_kernel
+from tensoropt.ops.families.norms import sync_batch_norm
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, run_steps, take_shard
 from tensoropt.sharding.reshard.steps import edge_steps, forward_placements, gradient_placements
 from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
@@ -27,7 +28,7 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
     (gradient,) = torch.autograd.grad(want, logits)
     step = -(-11 // world)
     local = logits.detach()[:, rank * step : (rank + 1) * step].requires_grad_()
-    got = loss_kernels.cross_entropy(runtime, "x", (), (1,), step, 11, local, target)
+    got = cross_entropy_kernel(runtime, "x", (), (1,), step, 11, local, target)
     (shard,) = torch.autograd.grad(got, local)
     found = {
         "classes": float((got - want).abs()),
@@ -36,7 +37,7 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
     rows = 12 // world
     local = logits.detach()[rank * rows : (rank + 1) * rows].requires_grad_()
     own = target[rank * rows : (rank + 1) * rows]
-    part = loss_kernels.cross_entropy(runtime, "x", (1,), (), 11, 11, local, own)
+    part = cross_entropy_kernel(runtime, "x", (1,), (), 11, 11, local, own)
     (shard,) = torch.autograd.grad(part, local)
     found["rows"] = float((runtime.all_reduce(part.detach(), (1,)) - want).abs())
     found["rows gradient"] = float((shard - gradient[rank * rows : (rank + 1) * rows]).abs().max())
@@ -50,7 +51,7 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
     gradients = torch.autograd.grad(want, (x, weight, bias), upstream)
     part_of = slice(rank * 8 // world, (rank + 1) * 8 // world)
     local = x.detach()[part_of].requires_grad_()
-    y, _, _, got_mean, got_var = kernels.sync_batch_norm(
+    y, _, _, got_mean, got_var = sync_batch_norm(
         runtime, "x", (1,), 24, local, weight, bias, mean, var, True, 0.3, 1e-3
     )
     shards = torch.autograd.grad(y, (local, weight, bias), upstream[part_of])

@@ -17,8 +17,8 @@ from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
+from tensoropt.ops.layouts import HELD, WAITING
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.placement import HELD, WAITING
 from tensoropt.sharding.strategy import Strategy
 from tests.execute import jobs
 from tests.execute.test_train import ROOT, write_plan

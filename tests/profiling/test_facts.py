@@ -15,8 +15,6 @@ from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run_workload, workload
 from tensoropt.sharding.configurations import enumerate_configurations
-from tensoropt.sharding.kernels import SingleDevice
-from tensoropt.sharding.local import LocalCall
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 
 

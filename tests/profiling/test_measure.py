@@ -27,7 +27,6 @@ from tensoropt.profiling.workload_timing import (
 )
 from tensoropt.ranks.failures import RankError
 from tensoropt.sharding.configurations import enumerate_configurations
-from tensoropt.sharding.local import LocalCall
 from tests.costs.models import problem
 
 pytestmark = pytest.mark.distributed

@@ -24,8 +24,6 @@ from tensoropt.profiling.workload import (
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import Configuration, enumerate_configurations
 from tensoropt.sharding.groups import group_operators
-from tensoropt.sharding.kernels import SingleDevice
-from tensoropt.sharding.placement import local_shape
 from tests.costs.models import gates, gpt2, llama, problem, two_layers
 
 MODELS = [two_layers, gates, gpt2, llama]

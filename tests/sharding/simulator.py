@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensoropt.sharding.placement import PARTIAL
+from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.reshard.steps import Step
 
 Coordinate = tuple[int, ...]

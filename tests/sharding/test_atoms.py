@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.ops.families.views import refine
+from tensoropt.ops.layouts import chunk, local_shape, placement_code, placement_name, shard_fraction
 from tensoropt.sharding.atoms import AtomGraph, is_chain, refine_graph
-from tensoropt.sharding.placement import chunk, local_shape, placement_code, placement_name, shard_fraction
-from tensoropt.sharding.rules.views import refine
 from tests.sharding.models import graph_of
 
 

@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.ops.calls import OperatorShard
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.ops.localise import localise
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,
@@ -18,8 +21,6 @@ from tensoropt.sharding.configurations import (
     micro_batch_strategies,
 )
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.local import Placed, localise
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tests.sharding.models import graph_of, make
 
 
@@ -154,7 +155,7 @@ def test_micro_batches_never_communicate(name):
     chosen = micro_batch_strategies(graph)
     for group in graph.groups:
         for op in group.operators:
-            call = localise(Placed(op, graph.atoms, (chosen[group.name].choices[op.name],), (2,)))
+            call = localise(OperatorShard(op, graph.atoms, (chosen[group.name].choices[op.name],), (2,)))
             assert not call.collectives
 
 

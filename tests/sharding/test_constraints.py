@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.constraints import (
     ConstraintError,
@@ -18,7 +19,6 @@ from tensoropt.sharding.constraints import (
     stored_as,
 )
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE
 
 
 class Block(nn.Module):

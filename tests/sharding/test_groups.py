@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tests.sharding.models import CORE, graph_of, make
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.graph import Tensor
-from tensoropt.sharding.placement import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING, layout_names
+from tensoropt.ops.layouts import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING, layout_names
 from tensoropt.sharding.storage import is_held, stored_words, way
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tensoropt.sharding.placement import PARTIAL_GRAD, REPLICATE
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import output_layout, replicated_axes

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.sharding.placement import PARTIAL, Atoms, chunk, local_shape
+from tensoropt.ops.layouts import PARTIAL, Atoms, chunk, local_shape
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from tensoropt.engine.lower import evaluated
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator, map_refs
+from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.ops.localise import localise
+from tensoropt.ops.overloads import returns_one_tensor
+from tensoropt.ops.registry import bind, evaluated, resolve_function
 from tensoropt.placement.execute.cuts import Cut, join, split
 from tensoropt.placement.graph import PlacedOperator, Value
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.local import LocalCall, literal, localise, resolve_function
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take_shard
 
 
 class Piece:
-    """Where a piece stands among its fellows; the :class:`~tensoropt.sharding.kernels.ShardContext` of its
+    """Where a piece stands among its fellows; the :class:`~tensoropt.ops.context.ShardContext` of its
     kernels. Pieces talk to nobody while they run."""
 
     def __init__(self, runtime: Runtime, index: int, count: int):
@@ -200,7 +202,7 @@ class _Building:
         args = tuple(literal(map_refs(a, self.known.__getitem__)) for a in call.args)
         kwargs = {k: literal(map_refs(v, self.known.__getitem__)) for k, v in call.kwargs.items()}
         kwargs |= self._device(call)
-        node = self.graph.create_node("call_function", call.bind(self.context), args, kwargs, name=each.name)
+        node = self.graph.create_node("call_function", bind(call, self.context), args, kwargs, name=each.name)
         node.meta["operator"] = each.name
         self.known |= self._results(each, node)
 
@@ -215,7 +217,7 @@ class _Building:
     def _results(self, each: Operator, node: fx.Node) -> dict[str, fx.Node]:
         if len(each.outputs) == 1 and "." not in each.outputs[0].removeprefix(each.name):
             return {each.outputs[0]: node}
-        if each.target == "aten.dropout.default":
+        if returns_one_tensor(each.target):
             return dict.fromkeys(each.outputs, node)
         return {
             name: self.graph.call_function(operator.getitem, (node, int(name.rsplit(".", 1)[1])))

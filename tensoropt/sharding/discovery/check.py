@@ -2,7 +2,7 @@
 
 A rule claims how every operand lies on a mesh axis for each of its choices, forward and backward. The
 claim is tested as it will be used: operands are cut (or made into summands) by their placements, every
-rank runs the call that :func:`tensoropt.sharding.local.localise` gives it, outputs and input gradients
+rank runs the call that :func:`tensoropt.ops.localise.localise` gives it, outputs and input gradients
 are put together by *their* placements, and the result must be that of the whole operator. Kernels that
 communicate run on one thread per rank, and what they send must be what they declared, because that is
 what is priced.
@@ -19,32 +19,19 @@ from typing import Any
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
-from tensoropt.sharding.atom_graph import AtomGraph, canonical
+from tensoropt.ops.atom_graph import AtomGraph, canonical
+from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
+from tensoropt.ops.context import SingleDevice
+from tensoropt.ops.index_space import NONE, operand_placement
+from tensoropt.ops.layouts import Layout, layout_names
+from tensoropt.ops.localise import draws_numbers, localise
+from tensoropt.ops.registry import bind, spec_of
 from tensoropt.sharding.discovery.pieces import Coordinate, difference, distribute
 from tensoropt.sharding.discovery.samples import sample_inputs
 from tensoropt.sharding.discovery.thread_ranks import ThreadedRanks
-from tensoropt.sharding.index_space import NONE, operand_placement
-from tensoropt.sharding.kernels import SingleDevice
-from tensoropt.sharding.local import MICRO_AXIS, InnerCollective, LocalCall, Placed, draws_numbers, localise
-from tensoropt.sharding.placement import Layout, layout_names
 from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
 
 Tensors = dict[str, torch.Tensor]
-_RANDOM = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("dropout.default", "scaled_dot_product_attention.default", "bernoulli.p", "bernoulli.default"),
-        *("rand.default", "randn.default", "rand_like.default", "randn_like.default"),
-        *(
-            "uniform.default",
-            "normal_functional.default",
-            "exponential.default",
-            "randint.low",
-            "randint.default",
-        ),
-    )
-)
-"""Operators whose own call draws random numbers; their localised form is the reference."""
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
 
@@ -131,9 +118,9 @@ def _check(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     values, whole, gradients = _whole(op, atoms, generator, len(mesh))
-    placed = Placed(op, atoms, choices, mesh)
-    reads = {o.tensor: placed.layout(o, written=False) for o in placed.space.reads}
-    writes = {o.tensor: placed.layout(o, written=True) for o in placed.space.writes}
+    split = OperatorShard(op, atoms, choices, mesh)
+    reads = {o.tensor: split.layout(o, written=False) for o in split.space.reads}
+    writes = {o.tensor: split.layout(o, written=True) for o in split.space.writes}
     ranks = list(itertools.product(*(range(size) for size in mesh)))
 
     def spread(tensors: Tensors, layouts: dict[str, Layout]) -> dict[Coordinate, Tensors]:
@@ -170,16 +157,16 @@ def _whole(
 ) -> tuple[Tensors, _Run, Tensors]:
     """Inputs, the whole operator's run on them, and the gradient given to each of its outputs."""
     graph = atoms.graph
-    placed = Placed(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
-    local = localise(placed)
-    random = local.is_kernel and (op.target in _RANDOM or draws_numbers(op))
+    split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
+    local = localise(split)
+    random = local.is_kernel and (spec_of(op.target).random or draws_numbers(op))
     call = local if random else LocalCall(op.target, op.args, op.kwargs, op.name)
     values: Tensors = {}
     error: Exception | None = None
     for exact in (True, False):  # some calls exist in the graph's own precision only
         values = sample_inputs(op, graph, generator, exact=exact)
         try:
-            outputs = _outputs(op, call.bind(SingleDevice()), call, values)
+            outputs = _outputs(op, bind(call, SingleDevice()), call, values)
             break
         except RuntimeError as failed:
             error = failed
@@ -215,7 +202,7 @@ def _execute(
     op: Operator, graph: OperatorGraph, call: LocalCall, values: Tensors, gradients: Tensors, context: Any
 ) -> _Run:
     leaves = {n: v.detach().requires_grad_(graph.tensors[n].requires_grad) for n, v in values.items()}
-    outputs = _outputs(op, call.bind(context), call, leaves)
+    outputs = _outputs(op, bind(call, context), call, leaves)
     missing = set(op.outputs) - set(outputs)
     if missing:
         raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
@@ -252,7 +239,7 @@ def _run_ranks(
     inputs: dict[Coordinate, Tensors],
     incoming: dict[Coordinate, Tensors],
 ) -> dict[Coordinate, _Run]:
-    calls = {at: localise(Placed(op, atoms, choices, mesh, at)) for at in inputs}
+    calls = {at: localise(OperatorShard(op, atoms, choices, mesh, at)) for at in inputs}
     ranks = ThreadedRanks(mesh)
 
     def work(context: ThreadedRanks.Context) -> _Run:

@@ -30,10 +30,6 @@ from tensoropt.ranks.timeouts import call_in_fork
 from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.discovery.check import check_choices
 from tensoropt.sharding.discovery.probe_operators import Twin, twins_of, value_matters
-from tensoropt.sharding.index_space import NONE, IndexSpace, LoopDim, Operand
-from tensoropt.sharding.local import resolve_function
-from tensoropt.sharding.placement import PARTIAL
-from tensoropt.sharding.rules import Builder
 
 VERSION = 1
 """Part of every key; raised when the way of searching changes."""

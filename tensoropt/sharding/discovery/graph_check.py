@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph
+from tensoropt.ops.calls import MICRO_AXIS, OperatorShard
+from tensoropt.ops.index_space import NONE, Operand
+from tensoropt.ops.layouts import PARTIAL, chunk
+from tensoropt.ops.localise import localise
+from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
 from tensoropt.sharding.discovery.check import Mismatch, check_choices, is_offered
-from tensoropt.sharding.index_space import NONE, Operand
-from tensoropt.sharding.local import MICRO_AXIS, Placed, localise
-from tensoropt.sharding.placement import PARTIAL, chunk
 
 
 @dataclass
@@ -102,7 +104,7 @@ def _splits(
         found += [((NONE, loop), (1, count)) for count in parts if divides(loop, count)]
         if space.dims[loop].uneven and chunk(space.dims[loop].size, 3, 2)[1] > 0:
             found.append(((NONE, loop), (1, 3)))
-        kernel = localise(Placed(op, atoms, (NONE, loop), (1, 2))).is_kernel and divides(loop, 2)
+        kernel = localise(OperatorShard(op, atoms, (NONE, loop), (1, 2))).is_kernel and divides(loop, 2)
         if kernel and _follows_micro_batches(op, atoms, loop):
             found.append(((loop, NONE), (2, 1)))
         if kernel or thorough:
@@ -123,8 +125,8 @@ def _splits(
 
 def _follows_micro_batches(op: Operator, atoms: AtomGraph, loop: int) -> bool:
     """Pieces in time cannot talk to each other, and batch statistics refuse them."""
-    call = localise(Placed(op, atoms, (loop, NONE), (2, 1)))
-    return "batch_norm" not in op.target and not any(MICRO_AXIS in c.axes for c in call.collectives)
+    call = localise(OperatorShard(op, atoms, (loop, NONE), (2, 1)))
+    return not spec_of(op.target).batch_statistics and not any(MICRO_AXIS in c.axes for c in call.collectives)
 
 
 def _signature(op: Operator, atoms: AtomGraph) -> Any:

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from tensoropt.sharding.placement import PARTIAL, Atoms, Layout, chunk, layout_names
+from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, layout_names
 
 Coordinate = tuple[int, ...]
 

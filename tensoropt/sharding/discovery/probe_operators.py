@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Tensor
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.registry import bind
 from tensoropt.sharding.discovery.samples import sample_inputs
-from tensoropt.sharding.local import LocalCall
 
 TWIN_SIZES = (6, 8, 10, 12, 14, 18, 20)
 LARGEST_TWIN = 1 << 17
@@ -50,7 +51,7 @@ def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor
     call = LocalCall(op.target, op.args, op.kwargs, op.name)
     args, kwargs = call.arguments(values.__getitem__)
     with torch.no_grad():
-        result = call.bind(None)(*args, **kwargs)  # type: ignore[arg-type]  # no kernel, no context
+        result = bind(call, None)(*args, **kwargs)  # type: ignore[arg-type]  # no kernel, no context
     parts = [result] if isinstance(result, torch.Tensor) else list(result)
     return [part for part in parts if isinstance(part, torch.Tensor)]
 

@@ -68,7 +68,7 @@ class ThreadedRanks:
         return results
 
     class Context:
-        """One rank's :class:`tensoropt.sharding.kernels.ShardContext`."""
+        """One rank's :class:`tensoropt.ops.context.ShardContext`."""
 
         def __init__(self, ranks: ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):
             self.ranks, self.at, self.seed, self.step = ranks, at, seed, step

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from tensoropt.sharding.placement import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
+from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
 from tensoropt.sharding.reshard.steps import Step, gradient_placements, permuted_atoms, permuted_steps
 
 Sizes = tuple[int, ...]

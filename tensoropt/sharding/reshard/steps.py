@@ -26,7 +26,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms, Layout
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms, Layout
 
 StepKind = Literal["slice", "reduce_scatter", "all_to_all", "all_reduce", "all_gather", "mask", "pad"]
 COLLECTIVES = ("reduce_scatter", "all_to_all", "all_reduce", "all_gather")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.execute.cuts import Cut, join, split
 from tensoropt.sharding.discovery.pieces import shard
-from tensoropt.sharding.placement import PARTIAL
 
 ATOMS = ((4, 3), (10,))
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
-from tensoropt.sharding import local
+from tensoropt.graph import Ref
+from tensoropt.ops import registry
+from tensoropt.ops.index_space import NONE, IndexSpace, LoopDim, Operand
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD
 from tensoropt.sharding.atoms import AtomGraph, refine_graph
 from tensoropt.sharding.discovery.check import check_choices, check_operator
 from tensoropt.sharding.discovery.graph_check import check_graph
-from tensoropt.sharding.index_space import NONE, IndexSpace, LoopDim, Operand
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD
-from tensoropt.sharding.rules import registry
 
 
 class Call(nn.Module):
@@ -191,12 +191,13 @@ def test_a_missing_local_implementation_is_caught(monkeypatch, target, function,
     model.norm = nn.BatchNorm1d(8)
     graph = capture(model, args, loss=lambda y: y.square().sum() if y.dim() else y).graph
     assert not check_graph(graph).mismatches
-    monkeypatch.delitem(local._LOCALISERS, target)
+    change_spec(monkeypatch, target, localiser=None)
     assert target in {m.target for m in check_graph(graph).mismatches}
 
 
-def rule_replaced(monkeypatch, target, function):
-    monkeypatch.setitem(registry._RULES, target, function)
+def change_spec(monkeypatch, target, **changes):
+    changed = dataclasses.replace(registry.BY_TARGET[target], **changes)
+    monkeypatch.setitem(registry.BY_TARGET, target, changed)
 
 
 def elementwise(b):
@@ -204,7 +205,7 @@ def elementwise(b):
     loops = b.loops(b.output().shape)
     for name in dict.fromkeys(b.op.inputs()):
         rank = len(b.graph.tensors[name].shape)
-        b.read(registry.Ref(name), loops[len(loops) - rank :])
+        b.read(Ref(name), loops[len(loops) - rank :])
     b.write(loops)
 
 
@@ -221,7 +222,7 @@ def elementwise(b):
 def test_splitting_a_dim_that_must_stay_whole_is_caught(monkeypatch, target, function, args):
     graph = graph_of(function, *args, w=(8,))
     assert not check_graph(graph).mismatches
-    rule_replaced(monkeypatch, target, elementwise)
+    change_spec(monkeypatch, target, rule=elementwise)
     assert target in {m.target for m in check_graph(graph).mismatches}
 
 
@@ -237,7 +238,7 @@ def test_split_queries_of_causal_attention_are_caught(monkeypatch):
             b.read(other, [n, h, None, None])
         b.write([n, h, s, None])
 
-    rule_replaced(monkeypatch, "aten.scaled_dot_product_attention.default", lie)
+    change_spec(monkeypatch, "aten.scaled_dot_product_attention.default", rule=lie)
     wrong = check_graph(graph).mismatches
     assert {m.choices[1] for m in wrong} == {"d2"}
 
@@ -249,31 +250,31 @@ def test_a_nonlinear_operator_marked_linear_is_caught(monkeypatch):
         elementwise(b)
         b.linear = True
 
-    rule_replaced(monkeypatch, "aten.tanh.default", lie)
+    change_spec(monkeypatch, "aten.tanh.default", rule=lie)
     assert [m.choices for m in check_graph(graph).mismatches] == [("R", "P/R")]
 
 
 def test_an_undeclared_collective_is_caught(monkeypatch):
     graph = graph_of(lambda m, x, y: torch.nn.functional.cross_entropy(x * m.w, y), ROWS, CLASSES, w=(6,))
-    true = local._LOCALISERS["aten.cross_entropy_loss.default"]
+    true = registry.spec_of("aten.cross_entropy_loss.default").localiser
 
-    def silent(placed, call):
-        return dataclasses.replace(true(placed, call), collectives=())
+    def silent(shard, call):
+        return dataclasses.replace(true(shard, call), collectives=())
 
-    monkeypatch.setitem(local._LOCALISERS, "aten.cross_entropy_loss.default", silent)
+    change_spec(monkeypatch, "aten.cross_entropy_loss.default", localiser=silent)
     assert "collectives" in {m.kind for m in check_graph(graph).mismatches}
 
 
 def test_dropout_that_ignores_where_it_is_is_caught(monkeypatch):
     graph = graph_of(lambda m, x: torch.nn.functional.dropout(x * m.w, 0.5), X, w=(8,))
-    true = local._LOCALISERS["aten.dropout.default"]
+    true = registry.spec_of("aten.dropout.default").localiser
 
-    def same_mask_everywhere(placed, call):
-        made = true(placed, call)
+    def same_mask_everywhere(shard, call):
+        made = true(shard, call)
         return dataclasses.replace(made, static=(tuple((*piece[:3], ()) for piece in made.static[0]),))
 
     assert not check_graph(graph).mismatches
-    monkeypatch.setitem(local._LOCALISERS, "aten.dropout.default", same_mask_everywhere)
+    change_spec(monkeypatch, "aten.dropout.default", localiser=same_mask_everywhere)
     assert "aten.dropout.default" in {m.target for m in check_graph(graph).mismatches}
 
 

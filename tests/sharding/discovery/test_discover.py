@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -12,11 +13,11 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.ops import registry
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.discovery import discover as discovery
 from tensoropt.sharding.discovery.discover import Discovery, Split, discover, signature
 from tensoropt.sharding.discovery.graph_check import check_graph
-from tensoropt.sharding.rules import registry
 from tests.sharding.calls import CALLS, graph_of_call
 
 LIBRARY = "tensoropt_discovery_tests"
@@ -293,5 +294,6 @@ def test_a_rule_that_leaves_out_a_split_is_found(monkeypatch):
         b.read(b.arg(0), [*rows, None, None])
         b.write([*rows, None, None])
 
-    monkeypatch.setitem(registry._RULES, "aten.softmax.int", lazy)
+    changed = dataclasses.replace(registry.BY_TARGET["aten.softmax.int"], rule=lazy)
+    monkeypatch.setitem(registry.BY_TARGET, "aten.softmax.int", changed)
     assert any("aten.softmax.int" in line for line in missing_splits("softmax"))

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from tensoropt.sharding.placement import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.sharding.reshard.steps import (
     COLLECTIVES,
     edge_steps,

@@ -1,0 +1,120 @@
+"""What index-space rules are written with.
+
+A rule is a function of a :class:`Builder`: it names the loops of the operator and says how each
+tensor, read or written, is addressed by them. What is never mentioned is never split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
+from tensoropt.ops.index_space import IndexSpace, LoopDim, Operand
+
+Loops = int | None | Sequence[int]
+"""What a dim of a tensor is made of: a loop, loops from the outermost on, or None where it is never split."""
+Rule = Callable[["Builder"], None]
+"""Describes one operator, or raises :class:`Opaque`."""
+
+
+class Opaque(Exception):  # noqa: N818 - a signal, not an error
+    """Raised by a rule that cannot describe this call; the operator is then kept whole."""
+
+
+class Builder:
+    """Collects loops and operands of one operator.
+
+    Labels are given per tensor dim: a loop, a sequence of loops (outermost first), or None for a dim
+    that is never split. Dims of size 1 lose their labels: they are broadcast or trivial.
+    """
+
+    def __init__(self, op: Operator, graph: OperatorGraph):
+        self.op = op
+        self.graph = graph
+        self.linear = False
+        self.cheap = False
+        self._loops: list[LoopDim] = []
+        self._reads: dict[str, list[Operand]] = {}
+        self._writes: dict[str, Operand] = {}
+
+    # -- arguments --------------------------------------------------------------------------------
+
+    def arg(self, index: int, name: str | None = None, default: Any = None) -> Any:
+        if index < len(self.op.args):
+            return self.op.args[index]
+        return self.op.kwargs.get(name, default) if name is not None else default
+
+    def tensor(self, value: Any) -> Tensor:
+        if not isinstance(value, Ref):
+            raise Opaque(f"{self.op.name}: expected a tensor, found {value!r}")
+        return self.graph.tensors[value.name]
+
+    def output(self, index: int = 0) -> Tensor:
+        return self.graph.tensors[self.op.outputs[index]]
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def loop(self, name: str, size: int, *, splittable: bool = True, uneven: bool = False) -> int:
+        used = {loop.name for loop in self._loops}
+        unique, count = name, 1
+        while unique in used:
+            count += 1
+            unique = f"{name}{count}"
+        self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven))
+        return len(self._loops) - 1
+
+    def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
+        return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
+
+    def _operand(
+        self,
+        name: str,
+        labels: Sequence[Loops],
+        added: bool,
+        synced: Sequence[int] = (),
+        means: Sequence[int] = (),
+    ) -> Operand:
+        shape = self.graph.tensors[name].shape
+        assert len(labels) == len(shape), f"{self.op.name}: {len(labels)} labels for {name} of shape {shape}"
+        dims: list[tuple[int, ...]] = []
+        for size, label in zip(shape, labels, strict=True):
+            if size == 1 or label is None:
+                dims.append(())
+            elif isinstance(label, int):
+                dims.append((label,))
+            else:
+                dims.append(tuple(loop for loop in label if self._loops[loop].size > 1))
+        return Operand(name, tuple(dims), added, tuple(synced), tuple(means))
+
+    def read(self, value: Any, labels: Sequence[Loops], *, added: bool = False) -> None:
+        """Describe a tensor argument; None arguments are ignored."""
+        if isinstance(value, Ref):
+            self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
+
+    def write(
+        self,
+        labels: Sequence[Loops],
+        index: int = 0,
+        *,
+        synced: Sequence[int] = (),
+        means: Sequence[int] = (),
+    ) -> None:
+        """Describe an output; ``synced`` loops are reduced by the operator's ``local`` itself, over
+        ``means`` it is an average."""
+        name = self.op.outputs[index]
+        self._writes[name] = self._operand(name, labels, False, synced, means)
+
+    def build(self, known: bool = True) -> IndexSpace:
+        reads = []
+        for name in self.op.inputs():
+            described = self._reads.get(name)
+            if described:
+                reads.append(described.pop(0) if len(described) > 1 else described[0])
+            else:
+                reads.append(self._operand(name, [None] * len(self.graph.tensors[name].shape), False))
+        writes = tuple(
+            self._writes.get(name) or self._operand(name, [None] * len(self.graph.tensors[name].shape), False)
+            for name in self.op.outputs
+        )
+        return IndexSpace(tuple(self._loops), tuple(reads), writes, self.linear, self.cheap, known)

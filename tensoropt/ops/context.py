@@ -1,0 +1,46 @@
+"""What a kernel may know about where it runs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class ShardContext(Protocol):
+    """A rank as its kernels see it: its coordinates, and the collectives that they need inside."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        """This rank's index within the flattened group of ``axes`` (first axis outermost)."""
+        ...
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        """``value`` reduced over the group of ``axes``; not differentiable."""
+        ...
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """A count summed over ``axes``, micro-batches included."""
+        ...
+
+
+class SingleDevice:
+    """The context of an unsplit run, and of a measurement without neighbours."""
+
+    def __init__(self, seed: int = 0, step: int = 0):
+        self.seed = seed
+        self.step = step
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        return 0
+
+    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        return value
+
+    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        return value

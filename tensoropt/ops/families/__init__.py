@@ -1,0 +1,1 @@
+"""One module per family of operators; each says all of its operators in ``SPECS``."""

@@ -1,0 +1,135 @@
+"""Scaled dot-product attention: batch and heads split; sequences stay whole, but for some of the queries'."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
+
+from tensoropt.graph import Operator
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.families.generators import dropout_kernel, pieces_of
+from tensoropt.ops.spec import CostClass, OpSpec, Precision
+
+
+def attention(b: Builder) -> None:
+    """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
+
+    The queries' sequence splits where no causal flag ties it to absolute positions and any mask is
+    an operand that can be cut alike. Grouped-query attention (``enable_gqa``) splits the key/value
+    heads: query head ``h`` reads key head ``h // group``.
+    """
+    q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
+    causal, gqa = b.arg(5, "is_causal", False), b.op.kwargs.get("enable_gqa", False)
+    dropout = b.arg(4, "dropout_p", 0.0)
+    shape, keys = b.tensor(q).shape, b.tensor(k).shape
+    if len(shape) < 3 or len(keys) != len(shape) or keys[:-3] != shape[:-3]:
+        raise Opaque(b.op.name)
+    lead = b.loops(shape[:-3], "batch")
+    heads, group = keys[-3], shape[-3] // keys[-3]
+    if group > 1 and not gqa and heads > 1:
+        raise Opaque(b.op.name)
+    if group > 1 and heads == 1:
+        # One key/value head for all queries broadcasts: the query heads alone split.
+        heads, group = group, 1
+    h = b.loop("heads", heads)
+    q_heads: Loops = (h, b.loop("group", group, splittable=False)) if group > 1 else h
+    s = b.loop("queries", shape[-2], splittable=not causal and not dropout)
+    b.read(q, [*lead, q_heads, s, None])
+    b.read(k, [*lead, h, None, None])
+    b.read(v, [*lead, h, None, None])
+    if mask is not None:
+        rank = len(b.tensor(mask).shape)
+        labels: list[Loops] = [*lead, q_heads, s, None]
+        b.read(mask, labels[len(labels) - rank :])
+    b.write([*lead, q_heads, s, None])
+
+
+def local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Attention's own kernel, except with dropout: then the math form with a counter-based mask."""
+    p = shard.argument(4, "dropout_p", 0.0)
+    if p == 0.0:
+        return call
+    tensors = shard.atoms.graph.tensors
+    keys = tensors[shard.op.inputs()[1]].shape[-2]
+    output = shard.space.writes[0]
+    # Weights are [..., heads, queries, keys]: the output's atoms without its last dim, then the keys.
+    last = shard.atoms.atoms[output.tensor][-1]
+    pieces = pieces_of(shard, output)
+    kept = pieces[: len(pieces) - len(last)]
+    stride = prod(size for dim in shard.atoms.atoms[output.tensor][-1:] for size in dim)
+    weights = (*((n, s // stride * keys, step, axes) for n, s, step, axes in kept), (keys, 1, keys, ()))
+    mask = shard.argument(3, "attn_mask", None)
+    args = (*call.args[:3], mask, p, shard.argument(5, "is_causal", False), shard.op.kwargs.get("scale"))
+    return LocalCall("kernels.attention_with_dropout", args, {}, call.name, (weights,))
+
+
+def attention_with_dropout(
+    context: ShardContext,
+    name: str,
+    pieces: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention in its math form, so that the dropout of the weights can be counter-based.
+
+    Shapes: ``q [..., h, s, d]``, ``k, v [..., h / group, t, d]``; weights ``[..., h, s, t]``.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if k.shape[-3] != q.shape[-3]:
+        group = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    scores = (q * scale) @ k.transpose(-2, -1)
+    if is_causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = dropout_kernel(context, name, pieces, torch.softmax(scores, -1), p)
+    return weights @ v
+
+
+def evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
+    """Attention without dropout."""
+    mask = op.args[3] if len(op.args) > 3 else op.kwargs.get("attn_mask")
+    causal = op.args[5] if len(op.args) > 5 else op.kwargs.get("is_causal", False)
+    kwargs = {k: v for k, v in op.kwargs.items() if k in ("scale", "enable_gqa")}
+    return LocalCall(op.target, (*op.args[:3], mask, 0.0, causal), kwargs, call.name)
+
+
+@shape_wrapper
+def _flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(q, k, v)
+
+
+@shape_wrapper
+def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(grad, q, k, v)
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.scaled_dot_product_attention.default",),
+        rule=attention,
+        localiser=local_attention,
+        kernels={"kernels.attention_with_dropout": attention_with_dropout},
+        cost_class=CostClass.ATTENTION,
+        precision=Precision.NARROW,
+        # PyTorch counts the kernels of GPUs only.
+        flops={
+            "aten::_scaled_dot_product_flash_attention_for_cpu": _flops,
+            "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _backward_flops,
+        },
+        random=True,
+        evaluated=evaluated_attention,
+    ),
+    OpSpec(without_rule=("attention",), cost_class=CostClass.ATTENTION),
+)

@@ -1,0 +1,106 @@
+"""Convolutions and transposed convolutions; on a shard they have a share of the groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.spec import CostClass, OpSpec, Precision
+
+
+def convolution(b: Builder) -> None:
+    """Batch, output and (without groups) input channels; windows keep spatial dims whole."""
+    x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
+    groups = b.arg(6, "groups", 1)
+    shape, weight = b.tensor(x).shape, b.tensor(w).shape
+    space = len(weight) - 2
+    if len(shape) != len(weight):
+        raise Opaque(b.op.name)
+    n = b.loop("batch", shape[0])
+    if groups == 1:
+        o, i = b.loop("out_channels", weight[0]), b.loop("in_channels", weight[1])
+        b.read(x, [n, i] + [None] * space)
+        b.read(w, [o, i] + [None] * space)
+        b.read(bias, [o], added=True)
+        b.write([n, o] + [None] * space)
+        return
+    g = b.loop("groups", groups)
+    o = b.loop("out_channels", weight[0] // groups, splittable=False)
+    i = b.loop("in_channels", weight[1], splittable=False)
+    window: list[Loops] = [None] * space
+    b.read(x, [n, (g, i), *window])
+    b.read(w, [(g, o), i, *window])
+    b.read(bias, [(g, o)], added=True)
+    b.write([n, (g, o), *window])
+
+
+def transposed_convolution(b: Builder) -> None:
+    """As :func:`convolution`, with weights ``[in, out / groups, window...]``."""
+    x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
+    shape, weight = b.tensor(x).shape, b.tensor(w).shape
+    window: list[Loops] = [None] * (len(weight) - 2)
+    if len(shape) != len(weight):
+        raise Opaque(b.op.name)
+    n = b.loop("batch", shape[0])
+    if groups == 1:
+        i, o = b.loop("in_channels", weight[0]), b.loop("out_channels", weight[1])
+        b.read(x, [n, i, *window])
+        b.read(w, [i, o, *window])
+        b.read(bias, [o], added=True)
+        b.write([n, o, *window])
+        return
+    g = b.loop("groups", groups)
+    i = b.loop("in_channels", weight[0] // groups, splittable=False)
+    o = b.loop("out_channels", weight[1], splittable=False)
+    b.read(x, [n, (g, i), *window])
+    b.read(w, [(g, i), o, *window])
+    b.read(bias, [(g, o)], added=True)
+    b.write([n, (g, o), *window])
+
+
+def local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
+
+
+def local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
+
+
+def _fewer_groups(shard: OperatorShard, call: LocalCall, position: int, names: tuple[str, ...]) -> LocalCall:
+    """The call with its share of the groups; ``names`` are the arguments between weight and groups."""
+    axes = shard.split(shard.loop_named("groups"))
+    if not axes:
+        return call
+    groups = shard.argument(position, "groups", 1) // prod(shard.mesh[a] for a in axes)
+    space = len(shard.atoms.graph.tensors[shard.op.inputs()[1]].shape) - 2
+    defaults: dict[str, Any] = {"bias": None, "stride": [1] * space, "dilation": [1] * space}
+    middle = [shard.argument(2 + i, n, defaults.get(n, [0] * space)) for i, n in enumerate(names)]
+    return replace(call, args=(*call.args[:2], *middle, groups, *call.args[position + 1 :]), kwargs={})
+
+
+SPECS = (
+    OpSpec(
+        targets=tuple(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
+        without_rule=("convolution",),
+        rule=convolution,
+        localiser=local_convolution,
+        cost_class=CostClass.CONVOLUTION,
+        precision=Precision.NARROW,
+    ),
+    OpSpec(
+        targets=("aten.conv_transpose2d.input",),
+        rule=transposed_convolution,
+        localiser=local_transposed_convolution,
+        cost_class=CostClass.CONVOLUTION,
+        precision=Precision.NARROW,
+    ),
+    OpSpec(
+        targets=("aten.conv_transpose1d.default", "aten.conv_transpose3d.input"),
+        rule=transposed_convolution,
+        localiser=local_transposed_convolution,
+        precision=Precision.NARROW,
+    ),
+)

@@ -1,0 +1,189 @@
+"""Embeddings and bags of them: the vocabulary is a contracted loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tensoropt.graph import Ref
+from tensoropt.ops.builder import Builder, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.layouts import chunk
+from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
+
+_MEAN_OF_BAG = 1
+
+
+_MAXIMUM = 2
+
+
+def embedding(b: Builder) -> None:
+    """``y[..., h] = sum_v [index[...] == v] w[v, h]``: the vocabulary is a contracted loop."""
+    w, index = b.arg(0), b.arg(1)
+    vocabulary, hidden = b.tensor(w).shape
+    rows = b.loops(b.tensor(index).shape)
+    v = b.loop("vocabulary", vocabulary, uneven=True)
+    h = b.loop("hidden", hidden)
+    b.read(w, [v, h])
+    b.read(index, rows)
+    b.write([*rows, h])
+
+
+def embedding_bag(b: Builder) -> None:
+    """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
+
+    The vocabulary is a contracted loop except of maxima. Bags split where constant offsets say that all are
+    equally long: where a bag lies among the items must not depend on values.
+    """
+    w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
+    by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)
+    if any(name in b.graph.consumers or name in b.graph.outputs for name in b.op.outputs[1:]):
+        raise Opaque(b.op.name)  # positions within the whole batch
+    vocabulary, hidden = b.tensor(w).shape
+    bags, items = b.output().shape[0], b.tensor(index).shape[0]
+    alike = not last and _count_by(b, offsets, items // max(bags, 1)) and items % max(bags, 1) == 0
+    bag = b.loop("bag", bags, splittable=alike and not by_frequency)
+    item = b.loop("item", items // max(bags, 1), splittable=False)
+    contracted = mode != _MAXIMUM and not by_frequency
+    v = b.loop("vocabulary", vocabulary, splittable=contracted, uneven=True)
+    h = b.loop("hidden", hidden)
+    b.read(w, [v if contracted else None, h])
+    b.read(index, [(bag, item) if alike else None])
+    b.read(offsets, [bag if alike else None])
+    b.read(factors, [(bag, item) if alike else None])
+    b.write([bag if alike else None, h])
+
+
+def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
+    """Whether offsets are known, and those of bags of this length."""
+    value = b.graph.constants.get(offsets.name)
+    if value is None or value.is_meta:
+        return False
+    (size,) = b.tensor(offsets).shape
+    return bool(value.expand(size).tolist() == [i * length for i in range(size)])
+
+
+def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    axes = shard.split(shard.loop_named("vocabulary"))
+    if not axes:
+        return call
+    vocabulary = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[0]
+    step = chunk(vocabulary, prod(shard.mesh[a] for a in axes), 0)[1]
+    return LocalCall("kernels.vocabulary_embedding", call.args[:3], {}, call.name, (axes, step))
+
+
+def local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
+    if not axes and not bags:
+        return call
+    vocabulary = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[0]
+    step = chunk(vocabulary, prod(shard.mesh[a] for a in axes), 0)[1]
+    return replace(call, function="kernels.embedding_bag", static=(axes, step))
+
+
+def vocabulary_embedding(
+    context: ShardContext,
+    name: str,
+    axes: tuple[int, ...],
+    step: int,
+    weight: torch.Tensor,
+    index: torch.Tensor,
+    padding_idx: int = -1,
+    *_: Any,
+) -> torch.Tensor:
+    """Rows of this rank's vocabulary shard, zeros for the others: a partial sum.
+
+    Args:
+        axes, step: the shard holds the rows from ``coordinate(axes) * step`` on.
+        weight: ``[local vocabulary, hidden]``.
+        index: any integer shape.
+    """
+    start = context.coordinate(axes) * step
+    local = index - start
+    inside = (local >= 0) & (local < weight.shape[0])
+    padding = padding_idx - start if 0 <= padding_idx - start < weight.shape[0] else None
+    rows = F.embedding(local.clamp(0, max(weight.shape[0] - 1, 0)), weight, padding_idx=padding)
+    return rows * inside.unsqueeze(-1)
+
+
+def embedding_bag_kernel(
+    context: ShardContext,
+    name: str,
+    axes: tuple[int, ...],
+    step: int,
+    weight: torch.Tensor,
+    index: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    factors: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """``aten.embedding_bag`` of a shard: some bags (``offsets`` are those of the whole batch), or the
+    vocabulary split over ``axes`` (sums and means are then partial sums).
+
+    Args:
+        axes, step: the shard holds the rows from ``coordinate(axes) * step`` on.
+        factors: per item what its row is multiplied with.
+    """
+    bag = torch.ops.aten.embedding_bag.padding_idx
+    offsets = offsets - offsets[0]
+    if not axes:
+        options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
+        return bag(weight, index, offsets, *options)
+    local = index - context.coordinate(axes) * step
+    counted = torch.ones_like(index, dtype=weight.dtype)
+    if padding_idx is not None and padding_idx >= 0:
+        counted = (index != padding_idx).to(weight.dtype)
+    inside = counted * ((local >= 0) & (local < weight.shape[0]))
+    rows = local.clamp(0, max(weight.shape[0] - 1, 0))
+    inside = inside if factors is None else inside * factors
+    total, *others = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
+    if mode == _MEAN_OF_BAG:
+        ones = counted.new_ones(1, 1)
+        sizes = bag(
+            ones, torch.zeros_like(index), offsets, False, 0, False, counted, include_last_offset, None
+        )
+        total = total / sizes[0].clamp(min=1)
+    return total, *others
+
+
+def _rows(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+    yield args[1].name, (0, shape(args[0])[0])
+
+
+def _rows_of_one_bag(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Offsets must rise; those of one bag do."""
+    yield from _rows(args, shape)
+    yield args[2].name, (0, 1)
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.embedding.default",),
+        rule=embedding,
+        localiser=local_embedding,
+        kernels={"kernels.vocabulary_embedding": vocabulary_embedding},
+        samples=Samples(limits=_rows),
+        cost_class=CostClass.LOOKUP,
+        kernel_class=CostClass.LOOKUP,
+        precision=Precision.NARROW,
+    ),
+    OpSpec(
+        targets=("aten.embedding_bag.padding_idx",),
+        rule=embedding_bag,
+        localiser=local_embedding_bag,
+        kernels={"kernels.embedding_bag": embedding_bag_kernel},
+        samples=Samples(limits=_rows_of_one_bag),
+        cost_class=CostClass.LOOKUP,
+        kernel_class=CostClass.LOOKUP,
+    ),
+)

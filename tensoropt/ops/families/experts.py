@@ -1,0 +1,124 @@
+"""Mixtures of experts: products with one weight matrix per group of rows, and the counts that make groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import shape_wrapper
+
+from tensoropt.ops.builder import Builder, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.overloads import resolve_overload
+from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples
+
+
+def grouped_mm(b: Builder) -> None:
+    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``, rows sorted by expert, ``offs[e]`` the end of expert ``e``.
+
+    Splits over rows, output and input features (Megatron's pair inside every expert), and over experts:
+    a sum of which every rank has the rows of its own experts, zeros elsewhere.
+    """
+    x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
+    left, right = b.tensor(x).shape, b.tensor(w).shape
+    if len(left) != 2 or len(right) != 3 or offs is None or b.arg(3, "bias") is not None:
+        raise Opaque(b.op.name)
+    r, k = b.loop("rows", left[0]), b.loop("in_features", left[1])
+    e, n = b.loop("experts", right[0]), b.loop("out_features", right[2])
+    b.read(x, [r, k])
+    b.read(w, [e, k, n])
+    b.read(offs, [None])
+    b.write([r, n])
+
+
+def histogram(b: Builder) -> None:
+    """Counts of a part of the values add up; the bins stay whole."""
+    if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
+        raise Opaque(b.op.name)
+    b.read(b.arg(0), b.loops(b.tensor(b.arg(0)).shape))
+    b.write([None])
+
+
+def local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Offsets count rows of the whole batch and all experts; the kernel finds this rank's."""
+    rows, experts = shard.split(shard.loop_named("rows")), shard.split(shard.loop_named("experts"))
+    if not rows and not experts:
+        return call
+    offs = shard.argument(2, "offs", None)
+    static = (call.function, rows, experts)
+    return LocalCall("expert_kernels.grouped_mm", (*call.args[:2], offs), {}, call.name, static)
+
+
+def grouped_mm_kernel(
+    context: ShardContext,
+    name: str,
+    target: str,
+    row_axes: tuple[int, ...],
+    expert_axes: tuple[int, ...],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    offs: torch.Tensor,
+) -> torch.Tensor:
+    """Grouped matrix product of some of the rows with some of the experts.
+
+    Args:
+        target: the operator that multiplies.
+        row_axes: the axes that split the rows; ``x`` holds this rank's.
+        expert_axes: the axes that split the experts; ``weight`` holds this rank's.
+        x: ``[rows, in]``, globally sorted by expert.
+        weight: ``[experts, in, out]``.
+        offs: ``[all experts]``, where each expert's rows end, globally.
+
+    Returns:
+        ``[rows, out]``: zeros for rows of other ranks' experts. Sizes do not depend on values, so it runs
+        on fake tensors too: the rank's rows are rolled to the front and back.
+    """
+    product = resolve_overload(target)
+    rows, experts = x.shape[0], weight.shape[0]
+    first = context.coordinate(expert_axes) * experts
+    ends = torch.cat([offs.new_zeros(1), offs])[first : first + experts + 1]
+    ends = (ends - context.coordinate(row_axes) * rows).clamp(0, rows)
+    if not expert_axes:
+        return product(x, weight, ends[1:])
+    index = torch.arange(rows, device=x.device)
+    front, back = (index + ends[0]) % rows, (index - ends[0]) % rows
+    mine = product(x.index_select(0, front), weight, ends[1:] - ends[0])
+    inside = (back < ends[-1] - ends[0]).unsqueeze(1)
+    return torch.where(inside, mine.index_select(0, back), 0.0)
+
+
+def _flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
+    return 2 * int(x[0]) * int(x[1]) * int(w[-1])
+
+
+def _backward_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
+    return 2 * _flops(x, w)
+
+
+_ROW_ENDS = Samples(row_ends=(2, 0))
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten._grouped_mm.default",),
+        rule=grouped_mm,
+        localiser=local_grouped_mm,
+        kernels={"expert_kernels.grouped_mm": grouped_mm_kernel},
+        samples=_ROW_ENDS,
+        cost_class=CostClass.MATRIX,
+        precision=Precision.NARROW,
+        flops={"aten::_grouped_mm": shape_wrapper(_flops)},
+    ),
+    OpSpec(
+        targets=("transformers.grouped_mm_fallback.default",),
+        rule=grouped_mm,
+        localiser=local_grouped_mm,
+        samples=_ROW_ENDS,
+        flops={
+            "transformers::grouped_mm_fallback": shape_wrapper(_flops),
+            "transformers::grouped_mm_fallback_backward": shape_wrapper(_backward_flops),
+        },
+    ),
+    OpSpec(targets=("aten.histc.default", "aten.bincount.default"), rule=histogram),
+)

@@ -1,0 +1,282 @@
+"""Random numbers: every element is a hash of its global index, so that every dim splits.
+
+Replicas then draw alike, shards differ, and the unsplit model draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from tensoropt.graph import Operator, Ref, TorchLiteral
+from tensoropt.ops.builder import Builder
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.families.pointwise import broadcast
+from tensoropt.ops.index_space import Operand
+from tensoropt.ops.layouts import chunk
+from tensoropt.ops.overloads import resolve_overload
+from tensoropt.ops.spec import OpSpec, Samples
+
+# -- index spaces ---------------------------------------------------------------------------------
+
+
+def random(b: Builder) -> None:
+    b.write(b.loops(b.output().shape))
+
+
+def random_like(b: Builder) -> None:
+    """In the shape of the operand, whose values do not count."""
+    loops = b.loops(b.output().shape)
+    b.read(b.arg(0), loops)
+    b.write(loops)
+
+
+def bernoulli(b: Builder) -> None:
+    loops = b.loops(b.output().shape)
+    b.read(b.arg(0), loops)
+    b.write(loops)
+
+
+def dropout(b: Builder) -> None:
+    """The mask depends on the global index only, so dropout is linear in its operand."""
+    broadcast(b)
+    b.linear = True
+
+
+# -- calls of one shard ---------------------------------------------------------------------------
+
+
+def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
+    """Per atom of an output (and of whole trailing dims): local size, global stride, step, axes."""
+    atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
+    layout = shard.layout(operand, written=True)
+    sizes = [*atoms, *extra]
+    pieces = []
+    for position, size in enumerate(sizes):
+        axes = tuple(a for a, c in enumerate(layout) if c == position and shard.mesh[a] > 1)
+        parts = prod(shard.mesh[a] for a in axes)
+        step = -(-size // parts)
+        local = step
+        if axes and shard.coordinate is not None:
+            index = 0
+            for a in axes:
+                index = index * shard.mesh[a] + shard.coordinate[a]
+            local = chunk(size, parts, index)[1]
+        pieces.append((local, prod(sizes[position + 1 :]), step, axes))
+    return tuple(pieces)
+
+
+def local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    pieces = pieces_of(shard, shard.space.writes[0])
+    return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
+
+
+def local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    kind, offset, scale = _distribution(shard)
+    output = shard.space.writes[0]
+    dtype = TorchLiteral(shard.atoms.graph.tensors[output.tensor].dtype)
+    like = tuple(Ref(name) for name in shard.op.inputs())  # brought here, so that what is priced is sent
+    args = (kind, shard.write_shape(), dtype, offset, scale, *like)
+    return LocalCall("kernels.random", args, {}, call.name, (pieces_of(shard, output),))
+
+
+def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
+    """(kind, offset, scale) of what the operator draws."""
+    packet, args = shard.op.target.split(".", 1)[1], shard.op.args
+    if packet == "uniform.default":
+        low, high = shard.argument(1, "from", 0.0), shard.argument(2, "to", 1.0)
+        return "rand", low, high - low
+    if packet == "normal_functional.default":
+        return "randn", shard.argument(1, "mean", 0.0), shard.argument(2, "std", 1.0)
+    if packet == "exponential.default":
+        return "exponential", 0.0, 1.0 / shard.argument(1, "lambd", 1.0)
+    if packet.startswith("randint"):
+        low, high = args[:2] if packet == "randint.low" else (0, args[0])
+        return "randint", low, high - low
+    return ("randn" if "randn" in packet else "rand"), 0.0, 1.0
+
+
+def local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    pieces = pieces_of(shard, shard.space.writes[0])
+    return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN, _MIX = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9)
+"""The increment (the golden ratio) and the first mixing multiplier of SplitMix64 (Steele, Lea and Flood, Fast
+Splittable Pseudorandom Number Generators, OOPSLA 2014)."""
+_STEP = _signed(0xD6E8FEB86659FD93)
+"""Sets the steps' streams apart. Any odd number with its bits well spread would do."""
+
+
+def _key(seed: int, name: str) -> int:
+    state = 0xCBF29CE484222325  # FNV-1a over the operator's name and seed
+    for byte in f"{name}/{seed}".encode():
+        state = ((state ^ byte) * 0x100000001B3) % (1 << 64)
+    return _signed(state)
+
+
+def keep_mask(
+    context: ShardContext,
+    name: str,
+    p: float,
+    shape: tuple[int, ...],
+    pieces: tuple[tuple[int, int, int, tuple[int, ...]], ...],
+    device: torch.device,
+) -> torch.Tensor:
+    """Counter-based dropout mask: a hash of (seed, operator, step, global index).
+
+    Args:
+        p: probability of dropping.
+        shape: local shape of the result.
+        pieces: per atom (local size, global stride, shard step, axes): element ``i`` of this atom has
+            the global index ``(coordinate(axes) * step + i) * stride``.
+
+    Returns:
+        bool tensor, True where the element is kept. Replicas agree, shards of one tensor differ, and
+        the unsplit run gives the same mask.
+    """
+    state = _hashed(context, name, pieces, device)
+    return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
+
+
+def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
+    """int64 hash of (seed, operator, step, global index) of every element, one dim per piece."""
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for position, (size, stride, step, axes) in enumerate(pieces):
+        start = context.coordinate(axes) * step if axes else 0
+        values = (torch.arange(size, dtype=torch.int64, device=device) + start) * stride
+        index = index + values.view((size,) + (1,) * (len(pieces) - 1 - position))
+    # The step counts as a number that a compiler may leave open, so that it compiles once for all steps.
+    moment = torch.full((), context.step, dtype=torch.int64, device=device).mul_(_STEP)
+    state = index.mul(_GOLDEN).add_(_key(context.seed, name)).add_(moment)
+    state.bitwise_xor_(state >> 29).mul_(_MIX)
+    return state.bitwise_xor_(state >> 32)
+
+
+def random_kernel(
+    context: ShardContext,
+    name: str,
+    pieces: Any,
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    offset: float = 0.0,
+    scale: float = 1.0,
+    *_: Any,
+) -> torch.Tensor:
+    """``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from a hash of the global index:
+    replicas agree, shards differ.
+
+    ``randn`` is Box and Muller's transform of two uniform numbers.
+    """
+    device = torch.get_default_device()
+
+    def uniform(stream: str) -> torch.Tensor:
+        return (_hashed(context, stream, pieces, device).bitwise_and_(0xFFFFFF).double() + 0.5) / (1 << 24)
+
+    value = uniform(name)
+    if kind == "randn":
+        value = (-2.0 * value.log()).sqrt() * (2.0 * torch.pi * uniform(f"{name}/angle")).cos()
+    elif kind == "exponential":
+        value = -value.log()
+    value = (value * scale + offset).reshape(shape)
+    return (value.floor() if kind == "randint" else value).to(dtype)
+
+
+_SEEDING = threading.Lock()
+
+
+def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
+    """An operator that draws random numbers itself, on all ranks from one seed: it is kept whole, and
+    every rank must draw what the unsplit model draws."""
+    function = resolve_overload(target)
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed((_key(context.seed, name) + context.step * _STEP) & ((1 << 63) - 1))
+        return function(*args, **kwargs)
+
+
+def bernoulli_kernel(
+    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
+) -> torch.Tensor:
+    """1 with probability ``p`` (``x`` itself without one), as :func:`keep_mask` decides; no gradient."""
+    if p is not None:
+        return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
+    state = _hashed(context, name, pieces, x.device).bitwise_and_(0xFFFFFF).reshape(x.shape)
+    return (state < x.detach() * (1 << 24)).to(x.dtype)
+
+
+class _MaskedScale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        return x * mask * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        (mask,) = ctx.saved_tensors
+        return grad * mask * ctx.scale, None, None
+
+
+def dropout_kernel(
+    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any
+) -> torch.Tensor:
+    """Dropout with :func:`keep_mask`."""
+    if p == 0.0:
+        return x
+    mask = keep_mask(context, name, p, tuple(x.shape), pieces, x.device)
+    return _MaskedScale.apply(x, mask, 1.0 / (1.0 - p))
+
+
+def evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
+    """Its operand."""
+    return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
+
+
+_DRAWN = ("aten.rand.default", "aten.randn.default", "aten.randint.low", "aten.randint.default")
+_DRAWN_LIKE = (
+    "aten.rand_like.default",
+    "aten.randn_like.default",
+    "aten.uniform.default",
+    "aten.normal_functional.default",
+    "aten.exponential.default",
+)
+
+SPECS = (
+    OpSpec(
+        targets=_DRAWN,
+        rule=random,
+        localiser=local_random,
+        kernels={"kernels.random": random_kernel, "kernels.seeded": seeded},
+        random=True,
+    ),
+    OpSpec(targets=_DRAWN_LIKE, rule=random_like, localiser=local_random, random=True),
+    OpSpec(
+        targets=("aten.bernoulli.p", "aten.bernoulli.default"),
+        rule=bernoulli,
+        localiser=local_bernoulli,
+        kernels={"kernels.bernoulli": bernoulli_kernel},
+        samples=Samples(positive=True),
+        random=True,
+    ),
+    OpSpec(
+        targets=("aten.dropout.default",),
+        rule=dropout,
+        localiser=local_dropout,
+        kernels={"kernels.dropout": dropout_kernel},
+        random=True,
+        evaluated=evaluated_dropout,
+    ),
+)

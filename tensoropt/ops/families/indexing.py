@@ -1,0 +1,152 @@
+"""Reads at indices: advanced indexing and gathers. What is looked up stays whole, the looking up splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tensoropt.graph import Ref, Tensor
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.spec import CostClass, OpSpec, Samples, Shape
+
+
+def index_positions(b: Builder) -> list[int]:
+    """Dims of the source that ``aten.index.Tensor`` looks up."""
+    return [i for i, index in enumerate(b.arg(1)) if isinstance(index, Ref)]
+
+
+def counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
+    """The dim along which a constant index counts ``0 .. size - 1``, the same along all other dims."""
+    value = b.graph.constants.get(tensor.name)
+    if value is None or value.is_meta or tensor.dtype == "bool" or size == 1:
+        return None
+    # Constants are kept at broadcast-reduced shape: a counting index varies along one dim only.
+    varying = [dim for dim, length in enumerate(value.shape) if length > 1]
+    counted = len(varying) == 1 and value.numel() == size and value.flatten().tolist() == list(range(size))
+    return varying[0] if counted else None
+
+
+def index(b: Builder) -> None:
+    """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and the others are loops.
+
+    An index that counts (``hidden[arange(batch), last]``) keeps its row together with the result's: a
+    loop of its own, for which ``local`` makes the shard's positions relative.
+    """
+    source, positions = b.tensor(b.arg(0)), index_positions(b)
+    indices = {p: b.tensor(b.arg(1)[p]) for p in positions}
+    if not positions or any(t.dtype in ("bool", "uint8") for t in indices.values()):
+        raise Opaque(b.op.name)
+    rank = max(len(t.shape) for t in indices.values())
+    adjacent = positions == list(range(positions[0], positions[-1] + 1))
+    at = positions[0] if adjacent else 0
+    shape = b.output().shape[at : at + rank]
+    loops = [b.loop(f"index{i}", size) for i, size in enumerate(shape)]
+    labels: list[Loops] = [
+        None if i in indices else b.loop(f"d{i}", size) for i, size in enumerate(source.shape)
+    ]
+    kept = [label for i, label in enumerate(labels) if i not in indices]
+    counting = {
+        p: dim + rank - len(t.shape)
+        for p, t in indices.items()
+        if (dim := counts_along(b, t, source.shape[p])) is not None
+    }
+    for position, dim in counting.items():
+        if list(counting.values()).count(dim) == 1:
+            labels[position] = loops[dim]
+    b.read(b.arg(0), labels)
+    for position, tensor in indices.items():
+        b.read(b.arg(1)[position], loops[rank - len(tensor.shape) :])
+    b.write([*kept[:at], *loops, *kept[at:]])
+
+
+def gather(b: Builder) -> None:
+    """Other dims split together; what is looked up stays whole, the looking up splits."""
+    where = 2 if "gather" in b.op.target else 1
+    shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
+    dim = b.arg(3 - where, "dim")
+    if dim is None or not shape or len(index) != len(shape):
+        raise Opaque(b.op.name)
+    dim %= len(shape)
+    labels: list[Loops] = [
+        b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
+    ]
+    found = list(labels)
+    found[dim] = b.loop("index", index[dim])
+    b.read(b.arg(0), labels)
+    b.read(b.arg(where), found)
+    b.write(found)
+
+
+def index_select(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    rows = b.loop("index", b.tensor(b.arg(2)).shape[0])
+    b.read(b.arg(0), labels)
+    b.read(b.arg(2), [rows])
+    b.write([rows if i == dim else label for i, label in enumerate(labels)])
+
+
+def local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Indices that count along a split loop are made relative to the shard."""
+    source = shard.space.reads[0]
+    refs = {p: value.name for p, value in enumerate(shard.op.args[1]) if isinstance(value, Ref)}
+    counting = tuple(p for p in refs if shard.split(source.dims[p]))
+    if not counting:
+        return call
+    return LocalCall("kernels.index_relative", call.args, {}, call.name, (counting,))
+
+
+def index_relative(
+    context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
+) -> torch.Tensor:
+    """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
+    local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
+    return torch.ops.aten.index.Tensor(x, local)
+
+
+def along_a_dim(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Limits of ``(tensor, dim, index, ...)``."""
+    size = shape(args[0])
+    yield args[2].name, (0, size[args[1] % len(size)] if size else 1)
+
+
+def along_dims(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Limits of ``(tensor, [index of each dim, or None], ...)``."""
+    for dim, index in enumerate(args[1]):
+        if isinstance(index, Ref):
+            yield index.name, (0, shape(args[0])[dim])
+
+
+def _numbers(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+    yield args[0].name, (0, args[1])
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.index.Tensor",),
+        rule=index,
+        localiser=local_index,
+        kernels={"kernels.index_relative": index_relative},
+        samples=Samples(limits=along_dims, timed=False),
+        cost_class=CostClass.LOOKUP,
+    ),
+    OpSpec(
+        targets=("aten.gather.default",),
+        rule=gather,
+        samples=Samples(limits=along_a_dim),
+        cost_class=CostClass.LOOKUP,
+    ),
+    OpSpec(targets=("aten.take_along_dim.default",), rule=gather),
+    OpSpec(
+        targets=("aten.index_select.default",),
+        rule=index_select,
+        samples=Samples(limits=along_a_dim),
+        cost_class=CostClass.LOOKUP,
+    ),
+    OpSpec(without_rule=("one_hot",), samples=Samples(limits=_numbers, timed=False)),
+)

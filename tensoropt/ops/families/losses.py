@@ -1,0 +1,367 @@
+"""Losses: rows are summed, classes may be split, and a mean divides by what counts in the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, iter_refs
+from tensoropt.ops.builder import Builder, Opaque
+from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.layouts import chunk
+from tensoropt.ops.overloads import resolve_overload
+from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
+
+MEAN = 1
+
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+REDUCTION = {
+    "aten.binary_cross_entropy.default": 3,
+    "aten.binary_cross_entropy_with_logits.default": 4,
+    "aten.hinge_embedding_loss.default": 3,
+    "aten.poisson_nll_loss.default": 5,
+} | dict.fromkeys(
+    (f"aten.{name}_loss.default" for name in ("mse", "l1", "smooth_l1", "huber", "soft_margin")), 2
+) | {"aten.kl_div.default": 2}  # fmt: skip
+"""Losses of single elements -> position of their reduction (0 none, 1 mean, 2 sum)."""
+
+
+# -- index spaces ---------------------------------------------------------------------------------
+
+
+def cross_entropy(b: Builder) -> None:
+    """Rows are summed (over the true mass for a mean); the classes may be split (``local`` does it)."""
+    logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
+    reduction = b.arg(3, "reduction", 1)
+    shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
+    if len(shape) == 1 or (weight is not None and b.tensor(weight).requires_grad):
+        raise Opaque(b.op.name)
+    rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
+    if shape == labels_shape:
+        # Targets are chances: a row needs all of its classes.
+        b.read(logits, [rows[0], None, *rows[1:]])
+        b.read(target, [rows[0], None, *rows[1:]])
+        b.write([] if reduction else rows)
+        return
+    classes = b.loop("classes", shape[1], uneven=True)
+    b.read(logits, [rows[0], classes, *rows[1:]])
+    b.read(target, rows)
+    b.write([] if reduction else rows, synced=[classes])
+
+
+def nll_loss(b: Builder) -> None:
+    inputs, target = b.arg(0), b.arg(1)
+    shape = b.tensor(inputs).shape
+    if len(shape) == 1:
+        raise Opaque(b.op.name)
+    rows = [b.loop(f"d{i}", s) for i, s in enumerate(shape) if i != 1]
+    b.read(inputs, [rows[0], None, *rows[1:]])
+    b.read(target, rows)
+    b.write([] if b.arg(3, "reduction", 1) else rows)
+
+
+def elementwise_loss(b: Builder) -> None:
+    """Every element of the operands is a loop; weights of elements or classes broadcast to them."""
+    x, position = b.tensor(b.arg(0)).shape, REDUCTION[b.op.target]
+    if x != b.tensor(b.arg(1)).shape:
+        raise Opaque(b.op.name)
+    loops = b.loops(x)
+    b.read(b.arg(0), loops)
+    b.read(b.arg(1), loops)
+    weights = (b.arg(2, "weight"), b.arg(3, "pos_weight")) if "cross_entropy" in b.op.target else ()
+    for weight in weights:
+        if isinstance(weight, Ref):
+            b.read(weight, loops[len(loops) - len(b.tensor(weight).shape) :])
+    b.write([] if b.arg(position, "reduction", 1) else loops)
+
+
+# -- calls of one shard ---------------------------------------------------------------------------
+
+
+def local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    position = REDUCTION[shard.op.target]
+    if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
+        return call
+    count = shard.atoms.graph.tensors[shard.op.inputs()[0]].elements
+    return _summed(call, position, count)
+
+
+def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
+    """A mean as the sum over ``count`` of all ranks; the reduction is the argument at ``position``."""
+    args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
+    function: Any = resolve_overload(call.function)
+    arguments = function._schema.arguments
+    for index in range(len(call.args), position):
+        given = arguments[index]
+        args[index] = call.kwargs.get(given.name, given.default_value)
+    names = {a.name for a in arguments[: position + 1]}
+    kwargs = {k: v for k, v in call.kwargs.items() if k not in names}
+    return replace(
+        call,
+        function="kernels.mean_as_sum",
+        static=(call.function, count),
+        args=tuple(args),
+        kwargs=kwargs,
+    )
+
+
+def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
+    """Counting targets, or adding up their weights, for a mean; with micro-batches every rank does that
+    beforehand for the whole batch."""
+    if shard.argument(3, "reduction", MEAN) != MEAN or not axes or MICRO_AXIS in axes:
+        return ()
+    weight = shard.argument(2, "weight", None)
+    size = 8 if weight is None else shard.atoms.graph.tensors[weight.name].element_bytes
+    return (InnerCollective("all_reduce", axes, size, count=True),)
+
+
+def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    logits = shard.space.reads[0]
+    classes = shard.loop_named("classes")
+    class_axes = shard.split(classes)
+    row_axes = shard.split([loop for loop in logits.loops if loop not in classes])
+    if not class_axes and not row_axes:
+        return call
+    target = shard.atoms.graph.tensors[shard.space.reads[1].tensor]
+    if target.dtype in FLOATING:
+        rows = target.elements // target.shape[1]
+        return _summed(call, 3, rows) if shard.argument(3, "reduction", MEAN) == MEAN else call
+    tensor = shard.atoms.graph.tensors[logits.tensor]
+    step = chunk(tensor.shape[1], prod(shard.mesh[a] for a in class_axes), 0)[1]
+    collectives: tuple[InnerCollective, ...] = ()
+    if class_axes:
+        rows = prod(size for dim, size in enumerate(shard.read_shape(0)) if dim != 1)
+        row_bytes = rows * tensor.element_bytes
+        collectives = (
+            InnerCollective("all_reduce", class_axes, row_bytes),
+            InnerCollective("all_reduce", class_axes, 2 * row_bytes),
+        )
+    collectives += _mass_collective(shard, row_axes)
+    static = (row_axes, class_axes, step, tensor.shape[1])
+    return LocalCall("loss_kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives)
+
+
+def local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    row_axes = shard.split(list(shard.space.reads[1].loops))
+    if not row_axes:
+        return call
+    collectives = _mass_collective(shard, row_axes)
+    return LocalCall("loss_kernels.nll_loss", call.args, call.kwargs, call.name, (row_axes,), collectives)
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
+    """What a mean over these targets divides by: how many are not ignored, or the sum of their weights."""
+    counted = target != ignore_index
+    if weight is None:
+        return counted.sum()
+    return (weight[target.where(counted, 0)] * counted).sum()
+
+
+def _over_whole_batch(
+    context: ShardContext,
+    name: str,
+    row_axes: tuple[int, ...],
+    summed: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+) -> torch.Tensor:
+    """This shard's sum over the mass of all targets (a local mean would be wrong: gradients 10 % off)."""
+    mass = target_mass(target, weight, ignore_index)
+    return summed / (context.total(name, mass, row_axes) if row_axes else mass).to(summed.dtype)
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Cross entropy of every row, of logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
+
+    A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``: ``share`` is how the target, smoothed and
+    weighted, spreads over the classes, ``mass`` its sum, which every rank knows. Three reductions of one
+    value per row: the maximum; the sum of exponentials and the shared logits together. Backward needs none:
+    ``mass * softmax - share``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None,
+        context: ShardContext,
+        axes: tuple[int, ...],
+        step: int,
+        classes: int,
+        ignore_index: int,
+        smoothing: float,
+    ) -> torch.Tensor:
+        local = logits.shape[1]
+        top = context.all_reduce(logits.amax(1), axes, "max")
+        shifted = logits - top.unsqueeze(1)
+        start = context.coordinate(axes) * step
+        valid = target != ignore_index
+        inside = (target >= start) & (target < start + local)
+        position = (target - start).clamp(0, local - 1).unsqueeze(1)
+        on_target: Any = 1.0 - smoothing
+        if weight is not None:
+            on_target = on_target * weight[target.where(valid, 0)]
+        shared = shifted.gather(1, position).squeeze(1) * inside * on_target
+        mass: Any = 1.0 if weight is None else on_target
+        everywhere = None
+        if smoothing:
+            all_weights = logits.new_ones(classes) if weight is None else weight
+            everywhere = all_weights[start : start + local] * (smoothing / classes)
+            everywhere = everywhere.view(-1, *(1,) * (logits.dim() - 2))
+            shared = shared + (shifted * everywhere).sum(1)
+            if weight is not None:
+                mass = on_target + weight.sum() * (smoothing / classes)
+        weights = shifted.exp_()
+        both = context.all_reduce(torch.stack([weights.sum(1), shared]), axes)
+        losses = (mass * both[0].log() - both[1]) * valid
+        ctx.save_for_backward(weights.div_(both[0].unsqueeze(1)), position, inside * on_target, valid)
+        ctx.everywhere, ctx.mass = everywhere, mass
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        softmax, position, on_target, valid = ctx.saved_tensors
+        mass = ctx.mass.unsqueeze(1) if isinstance(ctx.mass, torch.Tensor) else ctx.mass
+        result = softmax * mass
+        result.scatter_add_(1, position, -on_target.to(result.dtype).unsqueeze(1))
+        if ctx.everywhere is not None:
+            result -= ctx.everywhere
+        return result * (grad * valid).unsqueeze(1), *(None,) * 8
+
+
+def cross_entropy_kernel(
+    context: ShardContext,
+    name: str,
+    row_axes: tuple[int, ...],
+    class_axes: tuple[int, ...],
+    step: int,
+    classes: int,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
+
+    Args:
+        step, classes: the shard holds the classes from ``coordinate(class_axes) * step`` on, of ``classes``.
+        logits: ``[rows, local classes, ...]``.
+        target: class of each row.
+        weight: of all classes, whole.
+    """
+    if class_axes:
+        losses = _SplitCrossEntropy.apply(
+            *(logits, target, weight, context, class_axes, step, classes, ignore_index, label_smoothing)
+        )
+        summed = losses if _REDUCTIONS[reduction] == "none" else losses.sum()
+    else:
+        kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
+        summed = F.cross_entropy(
+            logits, target, weight, ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
+        )
+    if reduction != MEAN:
+        return summed
+    return _over_whole_batch(context, name, row_axes, summed, target, weight, ignore_index)
+
+
+def nll_loss_kernel(
+    context: ShardContext,
+    name: str,
+    row_axes: tuple[int, ...],
+    inputs: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Negative log likelihood of a shard of the rows."""
+    kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
+    summed = F.nll_loss(inputs, target, weight, ignore_index=ignore_index, reduction=kind)
+    if reduction != MEAN:
+        return summed
+    return _over_whole_batch(context, name, row_axes, summed, target, weight, ignore_index)
+
+
+# -- random operands ------------------------------------------------------------------------------
+
+
+def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Classes are dim 1 of the scores, or all there is."""
+    yield args[1].name, (0, shape(args[0])[:2][-1])
+
+
+def _ignore_some(
+    op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
+) -> None:
+    """Some targets are ignored, unequally over the rows: a mean of one shard alone must show."""
+    (name,) = iter_refs(op.args[1])
+    if graph.tensors[name].dtype in FLOATING:
+        return
+    ignored = op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)
+    target = values[name]
+    ramp = torch.linspace(0.0, 0.7, max(target.numel(), 1)).view(target.shape)
+    values[name] = target.masked_fill(torch.rand(target.shape, generator=generator) < ramp, ignored)
+
+
+_TARGETS = Samples(limits=_classes, adjust=_ignore_some)
+
+
+def _elementwise(*names: str, **more: Any) -> OpSpec:
+    targets = tuple(f"aten.{name}.default" for name in names)
+    return OpSpec(targets=targets, rule=elementwise_loss, localiser=local_elementwise_loss, **more)
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.cross_entropy_loss.default",),
+        rule=cross_entropy,
+        localiser=local_cross_entropy,
+        kernels={"loss_kernels.cross_entropy": cross_entropy_kernel},
+        samples=_TARGETS,
+        cost_class=CostClass.LOSS,
+        kernel_class=CostClass.LOSS,
+        precision=Precision.WIDE,
+        counted_targets=True,
+    ),
+    OpSpec(
+        targets=("aten.nll_loss_nd.default", "aten.nll_loss.default"),
+        rule=nll_loss,
+        localiser=local_nll_loss,
+        kernels={"loss_kernels.nll_loss": nll_loss_kernel},
+        samples=_TARGETS,
+        cost_class=CostClass.LOSS,
+        kernel_class=CostClass.LOSS,
+        precision=Precision.WIDE,
+        counted_targets=True,
+    ),
+    _elementwise("mse_loss", cost_class=CostClass.LOSS, precision=Precision.WIDE),
+    _elementwise("binary_cross_entropy", samples=Samples(positive=True), precision=Precision.WIDE),
+    _elementwise(
+        "binary_cross_entropy_with_logits", "poisson_nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+        "soft_margin_loss", "kl_div", precision=Precision.WIDE,
+    ),
+    _elementwise("hinge_embedding_loss"),
+    OpSpec(
+        without_rule=(
+            "nll_loss2d", "ctc_loss", "cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
+            "multi_margin_loss",
+        ),
+        precision=Precision.WIDE,
+    ),
+)  # fmt: skip

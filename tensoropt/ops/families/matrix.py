@@ -1,0 +1,145 @@
+"""Contractions: linear layers, matrix products, einsum."""
+
+from __future__ import annotations
+
+from tensoropt.ops.builder import Builder, Opaque
+from tensoropt.ops.spec import CostClass, OpSpec, Precision
+
+
+def linear(b: Builder) -> None:
+    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``."""
+    x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
+    weight = b.tensor(w).shape
+    if len(weight) != 2:
+        raise Opaque(b.op.name)
+    rows = b.loops(b.tensor(x).shape[:-1])
+    o = b.loop("out_features", weight[0], uneven=True)
+    i = b.loop("in_features", weight[1])
+    b.read(x, [*rows, i])
+    b.read(w, [o, i])
+    b.read(bias, [o], added=True)
+    b.write([*rows, o])
+
+
+def addmm(b: Builder) -> None:
+    """``y[m, n] = beta bias[n] + alpha sum_k x[m, k] w[k, n]``."""
+    bias, x, w = b.arg(0), b.arg(1), b.arg(2)
+    m = b.loop("rows", b.tensor(x).shape[0])
+    n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
+    k = b.loop("in_features", b.tensor(w).shape[0])
+    shape = b.tensor(bias).shape
+    b.read(bias, [m, n][2 - len(shape) :], added=True)
+    b.read(x, [m, k])
+    b.read(w, [k, n])
+    b.write([m, n])
+
+
+def mm(b: Builder) -> None:
+    x, w = b.arg(0), b.arg(1)
+    m = b.loop("rows", b.tensor(x).shape[0])
+    n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
+    k = b.loop("in_features", b.tensor(w).shape[0])
+    b.read(x, [m, k])
+    b.read(w, [k, n])
+    b.write([m, n])
+
+
+def bmm(b: Builder) -> None:
+    x, y = b.arg(0), b.arg(1)
+    batch, m, k = b.loops(b.tensor(x).shape)
+    n = b.loop("n", b.tensor(y).shape[2])
+    b.read(x, [batch, m, k])
+    b.read(y, [batch, k, n])
+    b.write([batch, m, n])
+
+
+def baddbmm(b: Builder) -> None:
+    added, x, y = b.arg(0), b.arg(1), b.arg(2)
+    batch, m, k = b.loops(b.tensor(x).shape)
+    n = b.loop("n", b.tensor(y).shape[2])
+    rank = len(b.tensor(added).shape)
+    b.read(added, [batch, m, n][3 - rank :], added=True)
+    b.read(x, [batch, m, k])
+    b.read(y, [batch, k, n])
+    b.write([batch, m, n])
+
+
+def matmul(b: Builder) -> None:
+    """Batched product with broadcasting; vectors as ``torch.matmul`` treats them."""
+    x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
+    left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
+    rank = max(len(left), len(right)) - 2
+    sizes = []
+    for i in range(rank):
+        a = left[len(left) - 2 - rank + i] if len(left) - 2 - rank + i >= 0 else 1
+        c = right[len(right) - 2 - rank + i] if len(right) - 2 - rank + i >= 0 else 1
+        sizes.append(max(a, c))
+    batch = b.loops(sizes)
+    m, k, n = b.loop("m", left[-2]), b.loop("k", left[-1]), b.loop("n", right[-1])
+    b.read(b.arg(0), [*batch[rank - (len(left) - 2) :], m, k] if len(x) > 1 else [k])
+    b.read(b.arg(1), [*batch[rank - (len(right) - 2) :], k, n] if len(y) > 1 else [k])
+    b.write([*batch, *([m] if len(x) > 1 else []), *([n] if len(y) > 1 else [])])
+
+
+def einsum(b: Builder) -> None:
+    """The equation is the index space."""
+    equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
+    if "..." in equation or "->" not in equation or len(tensors) > 2:
+        raise Opaque(b.op.name)
+    left, right = equation.split("->")
+    loops: dict[str, int] = {}
+    for term, tensor in zip(left.split(","), tensors, strict=True):
+        if len(set(term)) != len(term):
+            raise Opaque(b.op.name)
+        for letter, size in zip(term, b.tensor(tensor).shape, strict=True):
+            if letter not in loops:
+                loops[letter] = b.loop(letter, size)
+    for term, tensor in zip(left.split(","), tensors, strict=True):
+        b.read(tensor, [loops[letter] for letter in term])
+    b.write([loops[letter] for letter in right])
+
+
+def dot(b: Builder) -> None:
+    k = b.loop("k", b.tensor(b.arg(0)).shape[0])
+    b.read(b.arg(0), [k])
+    b.read(b.arg(1), [k])
+    b.write([])
+
+
+def mv(b: Builder) -> None:
+    m, k = b.loops(b.tensor(b.arg(0)).shape)
+    b.read(b.arg(0), [m, k])
+    b.read(b.arg(1), [k])
+    b.write([m])
+
+
+def bilinear(b: Builder) -> None:
+    """``y[..., o] = sum_ij x[..., i] w[o, i, j] z[..., j] + bias[o]``."""
+    x, z, w = b.arg(0), b.arg(1), b.arg(2)
+    rows = b.loops(b.tensor(x).shape[:-1])
+    o, i, j = (b.loop(n, s) for n, s in zip(("out_features", "i", "j"), b.tensor(w).shape, strict=True))
+    b.read(x, [*rows, i])
+    b.read(z, [*rows, j])
+    b.read(w, [o, i, j])
+    b.read(b.arg(3, "bias"), [o], added=True)
+    b.write([*rows, o])
+
+
+_PRODUCTS = {
+    "aten.linear.default": linear,
+    "aten.addmm.default": addmm,
+    "aten.mm.default": mm,
+    "aten.bmm.default": bmm,
+    "aten.baddbmm.default": baddbmm,
+    "aten.matmul.default": matmul,
+    "aten.einsum.default": einsum,
+}
+_RARE = {"aten.dot.default": dot, "aten.mv.default": mv, "aten.bilinear.default": bilinear}
+
+SPECS = (
+    *(
+        OpSpec(targets=(target,), rule=rule, cost_class=CostClass.MATRIX, precision=Precision.NARROW)
+        for target, rule in _PRODUCTS.items()
+    ),
+    *(OpSpec(targets=(target,), rule=rule, precision=Precision.NARROW) for target, rule in _RARE.items()),
+)

@@ -1,0 +1,251 @@
+"""Norms: normalised dims stay whole; a batch norm takes the statistics of the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from tensoropt.graph import DTYPE_BYTES, Operator
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import MICRO_AXIS, InnerCollective, LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples
+
+# -- index spaces ---------------------------------------------------------------------------------
+
+
+def layer_norm(b: Builder) -> None:
+    """Leading dims split; the normalised ones stay whole."""
+    shape = b.tensor(b.arg(0)).shape
+    kept = len(shape) - len(b.arg(1))
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i < kept else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+
+
+def weight_norm(b: Builder) -> None:
+    """``w = g v / |v|``, a norm for every index of one dim: that dim splits."""
+    shape, dim = b.tensor(b.arg(0)).shape, b.arg(2, "dim", 0) % len(b.tensor(b.arg(0)).shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.read(b.arg(1), labels)
+    b.write(labels)
+
+
+def group_norm(b: Builder) -> None:
+    """Batch and groups split; the channels of a group stay together."""
+    shape, groups = b.tensor(b.arg(0)).shape, b.arg(1)
+    n = b.loop("batch", shape[0])
+    g = b.loop("groups", groups)
+    c = b.loop("channels", shape[1] // groups, splittable=False)
+    x: list[Loops] = [n, (g, c), *[None] * (len(shape) - 2)]
+    b.read(b.arg(0), x)
+    b.read(b.arg(2, "weight"), [(g, c)])
+    b.read(b.arg(3, "bias"), [(g, c)])
+    b.write(x)
+
+
+def instance_norm(b: Builder) -> None:
+    """Every image and channel has statistics of its own, unless running ones are kept."""
+    shape = b.tensor(b.arg(0)).shape
+    if b.arg(3) is not None or b.arg(4) is not None:
+        raise Opaque(b.op.name)
+    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
+    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
+    b.read(b.arg(0), x)
+    for index in (1, 2):
+        b.read(b.arg(index), [c])
+    b.write(x)
+
+
+def batch_norm_training(b: Builder) -> None:
+    """Batch (statistics are synchronised by ``local``) and channels split."""
+    shape = b.tensor(b.arg(0)).shape
+    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
+    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
+    b.read(b.arg(0), x)
+    for index in (1, 2, 3, 4):
+        b.read(b.arg(index), [c])
+    b.write(x)
+    for index in range(1, len(b.op.outputs)):
+        per_channel = b.output(index).shape == (shape[1],)
+        b.write([c] if per_channel else [None] * len(b.output(index).shape), index, synced=[n])
+
+
+def batch_norm_inference(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
+    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
+    b.read(b.arg(0), x)
+    for index in (1, 2, 3, 4):
+        b.read(b.arg(index), [c])
+    b.write(x)
+
+
+# -- calls of one shard ---------------------------------------------------------------------------
+
+
+def local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    groups = call.args[1] // prod(shard.mesh[a] for a in shard.split(shard.loop_named("groups")))
+    return replace(call, args=(call.args[0], groups, *call.args[2:]))
+
+
+def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
+    if not axes:
+        return call
+    x = shard.atoms.graph.tensors[shard.op.inputs()[0]]
+    count = x.elements // x.shape[1]
+    channels = shard.read_shape(0)[1] * max(x.element_bytes, DTYPE_BYTES["float32"])
+    collectives = (
+        InnerCollective("all_reduce", axes, channels),
+        InnerCollective("all_reduce", axes, channels),
+        InnerCollective("all_reduce", axes, 2 * channels, backward=True),
+    )
+    return LocalCall("kernels.sync_batch_norm", call.args, call.kwargs, call.name, (axes, count), collectives)
+
+
+def evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
+    """Batch norm with its running statistics."""
+    return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    """Batch norm over a batch split over ``axes``: statistics of the whole batch, forward and backward.
+
+    Statistics and their sums are float32 for narrower inputs, as in PyTorch's own kernels.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        context: ShardContext,
+        axes: tuple[int, ...],
+        count: int,
+        eps: float,
+    ) -> Any:
+        dims = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        sums = context.all_reduce(x.sum(dims, dtype=wide), axes)
+        mean = sums / count
+        centred = x - mean.view(shape)
+        var = context.all_reduce(centred.square().sum(dims), axes) / count
+        inverse = torch.rsqrt(var + eps)
+        normalised = centred.mul_(inverse.view(shape)).to(x.dtype)
+        y = normalised if weight is None else normalised * weight.view(shape)
+        if bias is not None:
+            y = y + bias.view(shape)
+        y = y.to(x.dtype)
+        ctx.save_for_backward(normalised, weight, inverse)
+        ctx.context, ctx.axes, ctx.count, ctx.has_bias = context, axes, count, bias is not None
+        ctx.mark_non_differentiable(mean, inverse, var)
+        return y.clone() if y is normalised else y, mean, inverse, var
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
+        normalised, weight, inverse = ctx.saved_tensors
+        dims = [d for d in range(grad.dim()) if d != 1]
+        shape = [1, -1] + [1] * (grad.dim() - 2)
+        wide = inverse.dtype
+        local = torch.stack([grad.sum(dims, dtype=wide), (grad * normalised).sum(dims, dtype=wide)])
+        total = ctx.context.all_reduce(local, ctx.axes) / ctx.count
+        scale = inverse if weight is None else inverse * weight
+        gx = (grad - total[0].view(shape) - normalised * total[1].view(shape)) * scale.view(shape)
+        return (
+            gx.to(grad.dtype),
+            None if weight is None else local[1],
+            local[0] if ctx.has_bias else None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def sync_batch_norm(
+    context: ShardContext,
+    name: str,
+    axes: tuple[int, ...],
+    count: int,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """``_native_batch_norm_legit_functional`` over a split batch.
+
+    Returns:
+        output, mean, inverse standard deviation, new running mean, new running variance.
+    """
+    y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
+    unbiased = var * (count / max(count - 1, 1))
+    new_mean = running_mean * (1 - momentum) + mean * momentum
+    new_var = running_var * (1 - momentum) + unbiased * momentum
+    return y, mean, inverse, new_mean, new_var
+
+
+_VARIANCES = Samples(positive=True)
+
+SPECS = (
+    OpSpec(
+        targets=("aten.layer_norm.default", "aten.rms_norm.default"),
+        rule=layer_norm,
+        cost_class=CostClass.NORM,
+        precision=Precision.NARROW,
+    ),
+    OpSpec(
+        targets=("aten.native_layer_norm.default",),
+        without_rule=("native_group_norm",),
+        rule=layer_norm,
+        precision=Precision.NARROW,
+    ),
+    OpSpec(
+        targets=("aten.group_norm.default",),
+        rule=group_norm,
+        localiser=local_group_norm,
+        cost_class=CostClass.NORM,
+        precision=Precision.NARROW,
+    ),
+    OpSpec(targets=("aten.instance_norm.default",), rule=instance_norm),
+    OpSpec(
+        targets=("aten._native_batch_norm_legit_functional.default",),
+        rule=batch_norm_training,
+        localiser=local_batch_norm,
+        kernels={"kernels.sync_batch_norm": sync_batch_norm},
+        samples=_VARIANCES,
+        cost_class=CostClass.NORM,
+        precision=Precision.NARROW_INPUT,
+        batch_statistics=True,
+        evaluated=evaluated_batch_norm,
+    ),
+    OpSpec(
+        targets=("aten.batch_norm.default",),
+        rule=batch_norm_inference,
+        samples=_VARIANCES,
+        cost_class=CostClass.NORM,
+        precision=Precision.NARROW,
+        batch_statistics=True,
+    ),
+    OpSpec(
+        # Running statistics are the same in every micro-batch.
+        targets=("aten._native_batch_norm_legit_no_training.default",),
+        rule=batch_norm_inference,
+        samples=_VARIANCES,
+        precision=Precision.NARROW_INPUT,
+    ),
+    OpSpec(targets=("aten._weight_norm.default",), rule=weight_norm),
+)

@@ -1,0 +1,127 @@
+"""Element-wise operators: every dim of the output is a loop; operands broadcast to it."""
+
+from __future__ import annotations
+
+from tensoropt.graph import Ref, iter_refs
+from tensoropt.ops.builder import Builder
+from tensoropt.ops.spec import OpSpec, Precision, Samples
+
+_PLAIN = """
+    abs.default atan.default bitwise_not.default ceil.default clamp.default clamp.Tensor clamp_max.default
+    clamp_min.default cos.default celu.default elu.default erf.default erfc.default floor.default
+    gelu.default hardsigmoid.default hardswish.default hardtanh.default isinf.default isnan.default
+    leaky_relu.default log_sigmoid.default logical_not.default mish.default nan_to_num.default relu.default
+    relu6.default round.default selu.default sigmoid.default sign.default silu.default sin.default
+    softplus.default square.default tanh.default threshold.default trunc.default zeros_like.default
+    ones_like.default full_like.default mul.Tensor mul.Scalar add.Scalar sub.Scalar real.default
+    imag.default maximum.default minimum.default where.self where.ScalarOther where.ScalarSelf where.Scalar
+    masked_fill.Scalar masked_fill.Tensor eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor
+    le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor logical_and.default logical_or.default
+    logical_xor.default bitwise_and.Tensor bitwise_or.Tensor bitwise_and.Scalar bitwise_or.Scalar
+    __and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar addcmul.default lerp.Scalar lerp.Tensor
+    atan2.default fill.Scalar rsub.Scalar multiply.Tensor divide.Tensor true_divide.Tensor max.other
+    min.other fmax.default fmin.default clamp_min.Tensor clamp_max.Tensor rsub.Tensor asinh.default
+    acosh.default exp2.default erfinv.default lgamma.default digamma.default sgn.default signbit.default
+    frac.default sinc.default i0.default isfinite.default isposinf.default isneginf.default deg2rad.default
+    rad2deg.default bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
+    __lshift__.Scalar __rshift__.Scalar hypot.default logaddexp.default logaddexp2.default copysign.Tensor
+    xlogy.Tensor heaviside.default softshrink.default hardshrink.default greater.Tensor less.Tensor
+    greater_equal.Tensor less_equal.Tensor special_i0.default special_expit.default special_erf.default
+    special_log_ndtr.default special_entr.default special_xlog1py.default absolute.default angle.default
+    conj_physical.default polar.default complex.default not_equal.Tensor
+"""
+_POSITIVE = """
+    logit.default reciprocal.default sqrt.default div.Tensor div.Tensor_mode div.Scalar remainder.Scalar
+    remainder.Tensor floor_divide.default fmod.Scalar addcdiv.default atanh.default floor_divide.Scalar
+    fmod.Tensor
+"""
+"""Well defined, or smooth, for positive operands only."""
+_WIDE = """
+    exp.default expm1.default tan.default asin.default sinh.default cosh.default
+"""
+"""Computed in float32 under mixed precision: they widen the relative error of their operand."""
+_POSITIVE_AND_WIDE = """
+    acos.default log.default log1p.default log2.default rsqrt.default pow.Tensor_Scalar pow.Scalar
+    pow.Tensor_Tensor pow.Tensor_Scalar_out log10.default
+"""
+
+
+_SCALING = frozenset(
+    {
+        "aten.multiply.Tensor",
+        "aten.divide.Tensor",
+        "aten.mul.Tensor",
+        "aten.div.Tensor",
+        "aten.mul.Scalar",
+        "aten.div.Scalar",
+    }
+)
+
+
+def _names(block: str) -> tuple[str, ...]:
+    return tuple(f"aten.{name}" for name in block.split())
+
+
+def broadcast(b: Builder) -> None:
+    """One loop per output dim; an operand's dims align from the right."""
+    shape = b.output().shape
+    loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
+    for name in dict.fromkeys(iter_refs((b.op.args, tuple(b.op.kwargs.values())))):
+        rank = len(b.graph.tensors[name].shape)
+        b.read(Ref(name), loops[len(loops) - rank :])
+    b.write(loops)
+    b.cheap = True
+
+
+def pointwise(b: Builder) -> None:
+    broadcast(b)
+    # Multiplying by a number is linear; multiplying two activations is not linear in both jointly.
+    scalar = len(b.op.args) > 1 and isinstance(b.op.args[1], (int, float))
+    b.linear = b.op.target in _SCALING and scalar
+
+
+def linear_pointwise(b: Builder) -> None:
+    broadcast(b)
+    b.linear = True
+
+
+def addition(b: Builder) -> None:
+    broadcast(b)
+    # x + number is affine: a partial sum plus the number on every rank would count it many times.
+    b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
+
+
+def cast(b: Builder) -> None:
+    broadcast(b)
+    source = b.tensor(b.arg(0))
+    # A cast to a narrower type rounds, and rounding partial sums is not rounding the sum.
+    b.linear = source.element_bytes <= b.output().element_bytes and source.dtype.startswith(
+        ("float", "bfloat")
+    )
+
+
+def prelu(b: Builder) -> None:
+    """One slope for all, or one per channel (dim 1)."""
+    shape, slopes = b.output().shape, b.tensor(b.arg(1)).shape
+    loops = b.loops(shape)
+    b.read(b.arg(0), loops)
+    b.read(b.arg(1), [loops[1]] if slopes and slopes[0] > 1 else [None] * len(slopes))
+    b.write(loops)
+    b.cheap = True
+
+
+SPECS = (
+    OpSpec(targets=_names(_PLAIN), rule=pointwise),
+    OpSpec(targets=_names(_POSITIVE), rule=pointwise, samples=Samples(positive=True)),
+    OpSpec(targets=_names(_WIDE), rule=pointwise, precision=Precision.WIDE),
+    OpSpec(
+        targets=_names(_POSITIVE_AND_WIDE),
+        rule=pointwise,
+        samples=Samples(positive=True),
+        precision=Precision.WIDE,
+    ),
+    OpSpec(targets=("aten.neg.default", "aten.clone.default", "aten.detach.default"), rule=linear_pointwise),
+    OpSpec(targets=("aten.add.Tensor", "aten.sub.Tensor"), rule=addition),
+    OpSpec(targets=("aten._to_copy.default", "aten.to.dtype"), rule=cast),
+    OpSpec(targets=("aten.prelu.default",), rule=prelu, precision=Precision.NARROW),
+)

@@ -1,0 +1,65 @@
+"""Pooling and resizing of images: batch and channels split, windows keep the other dims whole."""
+
+from __future__ import annotations
+
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.spec import CostClass, OpSpec
+
+
+def pooling(b: Builder) -> None:
+    """Batch and channels split; windows keep spatial dims whole."""
+    shape = b.tensor(b.arg(0)).shape
+    spatial = next((d for d in (1, 3) if f"{d}d." in b.op.target), 2)
+    lead = len(shape) - spatial
+    if lead < 1 or b.output().shape[:lead] != shape[:lead]:
+        raise Opaque(b.op.name)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i < lead else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    for index in range(len(b.op.outputs)):
+        b.write(labels, index)
+
+
+def pixel_shuffle(b: Builder) -> None:
+    """``[..., c * r * r, h, w] <-> [..., c, h * r, w * r]``: the factors are inner atoms on both sides."""
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    low, high = (before, after) if "unshuffle" not in b.op.target else (after, before)
+    lead = b.loops(before[:-3])
+    c, h, w = b.loop("channels", high[-3]), b.loop("rows", low[-2]), b.loop("columns", low[-1])
+    r = high[-2] // low[-2]
+    above, beside = b.loop("above", r, splittable=False), b.loop("beside", r, splittable=False)
+    coarse: list[Loops] = [*lead, (c, above, beside), h, w]
+    fine: list[Loops] = [*lead, c, (h, above), (w, beside)]
+    b.read(b.arg(0), coarse if low is before else fine)
+    b.write(fine if low is before else coarse)
+    b.linear = True
+
+
+_RESIZES = (
+    *(f"upsample_nearest{d}d" for d in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+
+SPECS = (
+    OpSpec(
+        targets=(
+            "aten.max_pool2d.default",
+            "aten.avg_pool2d.default",
+            "aten.adaptive_avg_pool2d.default",
+            "aten.max_pool2d_with_indices.default",
+        ),
+        rule=pooling,
+        cost_class=CostClass.POOLING,
+    ),
+    OpSpec(
+        targets=(
+            *(f"aten.{kind}_pool{d}d.default" for kind in ("max", "avg", "adaptive_avg") for d in (1, 3)),
+            "aten.adaptive_max_pool2d.default",
+            "aten._adaptive_avg_pool2d.default",
+            *(f"aten.{kind}.{overload}" for kind in _RESIZES for overload in ("vec", "default")),
+        ),
+        rule=pooling,
+    ),
+    OpSpec(targets=("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default"), rule=pixel_shuffle),
+)

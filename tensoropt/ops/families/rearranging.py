@@ -1,0 +1,175 @@
+"""Operators that make another tensor of the same elements: concatenations, copies, padding, windows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tensoropt.graph import Ref
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.spec import OpSpec
+
+
+def cat(b: Builder) -> None:
+    """Equal pieces become the outer atom of the result; unequal ones keep the dim whole."""
+    tensors = [b.tensor(t) for t in b.arg(0)]
+    rank = len(b.output().shape)
+    if any(len(t.shape) != rank for t in tensors):
+        raise Opaque(b.op.name)
+    dim = b.arg(1, "dim", 0) % rank
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
+    pieces = [t.shape[dim] for t in tensors]
+    result = list(labels)
+    if len(set(pieces)) == 1 and pieces[0] > 1:
+        inner = b.loop(f"d{dim}", pieces[0])
+        result[dim] = (b.loop("piece", len(pieces), splittable=False), inner)
+        labels[dim] = inner
+    for t in dict.fromkeys(t.name for t in tensors):
+        b.read(Ref(t), labels)
+    b.write(result)
+    b.linear = b.cheap = True
+
+
+def stack(b: Builder) -> None:
+    rank = len(b.output().shape)
+    dim = b.arg(1, "dim", 0) % rank
+    result: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
+    labels = [label for i, label in enumerate(result) if i != dim]
+    for t in dict.fromkeys(r.name for r in b.arg(0)):
+        b.read(Ref(t), labels)
+    b.write(result)
+    b.linear = b.cheap = True
+
+
+def repeat(b: Builder) -> None:
+    shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
+    offset = len(counts) - len(shape)
+    reads: list[Loops] = []
+    writes: list[Loops] = [None] * offset
+    for i, size in enumerate(shape):
+        loop = b.loop(f"d{i}", size)
+        count = counts[offset + i]
+        reads.append(loop)
+        writes.append((b.loop("copy", count, splittable=False), loop) if count > 1 else loop)
+    b.read(b.arg(0), reads)
+    b.write(writes)
+    b.linear = b.cheap = True
+
+
+def moved_within_dims(b: Builder) -> None:
+    """Dims whose elements move or grow stay whole; the others pass through."""
+    before = b.tensor(b.arg(0)).shape
+    amounts = b.arg(1)  # padding from the last dim on; one dim may lose what it gains
+    touched = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
+    if b.op.target in ("aten.roll.default", "aten.flip.default"):
+        dims = b.arg(2, "dims", []) if "roll" in b.op.target else b.arg(1)
+        touched = {d % len(before) for d in dims} if dims else set(range(len(before)))
+    labels: list[Loops] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(before)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+    value = b.arg(2 if "constant" in b.op.target else 3, "value")
+    b.linear = "pad" not in b.op.target or not value
+    b.cheap = True
+
+
+def diff(b: Builder) -> None:
+    """Neighbours along one dim, with what is put before and after it."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(2, "dim", -1) % len(shape)
+    labels: list[Loops] = [None if i == dim else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
+    for value in (b.arg(0), b.arg(3, "prepend"), b.arg(4, "append")):
+        b.read(value, labels)
+    b.write(labels)
+    b.linear = b.cheap = True
+
+
+def repeat_interleave(b: Builder) -> None:
+    """Every element of a dim becomes several neighbours: an inner loop that is never split."""
+    shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
+    if dim is None or not isinstance(count, int):
+        raise Opaque(b.op.name)
+    loops = b.loops(shape)
+    copies: list[Loops] = list(loops)
+    copies[dim % len(shape)] = (loops[dim % len(shape)], b.loop("copy", count, splittable=False))
+    b.read(b.arg(0), loops)
+    b.write(copies)
+    b.linear = True
+
+
+def gated(b: Builder) -> None:
+    """One half of a dim times the sigmoid of the other: the half is the inner loop."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1, "dim", -1) % len(shape)
+    halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    before, after = list(labels), list(labels)
+    before[dim], after[dim] = (halves, inner), inner
+    b.read(b.arg(0), before)
+    b.write(after)
+    b.cheap = True
+
+
+def windows(b: Builder) -> None:
+    """Overlapping windows of one dim, which stays whole."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write([*labels, None])
+    b.linear = b.cheap = True
+
+
+def columns(b: Builder) -> None:
+    """Windows of an image as columns, ``[n, c, h, w] <-> [n, c * window, places]``: all but places split."""
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    image, cols = (before, after) if "im2col" in b.op.target else (after, before)
+    if len(image) != 4 or len(cols) != 3:
+        raise Opaque(b.op.name)
+    n, c = b.loop("batch", image[0]), b.loop("channels", image[1])
+    window = b.loop("window", cols[1] // image[1], splittable=False)
+    whole: list[Loops] = [n, c, None, None]
+    flat: list[Loops] = [n, (c, window), None]
+    b.read(b.arg(0), whole if image is before else flat)
+    b.write(flat if image is before else whole)
+    b.linear = image is before
+
+
+def triangle(b: Builder) -> None:
+    """Leading dims split; where an element lies in its matrix decides what becomes of it."""
+    shape = b.tensor(b.arg(0)).shape
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i < len(shape) - 2 else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+    b.linear = b.cheap = True
+
+
+def local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """How much comes out follows from what goes in; a size given beside it is the whole tensor's."""
+    return replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "output_size"})
+
+
+SPECS = (
+    OpSpec(targets=("aten.cat.default", "aten.concat.default"), rule=cat),
+    OpSpec(targets=("aten.stack.default",), rule=stack),
+    OpSpec(targets=("aten.repeat.default",), rule=repeat),
+    OpSpec(
+        targets=("aten.repeat_interleave.self_int",),
+        rule=repeat_interleave,
+        localiser=local_repeat_interleave,
+    ),
+    OpSpec(
+        targets=(
+            "aten.pad.default",
+            "aten.constant_pad_nd.default",
+            *(f"aten.{kind}_pad{d}d.default" for kind in ("reflection", "replication") for d in (1, 2, 3)),
+            "aten.roll.default",
+            "aten.flip.default",
+        ),
+        rule=moved_within_dims,
+    ),
+    OpSpec(targets=("aten.diff.default",), rule=diff),
+    OpSpec(targets=("aten.glu.default",), rule=gated),
+    OpSpec(targets=("aten.unfold.default",), rule=windows),
+    OpSpec(targets=("aten.im2col.default", "aten.col2im.default"), rule=columns),
+    OpSpec(targets=("aten.tril.default", "aten.triu.default"), rule=triangle),
+)

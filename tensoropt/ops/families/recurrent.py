@@ -1,0 +1,59 @@
+"""Recurrent layers that are one call: only the batch splits (the hidden state feeds all of itself)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.flop_counter import shape_wrapper
+
+from tensoropt.graph import Operator, Ref
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.spec import CostClass, OpSpec, Precision
+
+
+def recurrent(b: Builder) -> None:
+    """``input [t, b, i]`` (``[b, t, i]`` batch-first), states ``[layers, b, h]``, weights whole."""
+    states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]
+    dropout, train, batch_first = b.arg(5), b.arg(6), b.arg(8)
+    shape = b.tensor(b.arg(0)).shape
+    if len(shape) != 3 or (dropout and train):
+        raise Opaque(b.op.name)
+    n = b.loop("batch", shape[0 if batch_first else 1])
+    sequence: list[Loops] = [n, None, None] if batch_first else [None, n, None]
+    b.read(b.arg(0), sequence)
+    for state in states:
+        b.read(state, [None, n, None])
+    for weight in b.arg(2):
+        if isinstance(weight, Ref):
+            b.read(weight, [None] * len(b.tensor(weight).shape))
+    b.write(sequence)
+    for index in range(1, len(b.op.outputs)):
+        b.write([None, n, None], index)
+
+
+def _drops_between_layers(op: Operator) -> bool:
+    return bool(op.args[5] and op.args[6])
+
+
+def _layer_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
+    """One layer and direction: every step multiplies its input and its state with all gates' weights."""
+    return 2 * int(x[0]) * int(x[1]) * (int(w[0]) * int(w[1]) + int(h[0]) * int(h[1]))
+
+
+def _layer_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
+    return 2 * _layer_flops(x, w, h)
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"),
+        rule=recurrent,
+        cost_class=CostClass.RECURRENT,
+        precision=Precision.NARROW,
+        flops={
+            "aten::mkldnn_rnn_layer": shape_wrapper(_layer_flops),
+            "aten::mkldnn_rnn_layer_backward": shape_wrapper(_layer_backward_flops),
+        },
+        draws=_drops_between_layers,
+    ),
+)

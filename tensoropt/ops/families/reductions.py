@@ -1,0 +1,140 @@
+"""Reductions: a sum's dim is a contracted loop; extremes, orders, norms and distances keep it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.spec import OpSpec, Precision, Samples
+
+
+def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, contracted: bool) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    if dims is None or dims == [] or dims == ():
+        reduced = set(range(len(shape)))
+    else:
+        reduced = {d % len(shape) for d in (dims if isinstance(dims, Sequence) else [dims])}
+    labels: list[Loops] = [
+        b.loop(f"d{i}", s, splittable=contracted or i not in reduced) for i, s in enumerate(shape)
+    ]
+    b.read(b.arg(0), labels)
+    after: list[Loops] = []
+    for i, label in enumerate(labels):
+        if i not in reduced:
+            after.append(label)
+        elif keepdim:
+            after.append(None)
+    for index in range(len(b.op.outputs)):
+        b.write(after, index)
+
+
+def full_sum(b: Builder) -> None:
+    _reduced(b, None, False, contracted=True)
+    b.linear = b.cheap = True
+
+
+def dim_sum(b: Builder) -> None:
+    _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
+    b.linear = b.cheap = True
+
+
+_ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable": 2}
+"""Position of the dim among the arguments."""
+
+
+def dim_reduction(b: Builder) -> None:
+    if b.op.target in _ORDERING:
+        shape = b.tensor(b.arg(0)).shape
+        dim = b.arg(_ORDERING[b.op.target], "dim", -1) % len(shape)
+        labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+        b.read(b.arg(0), labels)
+        for i in range(len(b.op.outputs)):
+            b.write(labels, i)
+        return
+    _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=False)
+
+
+def vector_norm(b: Builder) -> None:
+    _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
+
+
+def variance(b: Builder) -> None:
+    _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
+
+
+def cosine_similarity(b: Builder) -> None:
+    """Dims other than the one that is compared split."""
+    shape = b.tensor(b.arg(0)).shape
+    if b.tensor(b.arg(1)).shape != shape:
+        raise Opaque(b.op.name)
+    dim = b.arg(2, "dim", 1) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.read(b.arg(1), labels)
+    b.write([label for i, label in enumerate(labels) if i != dim])
+
+
+def distances(b: Builder) -> None:
+    """``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``."""
+    x, z = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
+    if x[:-2] != z[:-2]:
+        raise Opaque(b.op.name)
+    lead, p, r = b.loops(x[:-2], "batch"), b.loop("left", x[-2]), b.loop("right", z[-2])
+    b.read(b.arg(0), [*lead, p, None])
+    b.read(b.arg(1), [*lead, r, None])
+    b.write([*lead, p, r])
+
+
+def _reduced_loops(shard: OperatorShard) -> list[int]:
+    written = shard.space.writes[0].loops
+    return [loop for loop in shard.space.reads[0].loops if loop not in written]
+
+
+def local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    if not shard.split(_reduced_loops(shard)):
+        return call
+    graph = shard.atoms.graph
+    count = graph.tensors[shard.op.inputs()[0]].elements // max(
+        graph.tensors[shard.op.outputs[0]].elements, 1
+    )
+    total = "aten.sum.default" if shard.op.target == "aten.mean.default" else "aten.sum.dim_IntList"
+    return replace(call, function="kernels.mean_as_sum", static=(total, count))
+
+
+SPECS = (
+    OpSpec(targets=("aten.sum.default",), rule=full_sum, precision=Precision.WIDE),
+    OpSpec(targets=("aten.sum.dim_IntList",), rule=dim_sum, precision=Precision.WIDE),
+    OpSpec(
+        targets=("aten.mean.default",), rule=full_sum, localiser=local_mean, precision=Precision.WIDE
+    ),
+    OpSpec(targets=("aten.mean.dim",), rule=dim_sum, localiser=local_mean, precision=Precision.WIDE),
+    OpSpec(
+        targets=(
+            "aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
+            "aten.argmin.default", "aten.any.dim", "aten.all.dim", *_ORDERING,
+        ),
+        rule=dim_reduction,
+    ),
+    OpSpec(targets=("aten.logsumexp.default",), rule=dim_reduction, precision=Precision.WIDE),
+    OpSpec(
+        targets=("aten.prod.dim_int",),
+        rule=dim_reduction,
+        samples=Samples(positive=True),
+        precision=Precision.WIDE,
+    ),
+    OpSpec(
+        targets=("aten.linalg_vector_norm.default",),
+        without_rule=("norm", "dist", "var_mean", "std_mean"),
+        rule=vector_norm,
+        precision=Precision.WIDE,
+    ),
+    OpSpec(
+        targets=("aten.var.correction", "aten.std.correction", "aten.var.dim", "aten.std.dim"),
+        rule=variance,
+        precision=Precision.WIDE,
+    ),
+    OpSpec(targets=("aten.cdist.default",), rule=distances, precision=Precision.WIDE),
+    OpSpec(targets=("aten.cosine_similarity.default",), rule=cosine_similarity),
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""What runs along a dim that it keeps: softmax, cumulative sums, Fourier transforms. That dim stays whole."""
+
+from __future__ import annotations
+
+from tensoropt.graph import FLOATING
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.spec import CostClass, OpSpec, Precision
+
+
+def along_one_dim(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+    # Summing into integers truncates every summand.
+    b.linear = b.op.target == "aten.cumsum.default" and b.output().dtype in FLOATING
+
+
+def fourier(b: Builder) -> None:
+    """Transformed dims stay whole."""
+    shape, dims = b.tensor(b.arg(0)).shape, b.arg(2, "dim")
+    if dims is None:
+        raise Opaque(b.op.name)
+    touched = {d % len(shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
+    labels: list[Loops] = [None if i in touched else b.loop(f"d{i}", s) for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int"),
+        rule=along_one_dim,
+        cost_class=CostClass.NORM,
+        precision=Precision.WIDE,
+    ),
+    OpSpec(
+        targets=("aten._log_softmax.default", "aten.cumsum.default", "aten.cumprod.default"),
+        rule=along_one_dim,
+        precision=Precision.WIDE,
+    ),
+    OpSpec(targets=("aten.logcumsumexp.default",), rule=along_one_dim),
+    OpSpec(
+        targets=(
+            "aten.fft_fftn.default",
+            "aten.fft_fft2.default",
+            "aten.fft_fft.default",
+            "aten.fft_rfftn.default",
+        ),
+        rule=fourier,
+    ),
+)

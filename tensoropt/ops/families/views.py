@@ -1,0 +1,241 @@
+"""Views: reshapes, permutations, slices. They say anew how a tensor lies, and most launch nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+from tensoropt.ops.builder import Builder, Loops
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.spec import OpSpec
+
+
+def refine(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...] | None:
+    """Common refinement of two factorisations of one number, or None when there is none.
+
+    >>> refine((12,), (3, 4)), refine((2, 6), (4, 3)), refine((4, 6), (6, 4))
+    ((3, 4), (2, 2, 3), None)
+    """
+
+    def boundaries(sizes: Sequence[int]) -> set[int]:
+        return {prod(sizes[i:]) for i in range(1, len(sizes))}
+
+    marks = sorted({prod(left), *boundaries(left), *boundaries(right), 1}, reverse=True)
+    factors = []
+    for outer, inner in pairwise(marks):
+        if outer % inner:
+            return None
+        factors.append(outer // inner)
+    return tuple(factors)
+
+
+def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Smallest runs of dims with equal products; dims of size 1 are left out."""
+    left = [i for i, size in enumerate(before) if size != 1]
+    right = [i for i, size in enumerate(after) if size != 1]
+    blocks: list[tuple[list[int], list[int]]] = []
+    while left and right:
+        a, c = [left.pop(0)], [right.pop(0)]
+        while (pa := prod(before[i] for i in a)) != (pc := prod(after[i] for i in c)):
+            if pa < pc:
+                a.append(left.pop(0))
+            else:
+                c.append(right.pop(0))
+        blocks.append((a, c))
+    return blocks
+
+
+def reshape(b: Builder) -> None:
+    """Each run of dims is one loop nest at the common refinement of its two factorisations."""
+    source = b.tensor(b.arg(0))
+    before, after = source.shape, b.output().shape
+    reads: list[Loops] = [None] * len(before)
+    writes: list[Loops] = [None] * len(after)
+    b.linear = b.cheap = True
+    if 0 in before:
+        return
+    for left, right in _blocks(before, after):
+        factors = refine([before[i] for i in left], [after[i] for i in right])
+        if factors is None:
+            continue
+        loops = [b.loop(f"d{left[0]}", size, uneven=len(left) == len(right) == 1) for size in factors]
+        for dims, shape, labels in ((left, before, reads), (right, after, writes)):
+            position = 0
+            for dim in dims:
+                taken: list[int] = []
+                while prod(factors[position - len(taken) : position]) != shape[dim]:
+                    taken.append(loops[position])
+                    position += 1
+                labels[dim] = tuple(taken)
+    b.read(b.arg(0), reads)
+    b.write(writes)
+
+
+def permute(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    order = list(range(len(shape)))
+    if b.op.target == "aten.permute.default":
+        order = [d % len(shape) for d in b.arg(1)]
+    elif b.op.target == "aten.t.default":
+        order.reverse()
+    elif b.op.target == "aten.movedim.int":
+        source, target = b.arg(1) % len(shape), b.arg(2) % len(shape)
+        order.remove(source)
+        order.insert(target, source)
+    else:
+        i, j = b.arg(1) % len(shape), b.arg(2) % len(shape)
+        order[i], order[j] = order[j], order[i]
+    loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
+    b.read(b.arg(0), loops)
+    b.write([loops[d] for d in order])
+    b.linear = b.cheap = True
+
+
+def expand(b: Builder) -> None:
+    before, after = b.tensor(b.arg(0)).shape, b.output().shape
+    loops = [b.loop(f"d{i}", size) for i, size in enumerate(after)]
+    b.read(b.arg(0), loops[len(after) - len(before) :])
+    b.write(loops)
+    b.linear = b.cheap = True
+
+
+def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops], list[Loops]]:
+    """Labels before and after cutting ``dim`` into equal pieces (the tile index is never split)."""
+    shape = b.tensor(b.arg(0)).shape
+    labels: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
+    piece = pieces[0]
+    if all(size == piece for size in pieces) and shape[dim] == piece * len(pieces):
+        tile = b.loop("piece", len(pieces), splittable=False)
+        inner = b.loop(f"d{dim}", piece)
+        before, after = list(labels), list(labels)
+        before[dim], after[dim] = (tile, inner), inner
+        return before, after
+    return labels, list(labels)
+
+
+def split(b: Builder) -> None:
+    """Equal pieces are the outer atom of the dim; unequal pieces keep it whole."""
+    rank = len(b.tensor(b.arg(0)).shape)
+    dim = b.arg(2, "dim", 0) % rank
+    pieces = [b.output(i).shape[dim] for i in range(len(b.op.outputs))]
+    before, after = _tile_dim(b, dim, pieces)
+    b.read(b.arg(0), before)
+    for i in range(len(b.op.outputs)):
+        b.write(after, i)
+    b.linear = b.cheap = True
+
+
+def slice_(b: Builder) -> None:
+    """A slice that is one of equal tiles keeps the inner atom; any other keeps the dim whole."""
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1, "dim", 0) % len(shape)
+    length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)
+    start = start + shape[dim] if start < 0 else start
+    tiles = shape[dim] // max(length, 1)
+    equal = step == 1 and length > 1 and tiles > 1 and tiles * length == shape[dim] and start % length == 0
+    before, after = _tile_dim(
+        b, dim, [length] * tiles if equal and _tiled_by_siblings(b, dim, length) else [0]
+    )
+    if step == 1 and length == shape[dim]:
+        loop = b.loop(f"d{dim}", length, uneven=True)
+        before[dim] = after[dim] = loop
+    b.read(b.arg(0), before)
+    b.write(after)
+    b.linear = b.cheap = True
+
+
+def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
+    """Whether other slices of the same tensor use the same tiles (then the tile is an atom)."""
+    name = b.arg(0).name
+    siblings = [op for op in b.graph.consumers[name] if op.target == "aten.slice.Tensor"]
+    same = [op for op in siblings if b.graph.tensors[op.outputs[0]].shape[dim] == length]
+    return len(same) > 1
+
+
+def select(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write([label for i, label in enumerate(labels) if i != dim])
+    b.linear = b.cheap = True
+
+
+def unbind(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1, "dim", 0) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    for i in range(len(b.op.outputs)):
+        b.write([label for j, label in enumerate(labels) if j != dim], i)
+    b.linear = b.cheap = True
+
+
+def view_as_real(b: Builder) -> None:
+    """A complex number becomes a pair, innermost."""
+    loops = b.loops(b.tensor(b.arg(0)).shape)
+    b.read(b.arg(0), loops)
+    b.write([*loops, None])
+    b.linear = b.cheap = True
+
+
+def local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    shape = list(shard.write_shape())
+    return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
+
+
+def local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    return replace(call, args=(call.args[0], list(shard.write_shape())), kwargs={})
+
+
+def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    shape = shard.read_shape(0)
+    dim = shard.argument(2, "dim", 0) % len(shape)
+    sizes = [shard.write_shape(i)[dim] for i in range(len(shard.op.outputs))]
+    return LocalCall("aten.split_with_sizes.default", (call.args[0], sizes, dim), {}, call.name)
+
+
+def local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    whole = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape
+    dim = shard.argument(1, "dim", 0) % len(whole)
+    local = shard.read_shape(0)[dim]
+    if local == whole[dim]:
+        return call
+    start = shard.argument(2, "start", 0) or 0
+    start = start + whole[dim] if start < 0 else start
+    start = start * local // whole[dim]
+    end = start + shard.write_shape()[dim]
+    return replace(call, args=(call.args[0], dim, start, end, 1), kwargs={})
+
+
+SPECS = (
+    OpSpec(
+        targets=("aten.view.default", "aten.reshape.default"),
+        rule=reshape,
+        localiser=local_reshape,
+        launches=False,
+    ),
+    OpSpec(
+        targets=(
+            "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int",
+            "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default",
+        ),
+        rule=reshape,
+        localiser=local_reshape,
+    ),
+    OpSpec(targets=("aten.permute.default", "aten.transpose.int"), rule=permute, launches=False),
+    OpSpec(targets=("aten.t.default", "aten.movedim.int", "aten.swapaxes.default"), rule=permute),
+    OpSpec(targets=("aten.expand.default",), rule=expand, localiser=local_expand, launches=False),
+    OpSpec(
+        targets=("aten.split.Tensor", "aten.split.sizes"), rule=split, localiser=local_split, launches=False
+    ),
+    OpSpec(
+        targets=("aten.split_with_sizes.default", "aten.chunk.default"), rule=split, localiser=local_split
+    ),
+    OpSpec(targets=("aten.slice.Tensor",), rule=slice_, localiser=local_slice, launches=False),
+    OpSpec(targets=("aten.select.int",), rule=select, launches=False),
+    OpSpec(targets=("aten.unbind.int",), rule=unbind),
+    OpSpec(targets=("aten.view_as_real.default",), rule=view_as_real),
+)  # fmt: skip

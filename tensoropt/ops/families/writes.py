@@ -1,0 +1,120 @@
+"""Writes at indices and into slices: scatter, index_add, index_put and their like."""
+
+from __future__ import annotations
+
+from tensoropt.graph import Ref
+from tensoropt.ops.builder import Builder, Loops, Opaque
+from tensoropt.ops.families.indexing import along_a_dim, along_dims
+from tensoropt.ops.spec import CostClass, OpSpec, Samples
+
+
+def scatter(b: Builder) -> None:
+    """Dims other than the written one split where the index covers them; additions add up."""
+    shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
+    if not shape or len(index) != len(shape):
+        raise Opaque(b.op.name)
+    dim = b.arg(1) % len(shape)
+    labels: list[Loops] = [
+        b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
+    ]
+    adds = b.op.target == "aten.scatter_add.default"
+    written = list(labels)
+    if adds:
+        written[dim] = b.loop("index", index[dim])
+    b.read(b.arg(0), labels, added=adds)
+    b.read(b.arg(2), written)
+    if isinstance(b.arg(3), Ref):
+        exact = b.tensor(b.arg(3)).shape == index
+        if not exact:
+            raise Opaque(b.op.name)
+        b.read(b.arg(3), written)
+    b.write(labels)
+
+
+def index_add(b: Builder) -> None:
+    """``y = x; y[index[i]] += source[i]``: every part of the rows adds its own."""
+    shape = b.tensor(b.arg(0)).shape
+    if not shape or not b.tensor(b.arg(2)).shape:
+        raise Opaque(b.op.name)
+    dim, adds = b.arg(1) % len(shape), "add" in b.op.target
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    rows = b.loop("index", b.tensor(b.arg(2)).shape[0], splittable=adds)
+    b.read(b.arg(0), labels, added=adds)
+    b.read(b.arg(2), [rows])
+    b.read(b.arg(3), [rows if i == dim else label for i, label in enumerate(labels)])
+    b.write(labels)
+
+
+def index_fill(b: Builder) -> None:
+    shape = b.tensor(b.arg(0)).shape
+    dim = b.arg(1) % max(len(shape), 1)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.write(labels)
+
+
+def index_put(b: Builder) -> None:
+    """``y = x; y[i, j, :] = values`` (or ``+=``): written dims stay whole, rows that add up split."""
+    source, indices = b.tensor(b.arg(0)), b.arg(1)
+    positions = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
+    tensors = [b.tensor(indices[p]) for p in positions]
+    adjacent = positions and positions == list(range(positions[0], positions[-1] + 1))
+    if not adjacent or any(t.dtype in ("bool", "uint8") for t in tensors):
+        raise Opaque(b.op.name)
+    adds = bool(b.arg(3, "accumulate", False))
+    rank = max(len(t.shape) for t in tensors)
+    sizes = [max([t.shape[i - rank] for t in tensors if len(t.shape) >= rank - i]) for i in range(rank)]
+    rows = [b.loop(f"index{i}", size, splittable=adds) for i, size in enumerate(sizes)]
+    labels: list[Loops] = [None if i in positions else b.loop(f"d{i}", s) for i, s in enumerate(source.shape)]
+    b.read(b.arg(0), labels, added=adds)
+    for position, tensor in zip(positions, tensors, strict=True):
+        b.read(indices[position], rows[rank - len(tensor.shape) :])
+    values = [*labels[: positions[0]], *rows, *labels[positions[-1] + 1 :]]
+    given = b.tensor(b.arg(2)).shape
+    if adds and given != (*(s for i, s in enumerate(source.shape) if i < positions[0]), *sizes,
+                          *source.shape[positions[-1] + 1 :]):  # fmt: skip
+        raise Opaque(b.op.name)  # values that are repeated would count once per part
+    b.read(b.arg(2), values[len(values) - len(given) :])
+    b.write(labels)
+
+
+def scatter_into_slice(b: Builder) -> None:
+    """The written dim stays whole; base and source are added up, each where it is seen."""
+    shape = b.tensor(b.arg(0)).shape
+    narrow = b.op.target == "aten.slice_scatter.default"
+    dim = b.arg(2, "dim", 0) % len(shape)
+    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    b.read(b.arg(0), labels)
+    b.read(b.arg(1), labels if narrow else labels[:dim] + labels[dim + 1 :])
+    b.write(labels)
+    b.linear = b.cheap = True
+
+
+_ALONG_A_DIM = Samples(limits=along_a_dim, timed=False)
+
+SPECS = (
+    OpSpec(
+        targets=(
+            "aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce", "aten.scatter.value_reduce",
+        ),
+        rule=scatter,
+        samples=_ALONG_A_DIM,
+        cost_class=CostClass.LOOKUP,
+    ),
+    OpSpec(
+        targets=("aten.scatter_add.default", "aten.scatter_reduce.two"), rule=scatter, samples=_ALONG_A_DIM
+    ),
+    OpSpec(
+        targets=("aten.index_add.default", "aten.index_copy.default"), rule=index_add, samples=_ALONG_A_DIM
+    ),
+    OpSpec(targets=("aten.index_fill.int_Scalar",), rule=index_fill, samples=_ALONG_A_DIM),
+    OpSpec(
+        targets=("aten.index_put.default",),
+        rule=index_put,
+        samples=Samples(limits=along_dims, timed=False),
+        cost_class=CostClass.LOOKUP,
+    ),
+    OpSpec(
+        targets=("aten.slice_scatter.default", "aten.select_scatter.default"), rule=scatter_into_slice
+    ),
+)  # fmt: skip

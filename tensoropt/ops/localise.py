@@ -1,0 +1,47 @@
+"""An operator with a choice per mesh axis -> the call that computes one shard.
+
+Most operators run the same ATen call on smaller tensors. For the others sizes and offsets are rewritten from
+local shapes, means divide by global counts, and what needs its neighbours or its coordinate goes through a
+kernel: their family's localiser says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from tensoropt.graph import Operator
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.registry import draws_of, resolve_function, spec_of
+
+
+def localise(shard: OperatorShard) -> LocalCall:
+    """The call that computes this rank's shard of the operator."""
+    op = shard.op
+    whole = LocalCall(op.target, op.args, op.kwargs, op.name)
+    localiser = spec_of(op.target).localiser
+    if localiser is not None:
+        return localiser(shard, whole)
+    if any(operand.means for operand in shard.space.writes):
+        return _averaged(shard, whole)
+    if draws_numbers(op):
+        return LocalCall("kernels.seeded", op.args, op.kwargs, op.name, (op.target,))
+    return whole
+
+
+def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Outputs that are averages over split loops are divided, so that the parts add up."""
+    parts = [prod(shard.mesh[a] for a in shard.split(o.means)) for o in shard.space.writes]
+    if all(count == 1 for count in parts):
+        return call
+    return replace(call, function="kernels.divided", static=(call.function, tuple(parts)))
+
+
+def draws_numbers(op: Operator) -> bool:
+    """Whether the operator's own call draws random numbers, which no two ranks would draw alike."""
+    if torch.Tag.nondeterministic_seeded not in getattr(resolve_function(op.target), "tags", ()):
+        return False
+    draws = draws_of(op.target)
+    return True if draws is None else draws(op)

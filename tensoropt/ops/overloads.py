@@ -1,0 +1,41 @@
+"""PyTorch's operators by the names that graphs give them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+_REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
+"""Namespace of operators -> the module whose import makes them; a process that only measures has no model."""
+
+
+@cache
+def resolve_overload(name: str) -> Callable[..., Any]:
+    """The overload of this name (``aten.linear.default``).
+
+    Raises:
+        AttributeError: there is no such operator.
+    """
+    namespace, packet, overload = name.split(".")
+    if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
+        importlib.import_module(_REGISTERED_BY[namespace])
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def packet_of(target: str) -> str:
+    """The operator's name without namespace and overload: ``linear`` of ``aten.linear.default``."""
+    return target.split(".")[1]
+
+
+def returns_one_tensor(target: str) -> bool:
+    """Whether the operator gives a tensor, rather than several or a list of them.
+
+    Capture turns ``native_dropout`` into ``dropout`` and keeps the name of its first result, so that the
+    name alone does not tell.
+    """
+    returns = resolve_overload(target)._schema.returns  # type: ignore[attr-defined]
+    return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)

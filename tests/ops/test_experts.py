@@ -1,0 +1,82 @@
+"""Mixtures of experts: grouped products split over rows, features and experts; counts add up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.capture import capture
+from tensoropt.ops.index_space import operand_placement
+from tensoropt.ops.layouts import PARTIAL
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.discovery.graph_check import check_graph
+
+
+class Experts(nn.Module):
+    """Rows sorted by expert meet the matrix of theirs; where each expert's rows end is counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(16))
+        self.weight = nn.Parameter(torch.randn(4, 16, 8))
+
+    def forward(self, x, expert):
+        order = expert.sort().indices
+        counts = torch.histc(expert.float(), bins=4, min=0, max=3)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        product = torch.ops.transformers.grouped_mm_fallback((x * self.scale)[order], self.weight, ends)
+        return product.square().sum()
+
+
+def experts_graph():
+    pytest.importorskip("transformers.integrations.moe")
+    return refine_graph(capture(Experts(), (torch.randn(16, 16), torch.randint(0, 4, (16,)))).graph)
+
+
+def test_a_grouped_product_splits_four_ways():
+    atoms = experts_graph()
+    (op,) = [op for op in atoms.graph.operators if "grouped_mm" in op.target]
+    dims = {d.name for d in atoms.spaces[op.name].dims if d.splittable}
+    assert dims == {"rows", "in_features", "experts", "out_features"}
+    report = check_graph(atoms, thorough=True)
+    assert not report.mismatches, str(report)
+    assert not report.unknown
+
+
+def test_counts_of_parts_add_up():
+    atoms = experts_graph()
+    (op,) = [op for op in atoms.graph.operators if "histc" in op.target]
+    space = atoms.spaces[op.name]
+    (loop,) = [i for i, dim in enumerate(space.dims) if dim.splittable]
+    assert loop in space.reads[0].loops
+    assert operand_placement(space, space.writes[0], loop, written=True) == PARTIAL
+
+
+WRITES = {
+    "scatter-add": lambda x, y, i: x.scatter_add(0, i[:, None].expand(4, 8), y),
+    "scatter-value": lambda x, y, i: x.scatter(1, i[:, None], 2.0) * y,
+    "scatter-source": lambda x, y, i: x.scatter(1, (i[:, None] * 2) % 8, y[:, :1]),
+    "index-add": lambda x, y, i: x.index_add(0, i, y),
+    "index-put": lambda x, y, i: x.index_put((i.sort().indices,), y),
+    "index-put-adding": lambda x, y, i: x.index_put((i,), y, accumulate=True),
+    "index-fill": lambda x, y, i: x.index_fill(0, i, 0.5) * y,
+}
+
+
+class Writes(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.randn(8))
+
+    def forward(self, x, y, index):
+        return self.function(x * self.scale, y * self.scale, index).square().sum()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_at_indices(name):
+    args = (torch.randn(4, 8), torch.randn(4, 8), torch.randint(0, 4, (4,)))
+    report = check_graph(capture(Writes(WRITES[name]), args).graph, thorough=True)
+    assert not report.mismatches, str(report)
+    assert not report.unknown, str(report)

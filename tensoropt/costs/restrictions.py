@@ -32,7 +32,7 @@ from tensoropt.sharding.constraints import (
     nearest,
     stored_as,
 )
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 Labels = tuple[str, ...]
 Constraint = Pin | StoredPin | Together
@@ -72,7 +72,8 @@ FREE = Restriction()
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
     """What a group and those it belongs together with agree on; ``words`` as in :class:`Restriction`."""
     batch = words.get(configuration.group.name)
-    return tuple(BATCH if loop == batch else loop for loop in map(loop_of, configuration.labels))
+    dims = (s.label.dim for s in configuration.strategies[1:])
+    return tuple(BATCH if dim == batch else dim for dim in dims)
 
 
 @dataclass(frozen=True)

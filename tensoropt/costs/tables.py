@@ -169,9 +169,14 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         parts.append(orders.get(name))
     roles = [[names[n] for n in part] for part in (group.reads, group.parameters, group.shared, group.writes)]
     roles.append([names[n] for n in group.writes if n not in graph.hubs and leaves_model(graph, n)])
-    labels = [s.label for s in group.strategies]
+    labels = [str(s.label) for s in group.strategies]
     return repr(
-        (parts, roles, labels, group.strategies.index(micro) if micro in group.strategies else micro.label)
+        (
+            parts,
+            roles,
+            labels,
+            group.strategies.index(micro) if micro in group.strategies else str(micro.label),
+        )
     )
 
 

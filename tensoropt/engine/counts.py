@@ -28,10 +28,7 @@ def unsplit_strategy(graph: GroupGraph) -> Strategy:
     return Strategy(
         graph=graph,
         mesh=(1,),
-        configurations={
-            g.name: Configuration(g, (next(s for s in g.strategies if s.label == "none"),))
-            for g in graph.groups
-        },
+        configurations={g.name: Configuration(g, (g.unsplit,)) for g in graph.groups},
         hubs=dict.fromkeys(graph.hubs, (-1,)),
         stored={t.name: (-1,) for t in graph.atoms.graph.parameters},
     )

@@ -150,7 +150,7 @@ def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSpli
 
 
 def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> bool:
-    if strategy.resolve or strategy.label in ("none", "partial", "partial_grad"):
+    if strategy.resolve or not strategy.label.splits:
         return False
     codes = strategy.placements
     parameters = {*group.parameters, *group.shared}
@@ -160,13 +160,13 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
         return False
     if any(codes[n] < 0 and codes[n] != PARTIAL for n in group.writes):
         return False
-    configuration = Configuration(group, (whole_strategy(group), strategy))
+    configuration = Configuration(group, (group.unsplit, strategy))
     calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
     return all(inner.count for call in calls for inner in call.collectives)
 
 
 def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int) -> bool:
-    return fits(graph.atoms, group, (whole_strategy(group), strategy), (1, count))
+    return fits(graph.atoms, group, (group.unsplit, strategy), (1, count))
 
 
 def placed_graph(graph: GroupGraph, splits: Mapping[str, tuple[str, int]] | None = None) -> PlacedGraph:
@@ -226,7 +226,7 @@ class _GraphBuilder:
     def configuration(self, group: Group) -> Configuration:
         """On the mesh (1, pieces)."""
         if group.name not in self.configurations:
-            whole = strategy = whole_strategy(group)
+            whole = strategy = group.unsplit
             if group.name in self.splits:
                 strategy = self._strategy(group, *self.splits[group.name])
             self.configurations[group.name] = Configuration(group, (whole, strategy))
@@ -235,7 +235,7 @@ class _GraphBuilder:
     def _strategy(self, group: Group, label: str, count: int) -> AxisStrategy:
         for strategy in group.strategies:
             if (
-                strategy.label == label
+                str(strategy.label) == label
                 and count > 1
                 and _pieces_stand_alone(self.graph, group, strategy)
                 and _divides(self.graph, group, strategy, count)

@@ -146,7 +146,7 @@ class PlacedPrices:
     def _work(self, op: PlacedOperator) -> _Work:
         assert op.group is not None
         assert op.configuration is not None
-        key = (op.group.name, op.configuration.strategies[1].label, op.count)
+        key = (op.group.name, str(op.configuration.strategies[1].label), op.count)
         if key not in self._works:
             work = workload(self.graph, op.configuration, op.mesh)
             self._works[key] = _Work(work, self.costs.facts_of(work))

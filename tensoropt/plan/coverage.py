@@ -9,18 +9,12 @@ from tensoropt.costs.tables import CostTables, Template, make_templates
 from tensoropt.plan.problem import Problem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
-from tensoropt.sharding.constraints import NO_LOOP
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
-
-
-def whole(group: Group) -> AxisStrategy:
-    """The strategy that splits nothing."""
-    return next(s for s in group.strategies if s.label == "none")
+from tensoropt.sharding.groups import Group, GroupGraph
 
 
 def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping[str, Template]:
     """Per group its one configuration on one device, with workload and facts."""
-    return make_templates(graph, (1,), {g.name: whole(g) for g in graph.groups}, facts_of)
+    return make_templates(graph, (1,), {g.name: g.unsplit for g in graph.groups}, facts_of)
 
 
 def shares_of_flops(problem: Problem, facts_of: Callable[[Workload], Facts]) -> tuple[float, float]:
@@ -31,7 +25,7 @@ def shares_of_flops(problem: Problem, facts_of: Callable[[Workload], Facts]) -> 
     total = ruled = split = 0.0
     for group in graph.groups:
         flops = templates[group.name].facts[0].forward_flops
-        loops = {loop_of(s.label) for s in group.strategies} - NO_LOOP
+        loops = {s.label.dim for s in group.strategies if s.label.splits}
         total += flops
         ruled += flops if all(graph.atoms.spaces[op.name].known for op in group.operators) else 0.0
         split += flops if len(loops) >= 2 else 0.0
@@ -68,12 +62,12 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
 
 
 def _splits(group: Group, choice: tuple[int, ...]) -> bool:
-    return any(loop_of(group.strategies[i].label) not in NO_LOOP for i in choice)
+    return any(group.strategies[i].label.splits for i in choice)
 
 
 def _sizes(graph: GroupGraph, group: Group) -> Iterator[tuple[str, int]]:
     """The loop dims that a group could split, with their sizes; a dim of size 1 is none."""
-    loops = {loop_of(s.label) for s in group.strategies} - NO_LOOP
+    loops = {s.label.dim for s in group.strategies if s.label.splits}
     for dim in graph.atoms.spaces[group.name].dims:
         if dim.name in loops and dim.size > 1:
             yield dim.name, dim.size

@@ -40,9 +40,9 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
     groups = {}
     for group in tables.graph.groups:
         variable = tables.of[group.name]
-        labels = [group.strategies[i].label for i in range(len(group.strategies))]
+        labels = [str(s.label) for s in group.strategies]
         groups[group.name] = {
-            "micro": problem.micro[group.name].label,
+            "micro": str(problem.micro[group.name].label),
             "members": [op.name for op in group.operators],
             "parameters": list(group.parameters),
             "configurations": [[labels[i] for i in c] for c in tables.templates[group.name].choices],

@@ -109,7 +109,7 @@ def prepare_graph(
     try:
         return Problem(captured, graph, micro_batch_strategies(graph))
     except MicroBatchRefused as refusal:
-        whole = {g.name: next(s for s in g.strategies if s.label == "none") for g in graph.groups}
+        whole = {g.name: g.unsplit for g in graph.groups}
         return Problem(captured, graph, whole, str(refusal))
 
 

@@ -238,7 +238,7 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
     orders: dict[str, Order] = {}
     made: dict[str, list[Order | None]] = {}
     for group in graph.groups:
-        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        whole = Configuration(group, (group.unsplit,))
         work = workload(graph, whole, (1,), orders)
         if work.key not in made:
             made[work.key] = _written_orders(work)

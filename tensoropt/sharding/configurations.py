@@ -17,6 +17,7 @@ from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
+from tensoropt.sharding.labels import PARTIAL_GRADIENT, WHOLE, Label
 
 AxisSizes = tuple[int, ...]
 """How many parts each axis has that a configuration may split: micro-batches first, then the mesh axes."""
@@ -31,8 +32,8 @@ class Configuration:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of the real mesh axes."""
-        return tuple(s.label for s in self.strategies[1:])
+        """Labels of the real mesh axes, as plans say them."""
+        return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
         """How the group sees a tensor it reads, uses or writes."""
@@ -92,17 +93,15 @@ def enumerate_configurations(
     divides by the whole mesh: it could only lose locality.
     """
     total = prod(mesh[1:])
-    by_loop: dict[str, str] = {}
+    by_loop: dict[str, int | None] = {}
     kept = []
     for strategy in group.strategies:
-        loop, _, inner = strategy.label.split("@")[0].partition(".")
-        outermost = by_loop.setdefault(loop, inner)
-        if inner != outermost:
-            index = next(
-                s.choices[group.name]
-                for s in group.strategies
-                if s.label.split("@")[0] == f"{loop}.{outermost}"
-            )
+        loop, atom = strategy.label.loop, strategy.label.atom
+        outermost = by_loop.setdefault(loop, atom)
+        if atom != outermost:
+            outer = Label(loop, outermost).dim
+            index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
+            # Rows are batch and sequence in one: which of them is cut decides what reads the result.
             if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
                 continue
         kept.append(strategy)
@@ -182,7 +181,7 @@ class _MicroBatches:
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
         # Whole in every micro-batch with gradients adding up comes before any split, if nobody asks.
-        order = {"partial_grad": 0, "none": 1}
+        order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):
             if strategy.resolve is None and self._agrees(group, strategy, wanted):
                 self._settle(group, strategy)

@@ -22,10 +22,9 @@ from tensoropt.graph import Operator
 from tensoropt.ops.index_space import NONE
 from tensoropt.ops.layouts import PARTIAL, placement_code
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, loop_of
+from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
+from tensoropt.sharding.labels import PARTIAL_GRADIENT, PASSED_ON, WHOLE, Label
 
-NO_LOOP = frozenset({"none", "partial", "partial_grad"})
-"""Labels that split no dim."""
 BATCH = "the batch"
 
 
@@ -318,7 +317,7 @@ def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bo
     labels = dict.fromkeys(label_of(graph, op, s) for s in group.strategies)
     for axis, wanted in pin.axes.items():
         if not any(accepts(label, w) for label in labels for w in wanted):
-            have = ", ".join(dict.fromkeys(loop_of(label) for label in labels))
+            have = ", ".join(dict.fromkeys(label.dim for label in labels))
             text = f"{pin}: {op.name} ({op.target}) cannot be split so on {axis}; it has {have}"
             if not pin.soft:
                 raise ConstraintError(text)
@@ -339,14 +338,14 @@ def _batch_dims(graph: GroupGraph) -> Mapping[str, str]:
         chosen = batch_strategies(graph)
     except MicroBatchRefused:
         return {}
-    return {name: loop_of(s.label) for name, s in chosen.items() if loop_of(s.label) not in NO_LOOP}
+    return {name: s.label.dim for name, s in chosen.items() if s.label.splits}
 
 
 def _share_labels(
     entry: Together, names: Sequence[str], graph: GroupGraph, batch: Mapping[str, str], notes: list[str]
 ) -> bool:
     by_name = {g.name: g for g in graph.groups}
-    sets = {n: {loop_of(s.label) for s in by_name[n].strategies} - NO_LOOP for n in names}
+    sets = {n: _split_dims(by_name[n]) for n in names}
     if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
     have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
@@ -363,7 +362,7 @@ def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[s
     Nothing is renamed where dims of one name do. Operators of other kinds (a projection and its attention)
     have in common what follows the batch. None: nothing at all.
     """
-    if set.intersection(*({loop_of(s.label) for s in g.strategies} - NO_LOOP for g in groups)):
+    if set.intersection(*map(_split_dims, groups)):
         return {}
     words = {g.name: batch[g.name] for g in groups if g.name in batch}
     return words if len(words) == len(groups) else None
@@ -372,19 +371,23 @@ def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[s
 # -- labels -------------------------------------------------------------------------------------------
 
 
-def accepts(label: str, wanted: str) -> bool:
+def _split_dims(group: Group) -> set[str]:
+    return {s.label.dim for s in group.strategies if s.label.splits}
+
+
+def accepts(label: Label, wanted: str) -> bool:
     """Whether a label is what was asked for: itself, its dim (``rows.1``), or the dim's name (``rows``)."""
-    return wanted in (label, loop_of(label), loop_of(label).split(".")[0])
+    return wanted in (str(label), label.dim, label.loop)
 
 
-def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> str:
+def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
     """What a strategy of its group means for an operator: for followers the dim of their own."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]
     if choice >= 0:
-        return graph.atoms.spaces[op.name].dims[choice].name
-    return {NONE: "none", PARTIAL: "partial"}.get(choice, "partial_grad")
+        return Label.parse(graph.atoms.spaces[op.name].dims[choice].name)
+    return {NONE: WHOLE, PARTIAL: PASSED_ON}.get(choice, PARTIAL_GRADIENT)
 
 
 def stored_as(code: int, wanted: str) -> bool:

@@ -20,7 +20,8 @@ from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.ops.atom_graph import canonical as canonical
 from tensoropt.ops.index_space import NONE, IndexSpace, operand_placement
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, placement_name
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
+from tensoropt.sharding.labels import PARTIAL_GRADIENT, PASSED_ON, WHOLE, Label
 
 MAX_ATOMS_PER_LOOP = 2
 """How many atoms of one original loop may be split: the outermost, and one inside it, so that a mesh
@@ -32,15 +33,14 @@ class AxisStrategy:
     """What a group does on one mesh axis.
 
     Attributes:
-        label: the anchor's loop dim, ``none``, ``partial`` or ``partial_grad``; ``@`` names the placement
-            a partial anchor output is resolved to before its followers.
+        label: what it says of the anchor.
         choices: per operator of the group its loop dim (or NONE, PARTIAL, PARTIAL_GRAD).
         placements: per tensor the group touches its placement code on this axis. The anchor's
             output is listed as it leaves (after ``resolve``).
         resolve: (tensor, code) when the anchor's partial output is reduced inside the group.
     """
 
-    label: str
+    label: Label
     choices: Mapping[str, int]
     placements: Mapping[str, int]
     resolve: tuple[str, int] | None = None
@@ -79,7 +79,13 @@ class Group:
 
     @property
     def anchor(self) -> Operator:
+        """The operator whose loops name the group's strategies."""
         return self.operators[0]
+
+    @cached_property
+    def unsplit(self) -> AxisStrategy:
+        """The strategy that splits nothing."""
+        return next(s for s in self.strategies if s.label == WHOLE)
 
     @cached_property
     def short_names(self) -> Mapping[str, str]:
@@ -240,12 +246,12 @@ class _Grouping:
 
     def _anchor_strategies(self, op: Operator) -> list[AxisStrategy]:
         space = self.atoms.spaces[op.name]
-        choices: list[tuple[str, int]] = [("none", NONE)]
-        choices += [(dim.name, i) for i, dim in enumerate(space.dims) if dim.splittable]
+        choices: list[tuple[Label, int]] = [(WHOLE, NONE)]
+        choices += [(Label.parse(dim.name), i) for i, dim in enumerate(space.dims) if dim.splittable]
         if self._passes_partial(op, space) and any(self.graph.tensors[n].requires_grad for n in op.inputs()):
-            choices.append(("partial", PARTIAL))
+            choices.append((PASSED_ON, PARTIAL))
         if op.name in self.independent and any(self.graph.tensors[n].requires_grad for n in op.outputs):
-            choices.append(("partial_grad", PARTIAL_GRAD))
+            choices.append((PARTIAL_GRADIENT, PARTIAL_GRAD))
         strategies = []
         for label, choice in choices:
             placements = self._placements(op, space, choice)
@@ -266,7 +272,7 @@ class _Grouping:
         return [
             replace(
                 strategy,
-                label=f"{strategy.label}@{placement_name(code)}",
+                label=strategy.label.resolved(code),
                 placements={**strategy.placements, output: code},
                 resolve=(output, code),
             )
@@ -329,28 +335,19 @@ def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
     return None
 
 
-def loop_of(label: str) -> str:
-    """The loop dim that a strategy's label splits; how its partial sum is resolved left out."""
-    return label.split("@")[0]
-
-
-def _loop_name(label: str) -> str:
-    return loop_of(label).split(".")[0]
-
-
 def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
     """The original loops a set of strategies can split (partial outputs may be lost freely)."""
-    return {_loop_name(s.label) for s in strategies if s.label != "partial"}
+    return {s.label.loop for s in strategies if s.label != PASSED_ON}
 
 
 def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
     """Drop inner atoms beyond the first few of a loop, and resolutions where the partial sum survives."""
-    partial = {s.label for s in strategies if s.resolve is None}
+    partial = {s.label.dim for s in strategies if s.resolve is None}
     atoms: dict[str, list[str]] = {}
     kept = []
     for s in strategies:
-        atom = loop_of(s.label)
-        seen = atoms.setdefault(_loop_name(s.label), [])
+        atom = s.label.dim
+        seen = atoms.setdefault(s.label.loop, [])
         if atom not in seen:
             seen.append(atom)
         if seen.index(atom) >= MAX_ATOMS_PER_LOOP or (s.resolve is not None and atom in partial):

@@ -25,7 +25,7 @@ def strategy_to_dict(strategy: Strategy) -> dict[str, Any]:
     return {
         "mesh": list(strategy.mesh),
         "groups": {
-            name: [s.label for s in configuration.strategies]
+            name: [str(s.label) for s in configuration.strategies]
             for name, configuration in strategy.configurations.items()
         },
         "hubs": {name: list(layout_names(layout)) for name, layout in strategy.hubs.items()},

@@ -26,7 +26,7 @@ def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy
     """
     if count > 1:
         return micro_batch_strategies(graph)
-    return {g.name: next(s for s in g.strategies if s.label == "none") for g in graph.groups}
+    return {g.name: g.unsplit for g in graph.groups}
 
 
 def random_strategy(

@@ -325,7 +325,7 @@ def test_data_parallelism_is_in_the_space(name, mesh):
     """Every group follows the batch; parameters are whole, activations and compute are divided."""
     prepared = problem(MODELS[name])
     tables = tables_of(prepared, mesh, "adam", COPY)
-    labels = {g.name: (prepared.micro[g.name].label,) * (len(mesh) - 1) for g in prepared.graph.groups}
+    labels = {g.name: (str(prepared.micro[g.name].label),) * (len(mesh) - 1) for g in prepared.graph.groups}
     choice, options = labelled(tables, labels)
     strategy = tables.strategy(choice, options)
     assert not any(edge.moves for edge in strategy.edges() if edge.kind != "output")

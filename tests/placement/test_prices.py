@@ -45,7 +45,7 @@ def test_data_parallel_pieces_share_the_work(priced: PricedGraph) -> None:
     batch = batch_strategies(graph)
     at = {op.name: i for i, op in enumerate(priced.graph.operators)}
     splits = {
-        g.name: (batch[g.name].label, 2)
+        g.name: (str(batch[g.name].label), 2)
         for g in graph.groups
         if (batch[g.name].label, 2) in priced.split_choices(at[g.name])
     }

@@ -170,7 +170,7 @@ def test_parameters_of_a_loop_are_told_from_tied_ones():
         graph = group_operators(refine_graph(capture(Loop(steps), (torch.randn(4, 8),)).graph))
         assert list(graph.users.values()) == [steps]
         (group, *_) = graph.groups
-        whole = Configuration(group, (next(s for s in group.strategies if s.label == "none"),))
+        whole = Configuration(group, (group.unsplit,))
         work = workload(graph, whole, (1,))
         (weight,) = (spec for _, spec, role in work.inputs if role == "parameter")
         assert weight.looped == looped

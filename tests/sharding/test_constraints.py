@@ -19,6 +19,7 @@ from tensoropt.sharding.constraints import (
     stored_as,
 )
 from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.labels import Label
 
 
 class Block(nn.Module):
@@ -135,7 +136,7 @@ def test_a_soft_pin_to_a_dim_that_is_not_there_is_given_up(graph: GroupGraph) ->
 
 
 def test_labels_are_accepted_by_name_dim_or_whole() -> None:
-    label = "rows.1@S(0)"
+    label = Label.parse("rows.1@S(0)")
     assert all(accepts(label, wanted) for wanted in ("rows", "rows.1", "rows.1@S(0)"))
     assert not any(accepts(label, wanted) for wanted in ("rows.0", "rows.1@R", "none"))
 

@@ -29,7 +29,7 @@ def counted(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> Coun
     data = {
         "mesh": list(mesh),
         "groups": {
-            g.name: [prepared.micro[g.name].label if mesh[0] > 1 else "none", *chosen]
+            g.name: [str(prepared.micro[g.name].label) if mesh[0] > 1 else "none", *chosen]
             for g, chosen in zip(graph.groups, labels, strict=True)
         },
         "hubs": hubs or {},

@@ -20,21 +20,22 @@ from tensoropt.planners.sharded.common.batch import batch_labels, whole
 from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_selections, some
 from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
 from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.labels import Label
 
 COLUMNS, ROWS, HEADS, VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
 
 
 def _dims(group: Group) -> set[str]:
-    return {s.label.split("@")[0].split(".")[0] for s in group.strategies}
+    return {s.label.loop for s in group.strategies}
 
 
 def _goes_along(group: Group, dims: set[str], batch: str) -> set[str]:
     """What follows a split tensor: its heads, its classes, or whichever dim is not the batch."""
     for named in (HEADS, *VOCABULARY):
         if named in dims:
-            return {s.label for s in group.strategies if s.label.split(".")[0] == named}
-    labels = {s.label for s in group.strategies} - {"none", "partial", batch}
-    return {label for label in labels if "@" not in label}
+            return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
+    labels = {str(s.label) for s in group.strategies if s.label.resolve is None}
+    return labels - {"none", "partial", batch}
 
 
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
@@ -49,12 +50,13 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
         dims = _dims(group)
         along = any(name in split for name in group.reads)
         if along and ROWS in dims:
-            wanted = {s.label for s in group.strategies if s.label.split(".")[0].split("@")[0] == ROWS}
-            wanted = {label for label in wanted if "@S" not in label}
+            rows = [s.label for s in group.strategies if s.label.loop == ROWS]
+            # A resolution to a shard would leave the residual stream split.
+            wanted = {str(label) for label in rows if label.resolve is None or label.resolve < 0}
         elif along:
             wanted = _goes_along(group, dims, batch[group.name])
         elif COLUMNS in dims:
-            wanted = {s.label for s in group.strategies if s.label.startswith(COLUMNS)}
+            wanted = {str(s.label) for s in group.strategies if s.label.loop == COLUMNS}
         elif "vocabulary" in dims and batch[group.name] != "partial_grad":
             wanted = {"vocabulary"}
         else:

@@ -137,7 +137,7 @@ class _Telling:
         facts, micro = self.facts[group.name], self.strategy.micro_batches
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]
         effects = [owner.effects.at(0) for owner in owners]
-        labels = [s.label for s in self.strategy.configurations[group.name].strategies[1:]]
+        labels = [str(s.label) for s in self.strategy.configurations[group.name].strategies[1:]]
         stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
         computed = {COMPUTE_FORWARD: 0.0, COMPUTE_AGAIN: 0.0, COMPUTE_BACK: 0.0}
         for effect in effects[0].effects:

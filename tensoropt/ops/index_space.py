@@ -2,7 +2,7 @@
 
 ``linear`` is ``y[b,s,o] = sum_i x[b,s,i] * w[o,i] + bias[o]``: four loop dims, three operands read, one
 written. A configuration assigns to each mesh axis one loop dim, or none; every placement follows
-from that by :func:`operand_placement`, the one table behind sharding (DESIGN section 5).
+from that by :func:`operand_placement`, the one table behind sharding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LoopDim:
         name: for people; unique within the operator.
         size: global trip count.
         splittable: whether a mesh axis may cut it.
-        uneven: whether it may be cut into unequal shards (vocabularies; DESIGN "Uneven sizes").
+        uneven: whether it may be cut into unequal shards (vocabularies, output features).
     """
 
     name: str
@@ -36,7 +36,7 @@ class LoopDim:
 class Operand:
     """One tensor read or written: per tensor dim the loop dims it is made of, outermost first.
 
-    An empty tuple is a dim that no loop walks: size 1, broadcast, or opaque.
+    An empty tuple is a dim that no loop indexes: size 1, broadcast, or opaque.
     ``added`` marks an operand added outside the contraction (a bias). ``synced`` lists contracted loops
     over which ``local`` itself reduces (statistics of a batch norm), so that the result is whole; ``means``
     those over which the result is an average, which ``local`` divides so that its parts add up.
@@ -78,7 +78,7 @@ class IndexSpace:
 
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
-    """Placement code of an operand on an axis with this choice (the table of DESIGN section 5).
+    """Placement code of an operand on an axis with this choice; the table stands in the README of ``ops``.
 
     ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. The code of a sharded
     operand is the position of the loop among the operand's loops, which is the atom's position

@@ -1,6 +1,6 @@
 """Placements: how one tensor and its gradient lie on one mesh axis, and on the whole mesh.
 
-A placement is a pair (forward, gradient). Four pairs occur (DESIGN section 5), written as small
+A placement is a pair (forward, gradient). Four pairs occur, written as small
 integers so that layouts hash and compare fast:
 
 ====================  ==========  ===========  =========================================

@@ -104,7 +104,7 @@ class _Refinement:
                 self.broken[name].add(loop)
         return changed
 
-    def run(self) -> AtomGraph:
+    def refine(self) -> AtomGraph:
         computing: dict[str, None] = {}
         viewing: dict[str, None] = {}
         queue_of = {n: viewing if _factors_dims(space) else computing for n, space in self.spaces.items()}
@@ -187,7 +187,7 @@ def _uneven_dims(
 ) -> set[tuple[str, int]]:
     """Tensor dims that may be cut unevenly: whole parameter dims and what they become.
 
-    Seeds are parameter dims walked by a loop that allows it (vocabularies, output features); they
+    Seeds are parameter dims indexed by a loop that allows it (vocabularies, output features); they
     spread through loops that allow it too.
     """
     marked: set[tuple[str, int]] = set()
@@ -230,4 +230,4 @@ def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
     Args:
         kept: what is known of operators without a rule; every process finds the same by itself.
     """
-    return _Refinement(graph, kept).run()
+    return _Refinement(graph, kept).refine()

@@ -129,7 +129,7 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
     Raises:
         MicroBatchRefused: an operator mixes samples (or is not understood), or keeps batch statistics.
     """
-    return _MicroBatches(graph).run()
+    return _BatchFollowing(graph).choose()
 
 
 def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
@@ -140,10 +140,10 @@ def batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
     Raises:
         MicroBatchRefused: an operator mixes samples, or is not understood.
     """
-    return _MicroBatches(graph, in_time=False).run()
+    return _BatchFollowing(graph, in_time=False).choose()
 
 
-class _MicroBatches:
+class _BatchFollowing:
     """Groups fed by the batch are decided in order; groups that read parameters and constants only
     (position embeddings, token types) wait until a reader says how it wants their result."""
 
@@ -155,7 +155,7 @@ class _MicroBatches:
         self.chosen: dict[str, AxisStrategy] = {}
         self.waiting: dict[str, Group] = {}
 
-    def run(self) -> Mapping[str, AxisStrategy]:
+    def choose(self) -> Mapping[str, AxisStrategy]:
         for group in self.graph.groups:
             whole = (REPLICATE, PARTIAL_GRAD)
             fed = [n for n in self._sources(group) if self.known.get(n, REPLICATE) not in whole]
@@ -184,7 +184,7 @@ class _MicroBatches:
         order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):
             if strategy.resolve is None and self._agrees(group, strategy, wanted):
-                self._settle(group, strategy)
+                self._choose(group, strategy)
                 return True
         return False
 
@@ -209,7 +209,7 @@ class _MicroBatches:
                 return False
         return True
 
-    def _settle(self, group: Group, strategy: AxisStrategy) -> None:
+    def _choose(self, group: Group, strategy: AxisStrategy) -> None:
         for op in group.operators:
             if (
                 self.in_time

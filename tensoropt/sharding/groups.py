@@ -105,7 +105,7 @@ class GroupGraph:
     Attributes:
         atoms: the atom graph below.
         groups: in execution order of their anchors.
-        hubs: activations read by two groups or more; each is a variable with one home placement.
+        hubs: activations read by two groups or more; each is a variable: the placement it is materialised in.
         shared: parameters used by two groups or more; each is a variable with one stored placement.
         group_of: operator name -> group.
     """
@@ -131,7 +131,7 @@ class _Grouping:
         self.draft_of: dict[str, _Draft] = {}
         self.independent = _input_independent(atoms)
 
-    def run(self) -> GroupGraph:
+    def colocate(self) -> GroupGraph:
         for op in self.graph.operators:
             if not self._join(op):
                 draft = _Draft([op], self._anchor_strategies(op), self._external(op, None))
@@ -382,4 +382,4 @@ def group_operators(atoms: AtomGraph) -> GroupGraph:
     Two passes: the first finds the tensors that several groups read, the second lets chains that
     start on such a tensor be groups of their own instead of hanging on its producer.
     """
-    return _Grouping(atoms, frozenset(_Grouping(atoms).run().hubs)).run()
+    return _Grouping(atoms, frozenset(_Grouping(atoms).colocate().hubs)).colocate()

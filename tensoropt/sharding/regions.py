@@ -105,11 +105,14 @@ def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> floa
     """What groups write, unsplit: outside the regions, out of them, and inside the largest."""
     tensors = graph.atoms.graph.tensors
     written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
-    home = {name: region.name for region in regions for name in region.groups}
+    inside = {name: region.name for region in regions for name in region.groups}
     makers = {n: g.name for g in graph.groups for n in g.writes}
     leaving = {
-        n for g in graph.groups for n in g.reads if makers[n] in home and home[makers[n]] != home.get(g.name)
+        n
+        for g in graph.groups
+        for n in g.reads
+        if makers[n] in inside and inside[makers[n]] != inside.get(g.name)
     }
-    outside = sum(size for name, size in written.items() if name not in home)
+    outside = sum(size for name, size in written.items() if name not in inside)
     largest = max(sum(written[name] for name in region.groups) for region in regions)
     return outside + sum(tensors[n].bytes for n in leaving) + largest

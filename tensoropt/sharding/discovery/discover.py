@@ -1,9 +1,8 @@
 """Discovery: how an operator splits that nobody wrote a rule for, found by running it.
 
-A twin of the operator on small random tensors is run whole and in pieces. A way to cut its operands is
+A probe of the operator on small random tensors is run whole and in pieces. A way to cut its operands is
 kept when the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and when
-the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on several
-shapes
+the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on several shapes
 and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops at a
 time. Operators that draw random numbers, keep a state or write to their operands are refused.
 
@@ -29,15 +28,17 @@ from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, map_refs
 from tensoropt.ranks.timeouts import call_in_fork
 from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.discovery.check import check_choices
-from tensoropt.sharding.discovery.probe_operators import Twin, twins_of, value_matters
+from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_of, value_matters
 
 VERSION = 1
 """Part of every key; raised when the way of searching changes."""
 MOST_TIES = 64
+"""Ways to cut a dim together with dims of other operands that are tried; an assumption, above what the calls of
+``tests/sharding/calls.py`` need."""
 TRIAL_S = 60.0
 """Seconds that all runs of an operator of a user's own may take; most are done in a fraction of one."""
 SUM, WHOLE, MEAN = -1, -2, -3
-"""What becomes of an output that the loop does not walk: parts add up, are equal, or average."""
+"""What becomes of an output that the loop does not index: parts add up, are equal, or average."""
 _KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
 LOST = "lost"
 """In a record: why the operator could not be tried."""
@@ -117,13 +118,13 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
 
 def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
     """What was found ``before``, if that still holds, or what is found now."""
-    twins = list(twins_of(op, graph))
-    if not twins:
+    probes = list(probes_of(op, graph))
+    if not probes:
         return Discovery(refused="it does not run on small random tensors")
-    if before is not None and all(_holds(twin, before.splits, before.linear) for twin in twins):
+    if before is not None and all(_holds(probe, before.splits, before.linear) for probe in probes):
         return before
-    refused = "; ".join({r for r in map(_unsteady, twins) if r})
-    return Discovery(refused=refused) if refused else _search(twins)
+    refused = "; ".join({r for r in map(_unsteady, probes) if r})
+    return Discovery(refused=refused) if refused else _search(probes)
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
@@ -207,15 +208,15 @@ def _refusal(op: Operator) -> str:
     return ""
 
 
-def _unsteady(twin: Twin) -> str:
-    """Why a twin's results cannot be relied on: they differ, say nothing, or an operand changes."""
+def _unsteady(probe: ProbeOperator) -> str:
+    """Why a probe's results cannot be relied on: they differ, say nothing, or an operand changes."""
     with torch.random.fork_rng(devices=[]):
-        values = twin.values(0)
+        values = probe.values(0)
         before = {name: value.clone() for name, value in values.items()}
         runs = []
         for seed in range(3):
             torch.manual_seed(seed)
-            runs.append(twin.run(values))
+            runs.append(probe.run(values))
     if any(not torch.equal(before[n], v) for n, v in values.items()):
         return "it writes to its operands"
     first = runs[0]
@@ -228,8 +229,8 @@ def _unsteady(twin: Twin) -> str:
 # -- search ---------------------------------------------------------------------------------------
 
 
-def _search(twins: Sequence[Twin]) -> Discovery:
-    first = twins[0]
+def _search(probes: Sequence[ProbeOperator]) -> Discovery:
+    first = probes[0]
     found: list[Split] = []
     taken: set[tuple[int, int]] = set()
     for operand, tensor in enumerate(first.operands):
@@ -237,28 +238,28 @@ def _search(twins: Sequence[Twin]) -> Discovery:
             if (operand, dim) in taken or tensor.shape[dim] < 2:
                 continue
             for split in _candidates(first, operand, dim, taken):
-                if all(_holds(twin, (*found, split), False, first=len(found)) for twin in twins):
+                if all(_holds(probe, (*found, split), False, first=len(found)) for probe in probes):
                     found.append(split)
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
                     break
     linear = all(t.dtype in FLOATING for t in first.operands) and all(
-        _holds(twin, (), True) for twin in twins
+        _holds(probe, (), True) for probe in probes
     )
     return Discovery(tuple(found), linear)
 
 
-def _candidates(twin: Twin, operand: int, dim: int, taken: set[tuple[int, int]]) -> Iterator[Split]:
+def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[int, int]]) -> Iterator[Split]:
     """Ways to cut the dim, with dims of other operands that are as long, whose outputs recombine."""
-    size = twin.operands[operand].shape[dim]
+    size = probe.operands[operand].shape[dim]
     choices: list[list[int | None]] = []
-    for index, other in enumerate(twin.operands):
+    for index, other in enumerate(probe.operands):
         like = [d for d, s in enumerate(other.shape) if s == size and (index, d) not in taken]
         choices.append([dim] if index == operand else [None, *like])
     ways = itertools.islice(itertools.product(*choices), MOST_TIES)
-    values = twin.values(0)
-    whole = twin.run(values)
+    values = probe.values(0)
+    whole = probe.run(values)
     for reads in ways:
-        pieces = _pieces(twin, values, reads, size)
+        pieces = _pieces(probe, values, reads, size)
         if pieces is None:
             continue
         writes = [_recombined(w, parts) for w, parts in zip(whole, zip(*pieces, strict=True), strict=True)]
@@ -267,20 +268,20 @@ def _candidates(twin: Twin, operand: int, dim: int, taken: set[tuple[int, int]])
 
 
 def _pieces(
-    twin: Twin, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
+    probe: ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
 ) -> list[list[torch.Tensor]] | None:
     parts = next(p for p in range(2, size + 1) if size % p == 0)
     cut = {
         t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
-        for t, d in zip(twin.operands, reads, strict=True)
+        for t, d in zip(probe.operands, reads, strict=True)
     }
     results = []
     for part in range(parts):
         try:
-            results.append(twin.run({n: v[part].contiguous() for n, v in cut.items()}))
+            results.append(probe.run({n: v[part].contiguous() for n, v in cut.items()}))
         except Exception:  # an operator nobody knows may raise anything; then this is no way to cut it
             return None
-    return results if all(len(r) == len(twin.outputs) for r in results) else None
+    return results if all(len(r) == len(probe.outputs) for r in results) else None
 
 
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> int | None:
@@ -316,13 +317,18 @@ def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -
 
 
 def _holds(
-    twin: Twin, splits: Sequence[Split], linear: bool, *, first: int = 0, seeds: Sequence[int] = (1, 2)
+    probe: ProbeOperator,
+    splits: Sequence[Split],
+    linear: bool,
+    *,
+    first: int = 0,
+    seeds: Sequence[int] = (1, 2),
 ) -> bool:
-    """Whether loops from ``first`` on are right on this twin, forward and backward: each alone, in few
+    """Whether loops from ``first`` on are right on this probe, forward and backward: each alone, in few
     parts and in single elements, and with every loop before it. Without gradients, values decide."""
-    space = _separate(discovered_space(twin.op, twin.graph, Discovery(tuple(splits), linear)), twin)
-    atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in twin.graph.tensors.values()}
-    graph = AtomGraph(twin.graph, {twin.op.name: space}, atoms)
+    space = _separate(discovered_space(probe.op, probe.graph, Discovery(tuple(splits), linear)), probe)
+    atoms = {t.name: tuple((s,) if s > 1 else () for s in t.shape) for t in probe.graph.tensors.values()}
+    graph = AtomGraph(probe.graph, {probe.op.name: space}, atoms)
     tries: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((NONE, PARTIAL), (1, 2))] if linear else []
     for loop in range(first, len(splits)):
         size = space.dims[loop].size
@@ -333,7 +339,7 @@ def _holds(
         ]
     try:
         return all(
-            check_choices(twin.op, graph, choices, mesh, seed) is None
+            check_choices(probe.op, graph, choices, mesh, seed) is None
             for choices, mesh in tries
             for seed in seeds
         )
@@ -345,12 +351,12 @@ def _smallest_factor(size: int) -> int:
     return next(p for p in range(2, size + 1) if size % p == 0)
 
 
-def _separate(space: IndexSpace, twin: Twin) -> IndexSpace:
+def _separate(space: IndexSpace, probe: ProbeOperator) -> IndexSpace:
     """The space with a loop that nothing splits for every dim that has none, as refined spaces are."""
     dims = list(space.dims)
 
     def operand(old: Operand) -> Operand:
-        shape = twin.graph.tensors[old.tensor].shape
+        shape = probe.graph.tensors[old.tensor].shape
         filled: list[tuple[int, ...]] = []
         for size, loops in zip(shape, old.dims, strict=True):
             if not loops and size > 1:

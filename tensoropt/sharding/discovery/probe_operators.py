@@ -1,4 +1,4 @@
-"""Twins: an operator without a rule on small random tensors, to be run whole and in pieces."""
+"""Probe operators: an operator without a rule on small random tensors, to be run whole and in pieces."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import bind
 from tensoropt.sharding.discovery.samples import sample_inputs
 
-TWIN_SIZES = (6, 8, 10, 12, 14, 18, 20)
-LARGEST_TWIN = 1 << 17
+PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
+LARGEST_PROBE = 1 << 17
 """Elements of an operand above which the operator is not run at its own sizes."""
 
 
 @dataclass(frozen=True)
-class Twin:
+class ProbeOperator:
     """The operator on small tensors: a graph of its own, of one operator."""
 
     op: Operator
@@ -56,7 +56,7 @@ def _call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor
     return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
-def twins_of(op: Operator, graph: OperatorGraph) -> Iterator[Twin]:
+def probes_of(op: Operator, graph: OperatorGraph) -> Iterator[ProbeOperator]:
     """The operator at two sets of small sizes and, where its tensors are small, at its own."""
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
@@ -65,23 +65,25 @@ def twins_of(op: Operator, graph: OperatorGraph) -> Iterator[Twin]:
     sizes = sorted({size for t in tensors for size in t.shape if size > 1})
     bound = any(value_matters(t, graph.constants.get(t.name)) for t in tensors)
     maps: list[dict[int, int]] = []
-    if not bound and len(sizes) < len(TWIN_SIZES):
-        maps = [dict(zip(sizes, TWIN_SIZES[start:], strict=False)) for start in (0, 1)]
-    if all(t.elements <= LARGEST_TWIN for t in tensors):
+    if not bound and len(sizes) < len(PROBE_SIZES):
+        maps = [dict(zip(sizes, PROBE_SIZES[start:], strict=False)) for start in (0, 1)]
+    if all(t.elements <= LARGEST_PROBE for t in tensors):
         maps.append({})
     for sized in maps:
         with suppress(Exception):  # sizes that belong together do not fit any others
-            yield _twin(op, graph, tensors, sized)
+            yield _probe(op, graph, tensors, sized)
 
 
-def _twin(op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]) -> Twin:
+def _probe(
+    op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: Mapping[int, int]
+) -> ProbeOperator:
     small = {
         t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
         for t in tensors
     }
     constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
     draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
-    made = Twin(op, draft).run(Twin(op, draft).values(0))
+    made = ProbeOperator(op, draft).run(ProbeOperator(op, draft).values(0))
     assert len(made) == len(op.outputs), f"{op.target} gives {len(made)} tensors"
     results = {
         name: replace(graph.tensors[name], shape=tuple(value.shape))
@@ -90,7 +92,7 @@ def _twin(op: Operator, graph: OperatorGraph, tensors: Sequence[Tensor], sized: 
     if not sized:
         assert all(results[n].shape == graph.tensors[n].shape for n in op.outputs)
     alone = replace(draft, tensors={**small, **results}, operators=(op,), outputs=tuple(op.outputs))
-    return Twin(op, alone)
+    return ProbeOperator(op, alone)
 
 
 def value_matters(tensor: Tensor, value: Any) -> bool:

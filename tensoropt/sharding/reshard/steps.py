@@ -99,7 +99,7 @@ def gradient_placements(layout: Layout) -> tuple[int, ...]:
     return tuple(swapped.get(code, code) for code in layout)
 
 
-class _Walk:
+class _StepFinder:
     """The state of one conversion: current placements and shard sizes."""
 
     def __init__(
@@ -192,7 +192,7 @@ class _Walk:
                     self.step("all_gather", run, REPLICATE, atom=atom)
                 self.exchange()
 
-    def run(self) -> tuple[Step, ...]:
+    def find(self) -> tuple[Step, ...]:
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
         self.exchange()
@@ -221,7 +221,7 @@ def resharding_steps(
     """
     if source == target:
         return ()
-    return _Walk(atoms, mesh, source, target).run()
+    return _StepFinder(atoms, mesh, source, target).find()
 
 
 def edge_steps(

@@ -2,8 +2,8 @@
 
 A probe of the operator on small random tensors is run whole and in pieces. A way to cut its operands is
 kept when the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and when
-the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on several shapes
-and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops at a
+the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on
+several shapes and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops at a
 time. Operators that draw random numbers, keep a state or write to their operands are refused.
 
 What was found is kept in a store, by the operator's signature; what comes from a store is checked again
@@ -33,8 +33,8 @@ from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_o
 VERSION = 1
 """Part of every key; raised when the way of searching changes."""
 MOST_TIES = 64
-"""Ways to cut a dim together with dims of other operands that are tried; an assumption, above what the calls of
-``tests/sharding/calls.py`` need."""
+"""Ways to cut a dim together with dims of other operands that are tried. The number is an assumption: it only
+keeps operators with many operands of equal dims from taking for ever."""
 TRIAL_S = 60.0
 """Seconds that all runs of an operator of a user's own may take; most are done in a fraction of one."""
 SUM, WHOLE, MEAN = -1, -2, -3

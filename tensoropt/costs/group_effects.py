@@ -184,7 +184,7 @@ class GroupEffects(ParameterEffects):
     def _made_anew(self, choice: Choice, name: str, use: Use) -> bool:
         """Whether backward gathers or casts a parameter again."""
         way = self.way(name, choice.stored[name], use.layout)
-        return made_again(self.tensors[name], self.use_steps(name, way)[0], held=way.held)
+        return made_again(self.tensors[name], self.use_steps(name, way)[0], unsharded=way.unsharded)
 
     def _gathered_bytes(self, choice: Choice, uses: Mapping[str, Use], *, backward: bool) -> tuple[int, int]:
         """(bytes of parameters brought to their use that are there while the group runs, and are not kept;
@@ -193,7 +193,7 @@ class GroupEffects(ParameterEffects):
         for name, use in uses.items():
             way = self.way(name, choice.stored[name], use.layout)
             steps = self.use_steps(name, way)[0]
-            cast = self.casts(name) and not way.held
+            cast = self.casts(name) and not way.unsharded
             if not steps and not cast:
                 continue
             anew = self._made_anew(choice, name, use)
@@ -266,7 +266,7 @@ class GroupEffects(ParameterEffects):
             if narrow:
                 workspace = max(workspace, size + self.stored_bytes(name, stored))
             if name in joining and self.learns(name):
-                summed = self.bytes(name, way.source) if way.waits else self.stored_bytes(name, stored)
+                summed = self.bytes(name, way.source) if way.reduced_last else self.stored_bytes(name, stored)
                 workspace = max(workspace, 2 * summed)
             most = max(most, sum(waiting.values()) + workspace)
         return [Effect(PARAMETERS, workspace_bytes=most)] if most else []

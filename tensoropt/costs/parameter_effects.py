@@ -31,9 +31,9 @@ from tensoropt.costs.effects import (
 from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import Prices
-from tensoropt.ops.layouts import WAITING, Layout
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.buckets import reduction_axes
-from tensoropt.sharding.storage import Way, way, whole_layout
+from tensoropt.sharding.storage import Storage, Way, way, whole_layout
 from tensoropt.sharding.strategy import made_again
 
 
@@ -89,7 +89,7 @@ class ParameterEffects(MoveEffects):
     def _use(self, name: str, stored: Layout, use: Use) -> Effects:
         way = self.way(name, stored, use.layout)
         steps = self.use_steps(name, way)
-        anew = made_again(self.tensors[name], steps[0], held=way.held)
+        anew = made_again(self.tensors[name], steps[0], unsharded=way.unsharded)
         found: list[Effect] = []
         if self.moves_to_use(name, way):
             gather = self._gathered(name, stored, way, steps)
@@ -112,18 +112,18 @@ class ParameterEffects(MoveEffects):
 
     def moves_to_use(self, name: str, way: Way) -> bool:
         """Whether anything is done to bring a parameter to a use: it is moved, or cast."""
-        return bool(self.use_steps(name, way)[0]) or (self.casts(name) and not way.held)
+        return bool(self.use_steps(name, way)[0]) or (self.casts(name) and not way.unsharded)
 
     def copies(self, name: str, way: Way, use: Use) -> bool:
         """Whether backward keeps the copy that was made for a use."""
         steps = self.use_steps(name, way)[0]
-        again = made_again(self.tensors[name], steps, held=way.held)
+        again = made_again(self.tensors[name], steps, unsharded=way.unsharded)
         return bool(self.training and steps and use.wanted and not again)
 
     def _gathered(self, name: str, stored: Layout, way: Way, steps: Both) -> Effect:
         """A parameter brought to a use in forward: moved, and cast unless a copy was cast already."""
         moved = self.stepped(GATHER, name, steps[0], steps[0])
-        cast_s = self.cast_s(name, stored) if not way.held else 0.0
+        cast_s = self.cast_s(name, stored) if not way.unsharded else 0.0
         return replace(moved, local_s=moved.local_s + cast_s)
 
     # -- between uses -----------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class ParameterEffects(MoveEffects):
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
-        arrived = REDUCE_LAST if stored[0] == WAITING else ARRIVED
+        arrived = REDUCE_LAST if Storage.of(stored).reduced_last else ARRIVED
         arrival_s = self.prices.gradient_arrival_s(size, stored)
         found = []
         if joins:
@@ -178,7 +178,7 @@ class ParameterEffects(MoveEffects):
         is alive then.
         """
         way = self.way(name, stored, use)
-        if not way.held:
+        if not way.unsharded:
             return Effects(())
         size = self.bytes(name, way.source)
         once = way.once(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
@@ -186,7 +186,7 @@ class ParameterEffects(MoveEffects):
         workspace = max(self.resharding_bytes(once[0], name) + narrow - size, 0)
         gather = self.stepped(GATHER_ONCE, name, once[0], once[0], workspace_bytes=workspace)
         found = [replace(gather, local_s=gather.local_s + self.cast_s(name, way.home))]
-        if not way.waits:
+        if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
         buffers = self.resharding_bytes(once[1], name)
         found.append(self.stepped(REDUCE_LAST, name, once[1], once[1], workspace_bytes=buffers))

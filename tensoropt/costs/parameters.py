@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from math import prod
 
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import HELD, WAITING, Layout
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
-from tensoropt.sharding.storage import stored_layout
+from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import replicated_axes
 
 OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2}
@@ -74,10 +74,13 @@ def held_options(
     """
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
-    for code in (HELD, WAITING) if mesh[0] > 1 else (HELD,):
+    each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
+    for reduce in (each, last) if mesh[0] > 1 else (each,):
         for homes in sharded:
             held = tuple(
-                (code, *home[1:]) if home != whole and _holds(tensor, code) else home
+                Storage(home, Gather.ONCE, reduce).stored
+                if home != whole and _holds(tensor, reduce)
+                else home
                 for tensor, home, whole in zip(tensors, homes, as_used, strict=True)
             )
             if held != homes:
@@ -85,8 +88,8 @@ def held_options(
     return tuple(found)
 
 
-def _holds(tensor: Tensor, code: int) -> bool:
-    return tensor.requires_grad and (code == HELD or tensor.master_dtype is None)
+def _holds(tensor: Tensor, reduce: Reduce) -> bool:
+    return tensor.requires_grad and (reduce is Reduce.EACH_MICRO_BATCH or tensor.master_dtype is None)
 
 
 def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import WAITING, Layout
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload
@@ -18,6 +18,7 @@ from tensoropt.sharding.buckets import copies_gradient
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
+from tensoropt.sharding.storage import Storage
 
 
 class ComputeCosts(Protocol):
@@ -155,7 +156,7 @@ class Prices:
 
     def arrivals(self, stored: Layout) -> int:
         """How often in a step a gradient comes to where its parameter lives."""
-        return 1 if stored[0] == WAITING else self.mesh[0]
+        return 1 if Storage.of(stored).reduced_last else self.mesh[0]
 
     def gradient_arrival_s(self, size: float, stored: Layout) -> float:
         """Seconds of one of these :meth:`arrivals`, of ``size`` bytes; see :func:`copies_gradient`."""

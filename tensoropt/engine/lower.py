@@ -205,7 +205,9 @@ class _Lowering:
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         forward, backward = self.strategy.steps(edge)
         tensor = self.source.tensors[edge.tensor]
-        held = edge.kind == "parameter" and edge.tensor in self.strategy.held  # was cast when it was made
+        held = (
+            edge.kind == "parameter" and edge.tensor in self.strategy.unsharded
+        )  # was cast when it was made
         cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None and not held else None
         if cast is None and edge.back is None and not (forward or backward):
             return value

@@ -29,7 +29,7 @@ class HeldCopies:
         self.leaves = leaves
         self.specs: dict[str, EdgeSpec] = {}
         self.waiting: dict[str, torch.Tensor] = {}
-        for name, edge in strategy.held.items():
+        for name, edge in strategy.unsharded.items():
             tensor = strategy.tensor(name)
             forward, backward = strategy.steps(edge)
             cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None else None
@@ -37,7 +37,7 @@ class HeldCopies:
             self.specs[name] = EdgeSpec(
                 name, atoms, mesh, edge.source, edge.target, forward, backward, dtype=cast
             )
-            if strategy.waits(name):
+            if strategy.reduced_last(name):
                 shape = strategy.local_shape(name, edge.target, runtime.place)
                 dtype = getattr(torch, tensor.dtype)
                 self.waiting[name] = torch.zeros(shape, dtype=dtype, device=leaves[name].device)

@@ -12,8 +12,8 @@ code                  forward     gradient     PyTorch's placements
 ``PARTIAL``           ``P``       ``R``        ``Partial()`` / ``Replicate()``
 ====================  ==========  ===========  =========================================
 
-On the micro-batch axis, the first of every layout, a parameter's *stored* layout may say instead what becomes
-of its gathered copy over a step (:mod:`tensoropt.sharding.storage`): ``HELD``, ``WAITING``.
+On the micro-batch axis, the first of every layout, a parameter's *stored* layout may say instead that it is
+gathered once per step: see :class:`tensoropt.sharding.storage.Storage`, which alone reads these two codes.
 
 ``j`` counts *atoms*: the tensor's dims factored as far as any view in the graph looks at them
 (:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes
@@ -29,14 +29,21 @@ from functools import lru_cache
 REPLICATE = -1
 PARTIAL_GRAD = -2
 PARTIAL = -3
-HELD = -4
-WAITING = -5
+GATHERED_ONCE = -4
+REDUCED_LAST = -5
 
 Layout = tuple[int, ...]
 Atoms = tuple[tuple[int, ...], ...]
 """Per tensor dim the sizes of its atoms, outermost first; a dim of size 1 has none."""
 
-_NAMES = {REPLICATE: "R", PARTIAL_GRAD: "R/P", PARTIAL: "P/R", HELD: "held", WAITING: "held/P"}
+_NAMES = {
+    REPLICATE: "R",
+    PARTIAL_GRAD: "R/P",
+    PARTIAL: "P/R",
+    GATHERED_ONCE: "held",
+    REDUCED_LAST: "held/P",
+}
+"""As plans write them."""
 _CODES = {name: code for code, name in _NAMES.items()}
 
 

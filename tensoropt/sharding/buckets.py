@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import prod
 
 from tensoropt.graph import DTYPE_BYTES
-from tensoropt.ops.layouts import PARTIAL_GRAD, WAITING, Layout
+from tensoropt.ops.layouts import PARTIAL_GRAD, Layout
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.storage import Storage
 from tensoropt.sharding.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20
@@ -39,9 +40,9 @@ def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
 def copies_gradient(stored: Layout, mesh: Sequence[int]) -> bool:
     """Whether the gradient of a parameter stored so is copied to where it waits for the optimizer.
 
-    To a bucket that is reduced, or from beside a held copy; any other stays where autograd made it.
+    To a bucket that is reduced, or from beside an unsharded copy; any other stays where autograd made it.
     """
-    return stored[0] == WAITING or bool(reduction_axes(stored, mesh))
+    return Storage.of(stored).reduced_last or bool(reduction_axes(stored, mesh))
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:

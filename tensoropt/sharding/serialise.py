@@ -15,7 +15,7 @@ from tensoropt.errors import PlanError
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region, find_regions
-from tensoropt.sharding.storage import is_held
+from tensoropt.sharding.storage import Storage
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -116,9 +116,9 @@ def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes
         layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))
     except (ValueError, AttributeError) as error:
         raise PlanError(f"{what} {name}: {error}") from None
-    if what != "parameter" and is_held(layout):
+    if what != "parameter" and Storage.of(layout).gathered_once:
         raise PlanError(f"{what} {name}: only parameters are held, but the plan has {names[0]!r}")
-    if any(code in (HELD, WAITING) for code in layout[1:]):
+    if any(Storage.of((code,)).gathered_once for code in layout[1:]):
         raise PlanError(f"{what} {name}: held or held/P belong on the micro-batch axis, the first of {names}")
     for code in layout:
         if code >= len(sizes):

@@ -1,9 +1,9 @@
-"""Stored parameters on their way to a use: brought anew each time, or held as a copy for the whole step.
+"""How parameters are stored between steps, and their way from there to a use.
 
 A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), or once per step, after the
-optimizer changed it: the copy is *held* for all micro-batches, forward and backward. Its gradient leaves in
-every micro-batch (reduce-scattered, stage 2: ``HELD``), or *waits* whole until the last one (stage 1:
-``WAITING``). Which of these is said by the stored layout's code on the micro-batch axis.
+optimizer changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient is
+reduced in every micro-batch (reduce-scattered, stage 2), or stays whole beside the copy until the last one
+(stage 1).
 
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
 section 5; what a step sends: section 7.
@@ -13,25 +13,107 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.atom_graph import canonical
-from tensoropt.ops.layouts import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING, Layout, placement_name
+from tensoropt.ops.layouts import (
+    GATHERED_ONCE,
+    PARTIAL,
+    PARTIAL_GRAD,
+    REDUCED_LAST,
+    REPLICATE,
+    Layout,
+    placement_name,
+)
 from tensoropt.sharding.reshard.steps import Step, edge_steps, forward_placements
 
 Both = tuple[tuple[Step, ...], tuple[Step, ...]]
 """(forward, backward) steps."""
 
 
+class Gather(Enum):
+    """How often a parameter that is stored sharded is gathered."""
+
+    EACH_USE = "each use"
+    ONCE = "once per step"
+
+
+class Reduce(Enum):
+    """How often a gradient is brought to where its parameter is stored."""
+
+    EACH_MICRO_BATCH = "each micro-batch"
+    LAST_MICRO_BATCH = "last micro-batch"
+
+
 @dataclass(frozen=True, slots=True)
-class Way:
-    """From where a parameter lives to one use of it, and its gradient's way back.
+class Storage:
+    """How a parameter is stored.
+
+    Strategies, plans and cost tables keep it as one :data:`Layout` (:attr:`stored`), which says how often it
+    is gathered and reduced on the micro-batch axis. No parameter is split on that axis, so that its code is
+    free for it. Only this module reads and writes that code.
 
     Attributes:
-        home: where the shard lives that the optimizer changes.
-        source: what a use starts from: the home, or the held copy.
+        layout: where its shards lie. Where it is gathered once per step, the micro-batch axis says
+            ``REPLICATE``: whether gradients add up over it is said by the unsharded copy.
+        gather: how often it is gathered.
+        reduce: how often its gradient is reduced; in each micro-batch, unless an unsharded copy waits for it.
+    """
+
+    layout: Layout
+    gather: Gather = Gather.EACH_USE
+    reduce: Reduce = Reduce.EACH_MICRO_BATCH
+
+    def __post_init__(self) -> None:
+        if self.gather is Gather.EACH_USE and self.reduce is Reduce.LAST_MICRO_BATCH:
+            raise ValueError("a gradient waits for the last micro-batch beside a copy that is gathered once")
+
+    @classmethod
+    def of(cls, stored: Layout) -> Storage:
+        """Inverse of :attr:`stored`."""
+        return _storage(stored)
+
+    @property
+    def stored(self) -> Layout:
+        """The layout under which strategies, plans and cost tables keep it."""
+        if self.gather is Gather.EACH_USE:
+            return self.layout
+        last = self.reduce is Reduce.LAST_MICRO_BATCH
+        return (REDUCED_LAST if last else GATHERED_ONCE, *self.layout[1:])
+
+    @property
+    def gathered_once(self) -> bool:
+        """Whether an unsharded copy serves the whole step."""
+        return self.gather is Gather.ONCE
+
+    @property
+    def reduced_last(self) -> bool:
+        """Whether the gradient stays beside the unsharded copy until the last micro-batch."""
+        return self.reduce is Reduce.LAST_MICRO_BATCH
+
+
+_ONCE = {GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, REDUCED_LAST: Reduce.LAST_MICRO_BATCH}
+
+
+# Pricing asks for the same few layouts a million times.
+@lru_cache(maxsize=1 << 16)
+def _storage(stored: Layout) -> Storage:
+    if stored[0] not in _ONCE:
+        return Storage(stored)
+    return Storage((REPLICATE, *stored[1:]), Gather.ONCE, _ONCE[stored[0]])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From where a parameter is stored to one use of it, and its gradient's way back.
+
+    Attributes:
+        home: where the shard lies that the optimizer changes.
+        source: what a use starts from: the shard, or the unsharded copy.
         use: the layout that the group reads.
-        back: where a use's gradient goes to in every micro-batch: the home, or beside the held copy.
+        back: where a use's gradient goes to in every micro-batch: to the shard, or beside the unsharded copy.
     """
 
     home: Layout
@@ -40,14 +122,14 @@ class Way:
     back: Layout
 
     @property
-    def held(self) -> bool:
-        """Whether a use starts from a held copy, which nothing has to be gathered or cast for."""
+    def unsharded(self) -> bool:
+        """Whether a use starts from an unsharded copy, which nothing has to be gathered or cast for."""
         return self.source != self.home
 
     @property
-    def waits(self) -> bool:
-        """Whether the gradient waits beside the held copy for the last micro-batch."""
-        return self.held and self.back == self.source
+    def reduced_last(self) -> bool:
+        """Whether the gradient stays beside the unsharded copy until the last micro-batch."""
+        return self.unsharded and self.back == self.source
 
     def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What every use takes; no backward steps without a gradient."""
@@ -60,19 +142,14 @@ class Way:
         if not self.held:
             return (), ()
         forward, backward = edge_steps(atoms, mesh, self.home, self.source)
-        return forward, backward if learns and self.waits else ()
-
-
-def is_held(stored: Layout) -> bool:
-    """Whether a gathered copy of a parameter stored so is held for the whole step."""
-    return stored[0] in (HELD, WAITING)
+        return forward, backward if learns and self.reduced_last else ()
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """What people are told of a stored layout, given by its names: per mesh axis, and whether its copy is
-    held."""
-    held = placement_name(HELD), placement_name(WAITING)
-    return (*names[1:], *(name for name in names[:1] if name in held))
+    """What people are told of a stored layout, given by its names: per mesh axis, and at last ``held`` or
+    ``held/P`` where an unsharded copy serves the whole step."""
+    once = tuple(map(placement_name, _ONCE))
+    return (*names[1:], *(name for name in names[:1] if name in once))
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
@@ -92,13 +169,14 @@ def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> Layout:
 def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, shared: bool) -> Way:
     """The way of a parameter stored so to a use.
 
-    A held copy lies as its only reader would have the parameter stored, or whole where it has several. What
-    lies like that already needs no copy.
+    An unsharded copy lies as its only reader would have the parameter stored, or whole where it has several.
+    What lies like that already needs no copy.
     """
-    if not is_held(stored):
+    storage = Storage.of(stored)
+    if not storage.gathered_once:
         return Way(stored, stored, use, stored)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)
     home = (copy[0], *stored[1:])
     if forward_placements(copy) == forward_placements(home):
         return Way(home, home, use, home)
-    return Way(home, copy, use, copy if stored[0] == WAITING else home)
+    return Way(home, copy, use, copy if storage.reduced_last else home)

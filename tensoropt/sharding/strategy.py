@@ -15,7 +15,7 @@ from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region, region_of
 from tensoropt.sharding.reshard.steps import Step, edge_steps
-from tensoropt.sharding.storage import Way, way
+from tensoropt.sharding.storage import Storage, Way, way
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Edge:
     Attributes:
         tensor: its name.
         source, target: layouts; equal for an edge that costs nothing.
-        reader: group that reads the result; "" for a hub's home or an output.
-        kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or ``held``: a
-            parameter's copy that serves the whole step, made and given back once.
-        back: of a parameter read from a held copy where its gradient goes, if not to ``source``.
+        reader: group that reads the result; "" for a hub or an output.
+        kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or
+            ``unsharded``: a parameter's copy that serves the whole step, made and given back once.
+        back: of a parameter read from an unsharded copy where its gradient goes, if not to ``source``.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Configurations of all groups, home placements of all hubs, stored placements of all parameters.
+    """Configurations of all groups, placements of all hubs, stored placements of all parameters.
 
     Attributes:
         graph: the grouped graph.
@@ -87,13 +87,13 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Where a reader finds a tensor: at its hub's home, or as its producer leaves it."""
+        """Where a reader finds a tensor: as its hub is materialised, or as its producer leaves it."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
         """Every resharding of the forward pass, in no particular order; identities included."""
-        for name, home in self.hubs.items():
-            yield Edge(name, self.made[name], home, "", "activation")
+        for name, materialised in self.hubs.items():
+            yield Edge(name, self.made[name], materialised, "", "activation")
         for group in self.graph.groups:
             configuration = self.configurations[group.name]
             if configuration.resolved is not None:
@@ -105,7 +105,7 @@ class Strategy:
                 )
             for name in (*group.parameters, *group.shared):
                 yield self.use(name, group)
-        yield from self.held.values()
+        yield from self.unsharded.values()
         for name in dict.fromkeys(
             (*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())
         ):
@@ -124,20 +124,21 @@ class Strategy:
         back = found.back if found.back != found.source else None
         return Edge(name, found.source, found.use, group.name, "parameter", back)
 
-    def waits(self, name: str) -> bool:
-        """Whether a parameter's gradient waits beside its held copy for the last micro-batch."""
-        return self.stored[name][0] == WAITING and self.tensor(name).requires_grad and name in self.held
+    def reduced_last(self, name: str) -> bool:
+        """Whether a parameter's gradient stays beside its unsharded copy until the last micro-batch."""
+        last = Storage.of(self.stored[name]).reduced_last
+        return last and self.tensor(name).requires_grad and name in self.unsharded
 
     @cached_property
-    def held(self) -> Mapping[str, Edge]:
-        """Per parameter whose gathered copy is held over the step how it comes to be."""
-        return {edge.tensor: edge for edge in self._held()}
+    def unsharded(self) -> Mapping[str, Edge]:
+        """Per parameter with an unsharded copy that serves the whole step how it comes to be."""
+        return {edge.tensor: edge for edge in self._unsharded()}
 
-    def _held(self) -> Iterator[Edge]:
+    def _unsharded(self) -> Iterator[Edge]:
         ways = {n: self.way(n, g) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
         for name, found in ways.items():
-            if found.held:
-                yield Edge(name, found.home, found.source, "", "held")
+            if found.unsharded:
+                yield Edge(name, found.home, found.source, "", "unsharded")
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:
@@ -149,15 +150,15 @@ class Strategy:
         return 2 if group in self.region_of else 1
 
     def times(self, edge: Edge) -> int:
-        """For how many micro-batches of a step an edge is passed: once for a held copy."""
-        return 1 if edge.kind == "held" else self.micro_batches
+        """For how many micro-batches of a step an edge is passed: once for an unsharded copy."""
+        return 1 if edge.kind == "unsharded" else self.micro_batches
 
     def forwards_of(self, edge: Edge) -> int:
         """How often an edge's forward steps run in one micro-batch of training.
 
-        An edge runs where its result is used; a hub's home where the tensor is made.
+        An edge runs where its result is used; a hub's where the tensor is made.
         """
-        if edge.kind in ("output", "held"):
+        if edge.kind in ("output", "unsharded"):
             return 1
         if edge.reader:
             return self.forwards(edge.reader)
@@ -172,8 +173,8 @@ class Strategy:
         forward, backward = edge_steps(sizes, self.mesh, edge.source, edge.target)
         if edge.back is not None:
             backward = edge_steps(sizes, self.mesh, edge.back, edge.target)[1]
-        if edge.kind == "held":
-            learns = learns and self.stored[edge.tensor][0] == WAITING
+        if edge.kind == "unsharded":
+            learns = learns and Storage.of(self.stored[edge.tensor]).reduced_last
         return forward, backward if learns else ()
 
     def local_shape(
@@ -187,10 +188,10 @@ def output_layout(source: Layout) -> Layout:
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
-def made_again(tensor: Tensor, steps: Iterable[Step], *, held: bool = False) -> bool:
+def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
     """Whether backward makes a used parameter anew from its stored shard instead of keeping it: what had to
     be gathered, or cast, for the use itself."""
-    cast = tensor.master_dtype is not None and not held
+    cast = tensor.master_dtype is not None and not unsharded
     return cast or any(step.kind == "all_gather" for step in steps)
 
 

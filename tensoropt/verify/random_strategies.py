@@ -9,12 +9,12 @@ from math import prod
 from tensoropt.sharding.configurations import AxisSizes, enumerate_configurations, micro_batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.regions import find_regions
-from tensoropt.sharding.storage import stored_layout
+from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
 SHARD_CHANCE = 0.4
 """How often a replicated axis of a stored parameter is sharded (ZeRO)."""
-HELD_CHANCE = 0.4
+GATHERED_ONCE_CHANCE = 0.4
 """How often a stored parameter's gathered copy is held over the step (ZeRO, stages 1 and 2)."""
 
 
@@ -76,7 +76,7 @@ def random_strategy(
 def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
     """A legal stored placement near a use: axes on which it is whole may shard any atom that divides.
 
-    Its copy may be held.
+    It may be gathered once per step.
     """
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
@@ -94,6 +94,8 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
         elif rng.random() < 0.2:
             # Whole, with the gradient reduced in backward instead of in the bucket, or the other way.
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
-    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < HELD_CHANCE:
-        layout[0] = rng.choice((HELD, WAITING)) if tensor.master_dtype is None else HELD
+    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < GATHERED_ONCE_CHANCE:
+        each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
+        reduce = rng.choice((each, last)) if tensor.master_dtype is None else each
+        return Storage(tuple(layout), Gather.ONCE, reduce).stored
     return tuple(layout)

@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.costs.parameters import held_options, sharded_home, storage_options
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING
+from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
@@ -81,22 +81,22 @@ def held(tensors, sizes, mesh):
 
 
 def test_gathered_copies_can_be_held():
-    assert held((WEIGHT,), ((8, 6),), (1, 2)) == (((HELD, 0),),)
+    assert held((WEIGHT,), ((8, 6),), (1, 2)) == (((GATHERED_ONCE, 0),),)
     every = held((WEIGHT,), ((8, 6),), (1, 2, 2))
-    assert every == (((HELD, 0, 0),), ((HELD, 0, RP),), ((HELD, RP, 0),))
+    assert every == (((GATHERED_ONCE, 0, 0),), ((GATHERED_ONCE, 0, RP),), ((GATHERED_ONCE, RP, 0),))
 
 
 def test_a_gradient_can_wait_for_the_last_of_several_micro_batches():
-    assert held((WEIGHT,), ((8, 6),), (2, 2)) == (((HELD, 0),), ((WAITING, 0),))
+    assert held((WEIGHT,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),), ((REDUCED_LAST, 0),))
 
 
 def test_only_what_is_trained_and_sharded_is_held():
     odd = Tensor("o", (7, 5), "float32", "parameter", True)
     assert held((odd,), ((7, 5),), (2, 2)) == ()
     assert held((FROZEN,), ((8, 6),), (2, 2)) == ()
-    assert held((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((HELD, 0), (R, 0)),)
+    assert held((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((GATHERED_ONCE, 0), (R, 0)),)
 
 
 def test_narrow_gradients_do_not_wait():
     mixed = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
-    assert held((mixed,), ((8, 6),), (2, 2)) == (((HELD, 0),),)
+    assert held((mixed,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),),)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.ops.layouts import PARTIAL_GRAD, WAITING
+from tensoropt.ops.layouts import PARTIAL_GRAD, REDUCED_LAST
 from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
@@ -73,7 +73,7 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
     for edge in set(strategy.edges()):
         forward, backward = strategy.steps(edge)
         size = strategy.tensor(edge.tensor).element_bytes
-        once = edge.kind in ("output", "held")
+        once = edge.kind in ("output", "unsharded")
         times = 1 if once else runs(strategy, home_of(strategy, edge))
         if (
             times == 1
@@ -83,7 +83,7 @@ def naive_communication(strategy: Strategy, facts: Mapping[str, Facts]) -> float
         ):
             group = next(g for g in graph.groups if g.name == edge.reader)
             times += facts[edge.reader].parameters_kept.get(group.short_names[edge.tensor], 0)
-        micro = 1 if edge.kind == "held" else mesh[0]  # a held copy serves all micro-batches
+        micro = 1 if edge.kind == "unsharded" else mesh[0]  # a held copy serves all micro-batches
         total += micro * (times * steps_s(strategy, forward, size) + steps_s(strategy, backward, size))
     for group in graph.groups:
         for op in group.operators:
@@ -115,7 +115,9 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
             elements = prod(strategy.local_shape(name, layout))
             total += elements * ToyCompute().optimizer_s_per_element
             reduced = any(a and n > 1 and layout[a] == PARTIAL_GRAD for a, n in enumerate(strategy.mesh))
-            if reduced or layout[0] == WAITING:  # into its bucket, once; any other stays where it was made
+            if (
+                reduced or layout[0] == REDUCED_LAST
+            ):  # into its bucket, once; any other stays where it was made
                 total += elements * strategy.tensor(name).stored_element_bytes / COPY
     return total
 
@@ -144,8 +146,8 @@ def naive_memory(
         learns = training and strategy.tensor(name).requires_grad
         total += size(name, layout) * (2 + STATE[optimizer] if learns else 1)
     for edge in strategy.edges():
-        if edge.kind == "held":
-            waits = strategy.stored[edge.tensor][0] == WAITING
+        if edge.kind == "unsharded":
+            waits = strategy.stored[edge.tensor][0] == REDUCED_LAST
             total += size(edge.tensor, edge.target) * (2 if waits else 1)
     counted: dict[tuple[str, str], int] = {}
     region = {name: r.name for r in strategy.recomputed for name in r.groups}

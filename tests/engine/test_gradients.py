@@ -11,7 +11,7 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.gradients import Gradients, storage_key
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
-from tensoropt.ops.layouts import HELD, PARTIAL_GRAD, REPLICATE, WAITING
+from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, copies_gradient
 from tensoropt.sharding.groups import group_operators
@@ -72,6 +72,6 @@ def test_gradients_that_share_memory_are_told_apart():
 
 def test_a_copy_is_what_a_reduction_or_a_held_copy_needs():
     assert copies_gradient((REPLICATE, PARTIAL_GRAD), (1, 2))
-    assert copies_gradient((WAITING, 0), (2, 2))
+    assert copies_gradient((REDUCED_LAST, 0), (2, 2))
     assert not copies_gradient((REPLICATE, PARTIAL_GRAD), (1, 1))
-    assert not copies_gradient((HELD, 0), (2, 2))
+    assert not copies_gradient((GATHERED_ONCE, 0), (2, 2))

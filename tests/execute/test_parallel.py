@@ -17,7 +17,7 @@ from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
-from tensoropt.ops.layouts import HELD, WAITING
+from tensoropt.ops.layouts import GATHERED_ONCE, REDUCED_LAST
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import Strategy
 from tests.execute import jobs
@@ -38,7 +38,7 @@ def test_accumulation(ranks: RankPool, micro: int, seed: int) -> None:
     strategy = jobs.strategy_of(load_model(jobs.spec("mlp")), (micro, 2), seed)
     assert isinstance(strategy, Strategy)
     if seed == 31:  # with gradients that leave at once, and such that wait beside a held copy
-        assert {strategy.stored[name][0] for name in strategy.held} == {HELD, WAITING}
+        assert {strategy.stored[name][0] for name in strategy.unsharded} == {GATHERED_ONCE, REDUCED_LAST}
     for found in ranks.run(jobs.accumulate, "mlp", (micro, 2), seed):
         assert all(value < ROUNDING for value in found.values()), found
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import HELD, PARTIAL, PARTIAL_GRAD, REPLICATE, WAITING, layout_names
-from tensoropt.sharding.storage import is_held, stored_words, way
+from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL, PARTIAL_GRAD, REDUCED_LAST, REPLICATE, layout_names
+from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_words, way
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
 WEIGHT = Tensor("w", (8, 6), "float32", "parameter", True)
@@ -26,40 +26,55 @@ def ways(stored, use=(RP, RP), *, shared=False, mesh=MESH):
 def test_the_three_stages_of_a_sharded_parameter():
     """(gathered, reduce-scattered) in every micro-batch; once per step."""
     assert ways((RP, 0))[1:] == ([["all_gather"], ["reduce_scatter"]], [[], []])
-    assert ways((HELD, 0))[1:] == ([[], ["reduce_scatter"]], [["all_gather"], []])
-    assert ways((WAITING, 0))[1:] == ([[], []], [["all_gather"], ["reduce_scatter"]])
+    assert ways((GATHERED_ONCE, 0))[1:] == ([[], ["reduce_scatter"]], [["all_gather"], []])
+    assert ways((REDUCED_LAST, 0))[1:] == ([[], []], [["all_gather"], ["reduce_scatter"]])
 
 
-def test_where_a_held_copy_lies():
-    found, _, _ = ways((HELD, 0))
+def test_where_an_unsharded_copy_lies():
+    found, _, _ = ways((GATHERED_ONCE, 0))
     assert (found.home, found.source, found.back) == ((RP, 0), (RP, RP), (RP, 0))
-    assert (found.held, found.waits) == (True, False)
-    found, _, _ = ways((WAITING, 0))
+    assert (found.unsharded, found.reduced_last) == (True, False)
+    found, _, _ = ways((REDUCED_LAST, 0))
     assert found.back == found.source == (RP, RP)
-    assert (found.held, found.waits) == (True, True)
+    assert (found.unsharded, found.reduced_last) == (True, True)
 
 
 def test_a_copy_that_several_groups_share_is_whole():
     mesh = (1, 2, 2)
-    found, each, once = ways((HELD, 0, 1), (R, 0, RP), shared=True, mesh=mesh)
+    found, each, once = ways((GATHERED_ONCE, 0, 1), (R, 0, RP), shared=True, mesh=mesh)
     assert found.source == (R, RP, RP)
     assert each[0] == ["slice"]
     assert once[0] == ["all_gather", "all_gather"]
-    alone, _, once = ways((HELD, 0, 1), (R, 0, RP), mesh=mesh)
+    alone, _, once = ways((GATHERED_ONCE, 0, 1), (R, 0, RP), mesh=mesh)
     assert alone.source == (R, 0, RP)
     assert once[0] == ["all_gather"]
 
 
 def test_what_lies_as_it_is_used_needs_no_copy():
-    found, each, once = ways((HELD, 0), (RP, 0))
-    assert not found.held
+    found, each, once = ways((GATHERED_ONCE, 0), (RP, 0))
+    assert not found.unsharded
     assert each == once == [[], []]
-    added, each, once = ways((HELD, R), (RP, PR))  # a bias that enters a sum is masked at every use
-    assert not added.held
+    added, each, once = ways((GATHERED_ONCE, R), (RP, PR))  # a bias that enters a sum is masked at every use
+    assert not added.unsharded
     assert (each[0], once) == (["mask"], [[], []])
 
 
-@pytest.mark.parametrize(("code", "word"), [(HELD, "held"), (WAITING, "held/P"), (RP, None)])
+@pytest.mark.parametrize(("code", "word"), [(GATHERED_ONCE, "held"), (REDUCED_LAST, "held/P"), (RP, None)])
 def test_in_words(code, word):
-    assert is_held((code, 0)) == (word is not None)
+    assert Storage.of((code, 0)).gathered_once == (word is not None)
     assert stored_words(layout_names((code, 0, RP))) == (("S(0)", "R/P", word) if word else ("S(0)", "R/P"))
+
+
+@pytest.mark.parametrize("stored", [(RP, 0), (R, 0, RP), (GATHERED_ONCE, 0, 1), (REDUCED_LAST, RP, 0)])
+def test_a_storage_and_its_layout(stored):
+    assert Storage.of(stored).stored == stored
+
+
+def test_how_often_it_is_gathered_and_reduced():
+    found = [Storage.of((code, 0)) for code in (RP, GATHERED_ONCE, REDUCED_LAST)]
+    each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
+    assert [s.gather for s in found] == [Gather.EACH_USE, Gather.ONCE, Gather.ONCE]
+    assert [s.reduce for s in found] == [each, each, last]
+    assert Storage((RP, 0), Gather.ONCE, last).stored == (REDUCED_LAST, 0)
+    with pytest.raises(ValueError, match="gathered once"):
+        Storage((RP, 0), Gather.EACH_USE, last)

@@ -37,14 +37,14 @@ def test_every_read_and_use_has_one_edge(build, mesh):
         expected.update((n, "", "activation") for n in graph.hubs)
         expected.update((n, "", "output") for n in graph.atoms.graph.outputs)
         resolved = [(g.name, strategy.configurations[g.name].resolved) for g in graph.groups]
-        expected.update((n, "", "held") for n in strategy.held)
+        expected.update((n, "", "unsharded") for n in strategy.unsharded)
         expected.update((r[0], name, "resolve") for name, r in resolved if r is not None)
         assert found == expected
 
 
 @pytest.mark.parametrize("build", MODELS, ids=lambda b: b.__name__)
 def test_edges_meet(build):
-    """What a producer leaves goes to the home, from the home to each reader."""
+    """What a producer leaves goes to where its hub is materialised, from there to each reader."""
     for strategy in randomly(build, (1, 2, 2), seed=1):
         for edge in strategy.edges():
             if edge.kind == "activation" and edge.reader:
@@ -53,9 +53,11 @@ def test_edges_meet(build):
             elif edge.kind == "activation":
                 assert (edge.source, edge.target) == (strategy.made[edge.tensor], strategy.hubs[edge.tensor])
             elif edge.kind == "parameter":
-                held = strategy.held.get(edge.tensor)
-                assert edge.source[1:] == (held.target if held else strategy.stored[edge.tensor])[1:]
-            elif edge.kind == "held":
+                unsharded = strategy.unsharded.get(edge.tensor)
+                assert (
+                    edge.source[1:] == (unsharded.target if unsharded else strategy.stored[edge.tensor])[1:]
+                )
+            elif edge.kind == "unsharded":
                 assert edge.source[1:] == strategy.stored[edge.tensor][1:] != edge.target[1:]
             elif edge.kind == "output":
                 assert all(code == REPLICATE for code in edge.target[1:])

@@ -23,8 +23,9 @@ from tensoropt.planners.sharded.common.restricted import Allowed, restricted_sel
 from tensoropt.planners.task import PlanningTask, Selection, TableSpace
 from tensoropt.sharding.placement import HELD, WAITING, Layout
 
-STAGES = {1: WAITING, 2: HELD, 3: None}
-"""Per stage what the layouts of sharded parameters say of their gathered copies."""
+STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
+"""Per stage how often the gradients of parameters that are gathered once per step are reduced; None: gathered
+for each use."""
 
 StoredLayouts = tuple[Layout, ...]
 
@@ -39,7 +40,7 @@ def _unsharded_codes(layouts: StoredLayouts) -> set[int]:
 
 def of_stage(stage: int) -> Allowed:
     """Allows the options that shard the most over the most axes in this stage."""
-    code = STAGES[stage]
+    reduce = STAGES[stage]
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
         if variable.key.kind == "parameter":

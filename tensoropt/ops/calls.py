@@ -49,6 +49,7 @@ class LocalCall:
 
     @property
     def is_kernel(self) -> bool:
+        """Whether it runs one of the kernels of families, rather than PyTorch's own operator."""
         return self.function.split(".")[0] in KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -83,9 +84,11 @@ class OperatorShard:
 
     @property
     def space(self) -> IndexSpace:
+        """The operator's index space, refined into atoms."""
         return self.atoms.spaces[self.op.name]
 
     def axes_of(self, loop: int) -> tuple[int, ...]:
+        """The mesh axes of more than one part that split a loop."""
         return tuple(a for a, c in enumerate(self.choices) if c == loop and self.mesh[a] > 1)
 
     def split(self, loops: Sequence[int]) -> tuple[int, ...]:
@@ -93,6 +96,7 @@ class OperatorShard:
         return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
 
     def layout(self, operand: Operand, *, written: bool) -> Layout:
+        """How a tensor that the operator reads, or writes, lies on the mesh."""
         tensor = self.atoms.graph.tensors[operand.tensor]
         return tuple(
             canonical(tensor, operand_placement(self.space, operand, choice, written=written))
@@ -100,21 +104,26 @@ class OperatorShard:
         )
 
     def shape(self, operand: Operand, *, written: bool) -> tuple[int, ...]:
+        """The local shape of such a tensor."""
         layout = self.layout(operand, written=written)
         return local_shape(self.atoms.atoms[operand.tensor], layout, self.mesh, self.coordinate)
 
     def read_shape(self, index: int) -> tuple[int, ...]:
+        """The local shape of the operand at this position."""
         return self.shape(self.space.reads[index], written=False)
 
     def write_shape(self, index: int = 0) -> tuple[int, ...]:
+        """The local shape of the result at this position."""
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
+        """The loops that a rule's loop of this name became: itself, or one per atom."""
         return [
             i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
         ]
 
     def argument(self, index: int, name: str, default: Any) -> Any:
+        """An argument of the whole operator's call, given by position or by name."""
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default)

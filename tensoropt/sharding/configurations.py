@@ -13,7 +13,7 @@ from functools import cached_property
 from math import prod
 
 from tensoropt.ops.calls import OperatorShard
-from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.atoms import AtomGraph
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph, batch_inputs, canonical
@@ -40,6 +40,7 @@ class Configuration:
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
+        """Per axis the loop that an operator of the group splits, or a negative code."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property
@@ -51,7 +52,7 @@ class Configuration:
         (name,) = names
         after = self.layout(name)
         # The anchor's own output on a resolving axis is a partial sum.
-        before = tuple(-3 if s.resolve else code for s, code in zip(self.strategies, after, strict=True))
+        before = tuple(PARTIAL if s.resolve else code for s, code in zip(self.strategies, after, strict=True))
         return name, before, after
 
     def placed(
@@ -70,7 +71,7 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
                 parts.setdefault(choice, []).append(size)
         dims = atoms.spaces[op.name].dims
         for loop, sizes in parts.items():
-            uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= 8 * sizes[0]
+            uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
             if dims[loop].size % prod(sizes) and not uneven:
                 return False
     for name in {s.resolve[0] for s in strategies if s.resolve}:
@@ -165,6 +166,7 @@ class _BatchFollowing:
                 raise MicroBatchRefused(
                     f"{group.name} ({group.anchor.target}) cannot follow the batch dim one piece at a time"
                 )
+        # Nobody said how it wants the results of those that still wait: any strategy will do.
         for group in self.graph.groups:
             if any(group is waiting for waiting in self.waiting.values()):
                 self._decide(group, {})
@@ -199,6 +201,8 @@ class _BatchFollowing:
             # Parameters of a step outlive its micro-batches: their gradients always add up.
             if places[n] == REPLICATE and self.tensors[n].requires_grad:
                 return False
+        # Asking for a source decides about the group that makes it; all of that is undone if another source
+        # disagrees.
         saved = (dict(self.known), dict(self.chosen), dict(self.waiting))
         for n in self._sources(group):
             waiting = self.waiting.get(n)

@@ -15,7 +15,8 @@ from itertools import groupby
 from tensoropt.sharding.groups import Group, GroupGraph
 
 MIN_GROUPS = 3
-"""A smaller block keeps little beside its input, which is kept anyway."""
+"""Fewest groups of a block: a smaller one keeps little beside its input, which is kept anyway. The number is
+an assumption."""
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,12 @@ def transposed_convolution(b: Builder) -> None:
 
 
 def local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """With this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
 
 
 def local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """With this rank's share of the groups."""
     return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
 
 

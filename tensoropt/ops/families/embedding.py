@@ -17,10 +17,8 @@ from tensoropt.ops.context import ShardContext
 from tensoropt.ops.layouts import chunk
 from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
 
-_MEAN_OF_BAG = 1
-
-
-_MAXIMUM = 2
+_MEAN_OF_BAG, _MAXIMUM = 1, 2
+"""Modes of ``aten.embedding_bag``; 0 is the sum."""
 
 
 def embedding(b: Builder) -> None:
@@ -70,6 +68,7 @@ def _count_by(b: Builder, offsets: Ref, length: int) -> bool:
 
 
 def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Where the vocabulary is split, a kernel that knows which rows this rank has."""
     axes = shard.split(shard.loop_named("vocabulary"))
     if not axes:
         return call
@@ -79,6 +78,7 @@ def local_embedding(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def local_embedding_bag(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Where bags or the vocabulary are split, a kernel that makes offsets and indices this shard's."""
     axes, bags = shard.split(shard.loop_named("vocabulary")), shard.split(shard.loop_named("bag"))
     if not axes and not bags:
         return call

@@ -26,6 +26,7 @@ from tensoropt.ops.spec import OpSpec, Samples
 
 
 def random(b: Builder) -> None:
+    """Every dim splits: an element depends on its global index only."""
     b.write(b.loops(b.output().shape))
 
 
@@ -37,6 +38,7 @@ def random_like(b: Builder) -> None:
 
 
 def bernoulli(b: Builder) -> None:
+    """Every dim splits, with its chances."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
@@ -72,11 +74,13 @@ def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ())
 
 
 def local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Dropout whose mask is a hash of the global index, on one device as well: the runs then agree."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
 
 def local_random(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Numbers of the operator's distribution, hashed from the global index."""
     kind, offset, scale = _distribution(shard)
     output = shard.space.writes[0]
     dtype = TorchLiteral(shard.atoms.graph.tensors[output.tensor].dtype)
@@ -102,6 +106,7 @@ def _distribution(shard: OperatorShard) -> tuple[str, float, float]:
 
 
 def local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Zeros and ones, hashed from the global index."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.bernoulli", call.args, {}, call.name, (pieces,))
 
@@ -148,6 +153,7 @@ def keep_mask(
         the unsplit run gives the same mask.
     """
     state = _hashed(context, name, pieces, device)
+    # 24 bits are what a float32 holds exactly, so that p and the hash are compared without rounding.
     return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
 
 
@@ -202,6 +208,7 @@ def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: 
     """An operator that draws random numbers itself, on all ranks from one seed: it is kept whole, and
     every rank must draw what the unsplit model draws."""
     function = resolve_overload(target)
+    # PyTorch's generator is the process's: threads that stand for ranks must not seed it between each other.
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed((_key(context.seed, name) + context.step * _STEP) & ((1 << 63) - 1))
         return function(*args, **kwargs)

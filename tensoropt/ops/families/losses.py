@@ -18,12 +18,9 @@ from tensoropt.ops.layouts import chunk
 from tensoropt.ops.overloads import resolve_overload
 from tensoropt.ops.spec import CostClass, OpSpec, Precision, Samples, Shape
 
-MEAN = 1
-
-
 _REDUCTIONS = ("none", "mean", "sum")
-
-
+"""``at::Reduction`` by number."""
+MEAN = 1
 REDUCTION = {
     "aten.binary_cross_entropy.default": 3,
     "aten.binary_cross_entropy_with_logits.default": 4,
@@ -39,7 +36,7 @@ REDUCTION = {
 
 
 def cross_entropy(b: Builder) -> None:
-    """Rows are summed (over the true mass for a mean); the classes may be split (``local`` does it)."""
+    """Rows are summed (over the true mass for a mean); the classes may be split (the kernel does it)."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction = b.arg(3, "reduction", 1)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
@@ -59,6 +56,7 @@ def cross_entropy(b: Builder) -> None:
 
 
 def nll_loss(b: Builder) -> None:
+    """Rows are summed; a row looks one of its classes up, which stay whole."""
     inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
     if len(shape) == 1:
@@ -88,6 +86,7 @@ def elementwise_loss(b: Builder) -> None:
 
 
 def local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """A mean divides its part of the sum by the number of all elements."""
     position = REDUCTION[shard.op.target]
     if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
         return call
@@ -125,6 +124,8 @@ def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[Inner
 
 
 def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Rows: a part of the sum over the true count. Classes: two reductions of a value per row (the maximum;
+    the sum of exponentials with the target's logit)."""
     logits = shard.space.reads[0]
     classes = shard.loop_named("classes")
     class_axes = shard.split(classes)
@@ -133,6 +134,7 @@ def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
         return call
     target = shard.atoms.graph.tensors[shard.space.reads[1].tensor]
     if target.dtype in FLOATING:
+        # Targets are chances: none is ignored, so that the count is known.
         rows = target.elements // target.shape[1]
         return _summed(call, 3, rows) if shard.argument(3, "reduction", MEAN) == MEAN else call
     tensor = shard.atoms.graph.tensors[logits.tensor]
@@ -151,6 +153,7 @@ def local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """A part of the sum over the true count."""
     row_axes = shard.split(list(shard.space.reads[1].loops))
     if not row_axes:
         return call
@@ -315,6 +318,7 @@ def _ignore_some(
         return
     ignored = op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)
     target = values[name]
+    # From none of the first rows to most of the last: shards then have clearly different counts.
     ramp = torch.linspace(0.0, 0.7, max(target.numel(), 1)).view(target.shape)
     values[name] = target.masked_fill(torch.rand(target.shape, generator=generator) < ramp, ignored)
 

@@ -62,7 +62,7 @@ def instance_norm(b: Builder) -> None:
 
 
 def batch_norm_training(b: Builder) -> None:
-    """Batch (statistics are synchronised by ``local``) and channels split."""
+    """Batch (the kernel synchronises its statistics) and channels split."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
@@ -76,6 +76,7 @@ def batch_norm_training(b: Builder) -> None:
 
 
 def batch_norm_inference(b: Builder) -> None:
+    """Batch and channels split; statistics are given."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
@@ -89,11 +90,14 @@ def batch_norm_inference(b: Builder) -> None:
 
 
 def local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """The same norm of this rank's share of the groups."""
     groups = call.args[1] // prod(shard.mesh[a] for a in shard.split(shard.loop_named("groups")))
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
 def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """A kernel that reduces sums and squares over the batch's ranks, and in backward both sums of gradients
+    at once. Micro-batches lie apart in time and are left out."""
     axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
     if not axes:
         return call

@@ -31,11 +31,13 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
 
 
 def full_sum(b: Builder) -> None:
+    """Every dim is contracted."""
     _reduced(b, None, False, contracted=True)
     b.linear = b.cheap = True
 
 
 def dim_sum(b: Builder) -> None:
+    """The reduced dims are contracted, the others pass through."""
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
     b.linear = b.cheap = True
 
@@ -45,6 +47,7 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 
 
 def dim_reduction(b: Builder) -> None:
+    """The dim that is reduced or ordered stays whole: its parts do not add up."""
     if b.op.target in _ORDERING:
         shape = b.tensor(b.arg(0)).shape
         dim = b.arg(_ORDERING[b.op.target], "dim", -1) % len(shape)
@@ -93,6 +96,7 @@ def _reduced_loops(shard: OperatorShard) -> list[int]:
 
 
 def local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """A part of the sum, divided by the number of all elements."""
     if not shard.split(_reduced_loops(shard)):
         return call
     graph = shard.atoms.graph

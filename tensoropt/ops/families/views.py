@@ -182,15 +182,18 @@ def view_as_real(b: Builder) -> None:
 
 
 def local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """To the local shape; a view of a shard may have to copy, which ``reshape`` does."""
     shape = list(shard.write_shape())
     return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
 
 
 def local_expand(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """To the local shape."""
     return replace(call, args=(call.args[0], list(shard.write_shape())), kwargs={})
 
 
 def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """Into the local sizes of the pieces."""
     shape = shard.read_shape(0)
     dim = shard.argument(2, "dim", 0) % len(shape)
     sizes = [shard.write_shape(i)[dim] for i in range(len(shard.op.outputs))]
@@ -198,6 +201,7 @@ def local_split(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    """The same share of every tile: start and end shrink with the dim."""
     whole = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape
     dim = shard.argument(1, "dim", 0) % len(whole)
     local = shard.read_shape(0)[dim]

@@ -33,6 +33,8 @@ from tensoropt.sharding.reshard.steps import forward_placements, gradient_placem
 
 Tensors = dict[str, torch.Tensor]
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+"""Relative errors that count as rounding. The numbers are assumptions: far above a type's precision, as sums
+of pieces round in another order, and far below what a wrong claim gives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 A probe of the operator on small random tensors is run whole and in pieces. A way to cut its operands is
 kept when the pieces' outputs recombine (concatenation, sum, mean, or each equal to the whole), and when
-the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on
-several shapes and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops at a
-time. Operators that draw random numbers, keep a state or write to their operands are refused.
+the rule checker (:mod:`tensoropt.sharding.discovery.check`) finds outputs *and* gradients right: on several
+shapes and seeds, in two parts and in single elements (so that any atom of a loop may be cut), and two loops
+at a time. Operators that draw random numbers, keep a state or write to their operands are refused.
 
 What was found is kept in a store, by the operator's signature; what comes from a store is checked again
 before it is used, because the operator's code may have changed since.
@@ -309,6 +309,7 @@ def _equal(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -
         return False
     if not wanted.is_floating_point() or tolerance == 0.0:
         return bool(((found == wanted) | ((found != found) & (wanted != wanted))).all())
+    # Sums of pieces round in another order; that 8 roundings are enough for half precision is an assumption.
     tolerance = max(tolerance, 8 * torch.finfo(wanted.dtype).eps)
     return torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 

@@ -15,8 +15,11 @@ from tensoropt.ops.registry import bind
 from tensoropt.sharding.discovery.samples import sample_inputs
 
 PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
+"""What the sizes of an operator become, smallest first: all even, so that they can be cut in two, and all
+different, so that a mix-up of dims shows."""
 LARGEST_PROBE = 1 << 17
-"""Elements of an operand above which the operator is not run at its own sizes."""
+"""Elements of an operand above which the operator is not run at its own sizes, for the time that would take;
+the number is an assumption."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,13 @@ def sample_inputs(
         if constant is not None and not constant.is_meta:
             value = constant.expand(tensor.shape).clone()
         elif tensor.dtype == "bool":
+            # Masks show both values; that most are True is an assumption after attention masks.
             value = torch.rand(tensor.shape, generator=generator) < 0.7
             if tensor.shape:
                 value[..., 0] = True  # a row of a mask that hides everything gives NaN
         elif tensor.dtype in FLOATING:
             value = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+            # Off both ends of (0, 1), where logarithms and quotients are steep.
             value = value * 0.8 + 0.1 if samples.positive else _normal(tensor.shape, generator)
         elif tensor.dtype.startswith("complex"):
             value = torch.complex(_normal(tensor.shape, generator), _normal(tensor.shape, generator))
@@ -54,7 +56,7 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 def _row_ends(like: torch.Tensor, rows: int, generator: torch.Generator) -> torch.Tensor:
     """Where each group's rows end: unequal groups, one of them empty, all rows used."""
     ends = torch.randint(0, rows + 1, like.shape, generator=generator).sort().values
-    ends[-1] = rows
+    ends[-1] = rows  # operators leave rows after the last group undefined
     if len(ends) > 2:
         ends[1] = ends[0]
     return ends.to(like.dtype)

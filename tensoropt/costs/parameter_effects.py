@@ -182,10 +182,10 @@ class ParameterEffects(MoveEffects):
             return Effects(())
         size = self.bytes(name, way.source)
         once = way.once(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
-        narrow = self.bytes(name, way.home) if self.casts(name) else 0
+        narrow = self.bytes(name, way.shard) if self.casts(name) else 0
         workspace = max(self.resharding_bytes(once[0], name) + narrow - size, 0)
         gather = self.stepped(GATHER_ONCE, name, once[0], once[0], workspace_bytes=workspace)
-        found = [replace(gather, local_s=gather.local_s + self.cast_s(name, way.home))]
+        found = [replace(gather, local_s=gather.local_s + self.cast_s(name, way.shard))]
         if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
         buffers = self.resharding_bytes(once[1], name)

@@ -110,13 +110,13 @@ class Way:
     """From where a parameter is stored to one use of it, and its gradient's way back.
 
     Attributes:
-        home: where the shard lies that the optimizer changes.
+        shard: where the shard lies that the optimizer changes.
         source: what a use starts from: the shard, or the unsharded copy.
         use: the layout that the group reads.
         back: where a use's gradient goes to in every micro-batch: to the shard, or beside the unsharded copy.
     """
 
-    home: Layout
+    shard: Layout
     source: Layout
     use: Layout
     back: Layout
@@ -124,7 +124,7 @@ class Way:
     @property
     def unsharded(self) -> bool:
         """Whether a use starts from an unsharded copy, which nothing has to be gathered or cast for."""
-        return self.source != self.home
+        return self.source != self.shard
 
     @property
     def reduced_last(self) -> bool:
@@ -141,7 +141,7 @@ class Way:
         """What a held copy takes once per step: its gathering, and what becomes of a gradient that waited."""
         if not self.held:
             return (), ()
-        forward, backward = edge_steps(atoms, mesh, self.home, self.source)
+        forward, backward = edge_steps(atoms, mesh, self.shard, self.source)
         return forward, backward if learns and self.reduced_last else ()
 
 
@@ -176,7 +176,7 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     if not storage.gathered_once:
         return Way(stored, stored, use, stored)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)
-    home = (copy[0], *stored[1:])
-    if forward_placements(copy) == forward_placements(home):
-        return Way(home, home, use, home)
-    return Way(home, copy, use, copy if storage.reduced_last else home)
+    shard = (copy[0], *stored[1:])
+    if forward_placements(copy) == forward_placements(shard):
+        return Way(shard, shard, use, shard)
+    return Way(shard, copy, use, copy if storage.reduced_last else shard)

@@ -138,7 +138,7 @@ class Strategy:
         ways = {n: self.way(n, g) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
         for name, found in ways.items():
             if found.unsharded:
-                yield Edge(name, found.home, found.source, "", "unsharded")
+                yield Edge(name, found.shard, found.source, "", "unsharded")
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:

@@ -32,7 +32,7 @@ def test_the_three_stages_of_a_sharded_parameter():
 
 def test_where_an_unsharded_copy_lies():
     found, _, _ = ways((GATHERED_ONCE, 0))
-    assert (found.home, found.source, found.back) == ((RP, 0), (RP, RP), (RP, 0))
+    assert (found.shard, found.source, found.back) == ((RP, 0), (RP, RP), (RP, 0))
     assert (found.unsharded, found.reduced_last) == (True, False)
     found, _, _ = ways((REDUCED_LAST, 0))
     assert found.back == found.source == (RP, RP)

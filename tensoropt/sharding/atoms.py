@@ -30,11 +30,20 @@ from tensoropt.sharding.discovery.discover import Discovery, Kept, discover, dis
 
 
 def is_chain(boundaries: Iterable[int]) -> bool:
+    """Whether each boundary divides the next larger one, so that all belong to one factorisation."""
     ordered = sorted(boundaries)
     return all(outer % inner == 0 for inner, outer in pairwise(ordered))
 
 
 class _Refinement:
+    """Boundaries on their way through the graph, until no operator adds any.
+
+    Attributes:
+        boundaries: per (tensor, dim).
+        broken: per operator the loops whose factorisations do not fit each other.
+        touching: per (tensor, dim) the operators that index it.
+    """
+
     def __init__(self, graph: OperatorGraph, kept: Kept | None):
         self.graph = graph
         self.spaces = {op.name: index_space(op, graph) for op in graph.operators}
@@ -90,6 +99,7 @@ class _Refinement:
         return True
 
     def _visit(self, name: str) -> set[str]:
+        """Bring the boundaries of all places of each loop together; the operators to look at again."""
         space, changed = self.spaces[name], set[str]()
         for loop, dim in enumerate(space.dims):
             if loop in self.broken[name] or dim.size <= 1:
@@ -105,6 +115,9 @@ class _Refinement:
         return changed
 
     def refine(self) -> AtomGraph:
+        """Index spaces in which every loop is one atom."""
+        # Operators that compute come first: where factorisations contradict each other, whoever comes last
+        # keeps its dim whole, and that is better a view.
         computing: dict[str, None] = {}
         viewing: dict[str, None] = {}
         queue_of = {n: viewing if _factors_dims(space) else computing for n, space in self.spaces.items()}
@@ -176,6 +189,7 @@ def _factors_dims(space: IndexSpace) -> bool:
 
 
 def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
+    """Atom sizes, outermost first, of a dim with these boundaries."""
     if size <= 1:
         return (0,) * (size == 0)
     marks = sorted({size, *boundaries, 1}, reverse=True)

@@ -102,7 +102,7 @@ def enumerate_configurations(
         if atom != outermost:
             outer = Label(loop, outermost).dim
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
-            # Rows are batch and sequence in one: which of them is cut decides what reads the result.
+            # Rows are often batch and sequence in one, and cutting either may suit what reads the result.
             if atoms.spaces[group.name].dims[index].size % total == 0 and not loop.startswith("rows"):
                 continue
         kept.append(strategy)

@@ -123,6 +123,14 @@ class GroupGraph:
 
 
 class _Grouping:
+    """One pass over the operators, each joining a draft of a group or beginning one.
+
+    Attributes:
+        known_hubs: tensors that an earlier pass found several groups to read.
+        draft_of: by operator name.
+        independent: operators that read nothing of the batch.
+    """
+
     def __init__(self, atoms: AtomGraph, known_hubs: frozenset[str] = frozenset()):
         self.atoms = atoms
         self.graph = atoms.graph
@@ -132,6 +140,7 @@ class _Grouping:
         self.independent = _input_independent(atoms)
 
     def colocate(self) -> GroupGraph:
+        """The groups, and the variables between them."""
         for op in self.graph.operators:
             if not self._join(op):
                 draft = _Draft([op], self._anchor_strategies(op), self._external(op, None))
@@ -150,12 +159,14 @@ class _Grouping:
         }
 
     def _join(self, op: Operator) -> bool:
+        """Whether the operator has joined the group of an operator that feeds it."""
         space = self.atoms.spaces[op.name]
         if not space.cheap or not space.known:
             return False
         feeders = [self.draft_of[self.graph.producer[n].name] for n in self._activations(op)]
         if not feeders:
             return False
+        # One of several feeders: what the others make must be read by its group already, see below.
         draft = feeders[-1]
         hubs = self.known_hubs.intersection(self._activations(op))
         if hubs and not space.linear:
@@ -175,6 +186,7 @@ class _Grouping:
         # A chain of cheap operators may lose ways (a norm's own dim); a heavy anchor may not.
         if lost and (not self.atoms.spaces[draft.operators[0].name].cheap or len(draft.reads) > 1):
             return False
+        # A follower that leaves no way to split would make the choice for its anchor.
         if len(_ways(followed)) < 2:
             return False
         draft.operators.append(op)
@@ -229,10 +241,13 @@ class _Grouping:
     # -- strategies -------------------------------------------------------------------------------
 
     def _passes_partial(self, op: Operator, space: IndexSpace) -> bool:
+        """Whether a partial sum may stay one: a parameter among the operands would be added many times."""
         kinds = {self.graph.tensors[o.tensor].kind for o in space.reads}
         return space.linear and kinds == {"activation"}
 
     def _placements(self, op: Operator, space: IndexSpace, choice: int) -> dict[str, int] | None:
+        """Per tensor how it lies under a choice. None where one would have to lie in two ways at once, or
+        where what no operator makes (a parameter, an input) would have to be a partial sum."""
         found: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:

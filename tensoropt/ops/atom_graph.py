@@ -38,6 +38,7 @@ class AtomGraph:
         return {targets[name].target: found.refused for name, found in self.discovered.items() if found.lost}
 
     def atom_sizes(self, tensor: str) -> tuple[int, ...]:
+        """Sizes of all atoms of a tensor, outermost first."""
         return tuple(size for dim in self.atoms[tensor] for size in dim)
 
 

@@ -41,21 +41,29 @@ class Builder:
     # -- arguments --------------------------------------------------------------------------------
 
     def arg(self, index: int, name: str | None = None, default: Any = None) -> Any:
+        """An argument of the call, by position or by name."""
         if index < len(self.op.args):
             return self.op.args[index]
         return self.op.kwargs.get(name, default) if name is not None else default
 
     def tensor(self, value: Any) -> Tensor:
+        """The tensor that an argument names.
+
+        Raises:
+            Opaque: the argument is none, where rules expect one.
+        """
         if not isinstance(value, Ref):
             raise Opaque(f"{self.op.name}: expected a tensor, found {value!r}")
         return self.graph.tensors[value.name]
 
     def output(self, index: int = 0) -> Tensor:
+        """The tensor at this position of the results."""
         return self.graph.tensors[self.op.outputs[index]]
 
     # -- loops ------------------------------------------------------------------------------------
 
     def loop(self, name: str, size: int, *, splittable: bool = True, uneven: bool = False) -> int:
+        """A new loop of the nest; its name gets a number where another one has it already."""
         used = {loop.name for loop in self._loops}
         unique, count = name, 1
         while unique in used:
@@ -65,6 +73,7 @@ class Builder:
         return len(self._loops) - 1
 
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
+        """A new loop per dim of a shape: ``d0``, ``d1``, ..."""
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
 
     def _operand(
@@ -106,6 +115,7 @@ class Builder:
         self._writes[name] = self._operand(name, labels, False, synced, means)
 
     def build(self, known: bool = True) -> IndexSpace:
+        """The index space of what was described; tensors that were not mentioned have no loops."""
         reads = []
         for name in self.op.inputs():
             described = self._reads.get(name)

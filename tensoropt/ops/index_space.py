@@ -50,6 +50,7 @@ class Operand:
 
     @property
     def loops(self) -> frozenset[int]:
+        """All loops that index the tensor."""
         return frozenset(loop for dim in self.dims for loop in dim)
 
 
@@ -74,6 +75,7 @@ class IndexSpace:
     discovered: bool = False
 
     def with_dims(self, dims: tuple[LoopDim, ...]) -> IndexSpace:
+        """The same operands over other loops."""
         return replace(self, dims=dims)
 
 

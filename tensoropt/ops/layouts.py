@@ -48,6 +48,7 @@ _CODES = {name: code for code, name in _NAMES.items()}
 
 
 def placement_name(code: int) -> str:
+    """The placement as plans write it: ``S(n)``, ``R``, ``R/P``, ``P/R``."""
     return f"S({code})" if code >= 0 else _NAMES[code]
 
 
@@ -64,6 +65,7 @@ def placement_code(name: str) -> int:
 
 
 def layout_names(layout: Layout) -> tuple[str, ...]:
+    """Per axis the placement's name."""
     return tuple(placement_name(code) for code in layout)
 
 

@@ -27,6 +27,7 @@ def localise(shard: OperatorShard) -> LocalCall:
     if any(operand.means for operand in shard.space.writes):
         return _averaged(shard, whole)
     if draws_numbers(op):
+        # Kept whole by discovery: all ranks draw from one seed.
         return LocalCall("kernels.seeded", op.args, op.kwargs, op.name, (op.target,))
     return whole
 

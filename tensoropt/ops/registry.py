@@ -92,6 +92,7 @@ def spec_of(target: str) -> OpSpec:
 
 
 def has_rule(target: str) -> bool:
+    """Whether somebody wrote an index-space rule for this overload."""
     return spec_of(target).rule is not None
 
 

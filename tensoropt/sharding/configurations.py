@@ -157,6 +157,7 @@ class _BatchFollowing:
         self.waiting: dict[str, Group] = {}
 
     def choose(self) -> Mapping[str, AxisStrategy]:
+        """Per group the strategy that follows the batch."""
         for group in self.graph.groups:
             whole = (REPLICATE, PARTIAL_GRAD)
             fed = [n for n in self._sources(group) if self.known.get(n, REPLICATE) not in whole]

@@ -40,6 +40,7 @@ class Edge:
 
     @property
     def moves(self) -> bool:
+        """Whether anything is sent, cut or masked for it."""
         return self.source != self.target or self.back is not None
 
 
@@ -65,15 +66,19 @@ class Strategy:
 
     @property
     def micro_batches(self) -> int:
+        """How many pieces the batch is run in."""
         return self.mesh[0]
 
     def tensor(self, name: str) -> Tensor:
+        """The tensor of this name."""
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
+        """Sizes of all atoms of a tensor, outermost first."""
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
+        """Per dim of a tensor the sizes of its atoms."""
         return self.graph.atoms.atoms[name]
 
     @cached_property
@@ -180,6 +185,7 @@ class Strategy:
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
+        """Shape of a tensor's shard in a layout; of the largest one without a coordinate."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
 

@@ -105,8 +105,10 @@ def vocabulary_embedding(
         index: any integer shape.
     """
     start = context.coordinate(axes) * step
+    # Rows of other ranks are looked up as the nearest of ours, then zeroed: no size depends on values.
     local = index - start
     inside = (local >= 0) & (local < weight.shape[0])
+    # The padding row gets no gradient on the rank that has it; to the others it is unknown.
     padding = padding_idx - start if 0 <= padding_idx - start < weight.shape[0] else None
     rows = F.embedding(local.clamp(0, max(weight.shape[0] - 1, 0)), weight, padding_idx=padding)
     return rows * inside.unsqueeze(-1)
@@ -135,7 +137,7 @@ def embedding_bag_kernel(
         factors: per item what its row is multiplied with.
     """
     bag = torch.ops.aten.embedding_bag.padding_idx
-    offsets = offsets - offsets[0]
+    offsets = offsets - offsets[0]  # of the whole batch, made relative to the first bag of the shard
     if not axes:
         options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
         return bag(weight, index, offsets, *options)
@@ -146,8 +148,10 @@ def embedding_bag_kernel(
     inside = counted * ((local >= 0) & (local < weight.shape[0]))
     rows = local.clamp(0, max(weight.shape[0] - 1, 0))
     inside = inside if factors is None else inside * factors
+    # A sum whose weights leave other ranks' rows, and padding, out.
     total, *others = bag(weight, rows, offsets, False, 0, False, inside, include_last_offset, None)
     if mode == _MEAN_OF_BAG:
+        # A mean divides by the items of the whole bag: the same sum over a table of one.
         ones = counted.new_ones(1, 1)
         sizes = bag(
             ones, torch.zeros_like(index), offsets, False, 0, False, counted, include_last_offset, None

@@ -76,11 +76,13 @@ def grouped_mm_kernel(
     """
     product = resolve_overload(target)
     rows, experts = x.shape[0], weight.shape[0]
+    # Where this rank's experts begin and end among this rank's rows.
     first = context.coordinate(expert_axes) * experts
     ends = torch.cat([offs.new_zeros(1), offs])[first : first + experts + 1]
     ends = (ends - context.coordinate(row_axes) * rows).clamp(0, rows)
     if not expert_axes:
         return product(x, weight, ends[1:])
+    # The product takes its rows from the front: ours are rolled there, and their results back.
     index = torch.arange(rows, device=x.device)
     front, back = (index + ends[0]) % rows, (index - ends[0]) % rows
     mine = product(x.index_select(0, front), weight, ends[1:] - ends[0])

@@ -82,6 +82,7 @@ def gather(b: Builder) -> None:
 
 
 def index_select(b: Builder) -> None:
+    """Dims split except the one that is looked up; the looking up splits."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -105,6 +106,7 @@ def index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
     """``x[indices]``; indices at ``counting`` count along a split dim and become relative to the shard."""
+    # An index that counts begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)
 

@@ -209,6 +209,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         smoothing: float,
     ) -> torch.Tensor:
         local = logits.shape[1]
+        # The maximum over all classes keeps exponentials in range, whichever rank has it.
         top = context.all_reduce(logits.amax(1), axes, "max")
         shifted = logits - top.unsqueeze(1)
         start = context.coordinate(axes) * step
@@ -228,7 +229,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
             shared = shared + (shifted * everywhere).sum(1)
             if weight is not None:
                 mass = on_target + weight.sum() * (smoothing / classes)
-        weights = shifted.exp_()
+        weights = shifted.exp_()  # in place, as there are as many as logits
+        # Both sums in one collective, which is one wait less.
         both = context.all_reduce(torch.stack([weights.sum(1), shared]), axes)
         losses = (mass * both[0].log() - both[1]) * valid
         ctx.save_for_backward(weights.div_(both[0].unsqueeze(1)), position, inside * on_target, valid)
@@ -239,6 +241,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         softmax, position, on_target, valid = ctx.saved_tensors
         mass = ctx.mass.unsqueeze(1) if isinstance(ctx.mass, torch.Tensor) else ctx.mass
+        # No collective: the sums of forward are kept inside the softmax.
         result = softmax * mass
         result.scatter_add_(1, position, -on_target.to(result.dtype).unsqueeze(1))
         if ctx.everywhere is not None:

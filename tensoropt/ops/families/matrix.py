@@ -35,6 +35,7 @@ def addmm(b: Builder) -> None:
 
 
 def mm(b: Builder) -> None:
+    """``y[m, n] = sum_k x[m, k] w[k, n]``."""
     x, w = b.arg(0), b.arg(1)
     m = b.loop("rows", b.tensor(x).shape[0])
     n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
@@ -45,6 +46,7 @@ def mm(b: Builder) -> None:
 
 
 def bmm(b: Builder) -> None:
+    """``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``."""
     x, y = b.arg(0), b.arg(1)
     batch, m, k = b.loops(b.tensor(x).shape)
     n = b.loop("n", b.tensor(y).shape[2])
@@ -54,6 +56,7 @@ def bmm(b: Builder) -> None:
 
 
 def baddbmm(b: Builder) -> None:
+    """As :func:`bmm`, with what is added outside the contraction."""
     added, x, y = b.arg(0), b.arg(1), b.arg(2)
     batch, m, k = b.loops(b.tensor(x).shape)
     n = b.loop("n", b.tensor(y).shape[2])
@@ -100,6 +103,7 @@ def einsum(b: Builder) -> None:
 
 
 def dot(b: Builder) -> None:
+    """``sum_k x[k] y[k]``."""
     k = b.loop("k", b.tensor(b.arg(0)).shape[0])
     b.read(b.arg(0), [k])
     b.read(b.arg(1), [k])
@@ -107,6 +111,7 @@ def dot(b: Builder) -> None:
 
 
 def mv(b: Builder) -> None:
+    """``y[m] = sum_k w[m, k] x[k]``."""
     m, k = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), [m, k])
     b.read(b.arg(1), [k])

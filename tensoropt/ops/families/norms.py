@@ -140,6 +140,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         wide = torch.promote_types(x.dtype, torch.float32)
+        # Mean first, then squares of what is left: the sum of squares minus the square of sums cancels.
         sums = context.all_reduce(x.sum(dims, dtype=wide), axes)
         mean = sums / count
         centred = x - mean.view(shape)
@@ -161,6 +162,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         dims = [d for d in range(grad.dim()) if d != 1]
         shape = [1, -1] + [1] * (grad.dim() - 2)
         wide = inverse.dtype
+        # The gradients of bias and weight of this rank's rows; every row's gradient needs their totals.
         local = torch.stack([grad.sum(dims, dtype=wide), (grad * normalised).sum(dims, dtype=wide)])
         total = ctx.context.all_reduce(local, ctx.axes) / ctx.count
         scale = inverse if weight is None else inverse * weight
@@ -196,6 +198,7 @@ def sync_batch_norm(
         output, mean, inverse standard deviation, new running mean, new running variance.
     """
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
+    # As PyTorch does it: running variances are unbiased, the batch's own is not.
     unbiased = var * (count / max(count - 1, 1))
     new_mean = running_mean * (1 - momentum) + mean * momentum
     new_var = running_var * (1 - momentum) + unbiased * momentum

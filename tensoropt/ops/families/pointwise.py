@@ -74,6 +74,7 @@ def broadcast(b: Builder) -> None:
 
 
 def pointwise(b: Builder) -> None:
+    """Element-wise, and linear only where it scales by a number."""
     broadcast(b)
     # Multiplying by a number is linear; multiplying two activations is not linear in both jointly.
     scalar = len(b.op.args) > 1 and isinstance(b.op.args[1], (int, float))
@@ -81,17 +82,20 @@ def pointwise(b: Builder) -> None:
 
 
 def linear_pointwise(b: Builder) -> None:
+    """Element-wise and linear."""
     broadcast(b)
     b.linear = True
 
 
 def addition(b: Builder) -> None:
+    """A sum of two operands is linear in both jointly."""
     broadcast(b)
     # x + number is affine: a partial sum plus the number on every rank would count it many times.
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
 
 
 def cast(b: Builder) -> None:
+    """A cast is linear where it loses no digits."""
     broadcast(b)
     source = b.tensor(b.arg(0))
     # A cast to a narrower type rounds, and rounding partial sums is not rounding the sum.

@@ -31,6 +31,7 @@ def cat(b: Builder) -> None:
 
 
 def stack(b: Builder) -> None:
+    """A new dim, which nothing splits, beside the operands' own."""
     rank = len(b.output().shape)
     dim = b.arg(1, "dim", 0) % rank
     result: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
@@ -42,6 +43,7 @@ def stack(b: Builder) -> None:
 
 
 def repeat(b: Builder) -> None:
+    """Copies become the outer atom of a dim, which nothing splits."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
     reads: list[Loops] = []

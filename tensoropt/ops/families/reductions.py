@@ -60,10 +60,12 @@ def dim_reduction(b: Builder) -> None:
 
 
 def vector_norm(b: Builder) -> None:
+    """Dims that are left split: roots of parts do not add up."""
     _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
 
 
 def variance(b: Builder) -> None:
+    """Dims that are left split: every value needs its mean."""
     _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", b.op.kwargs.get("keepdim", False)), contracted=False)
 
 

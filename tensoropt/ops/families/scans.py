@@ -8,6 +8,7 @@ from tensoropt.ops.spec import CostClass, OpSpec, Precision
 
 
 def along_one_dim(b: Builder) -> None:
+    """Dims split except the one that it runs along."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]

@@ -55,7 +55,7 @@ def reshape(b: Builder) -> None:
     writes: list[Loops] = [None] * len(after)
     b.linear = b.cheap = True
     if 0 in before:
-        return
+        return  # dims of nothing have no factorisation
     for left, right in _blocks(before, after):
         factors = refine([before[i] for i in left], [after[i] for i in right])
         if factors is None:
@@ -74,6 +74,7 @@ def reshape(b: Builder) -> None:
 
 
 def permute(b: Builder) -> None:
+    """The loops of the operand in another order."""
     shape = b.tensor(b.arg(0)).shape
     order = list(range(len(shape)))
     if b.op.target == "aten.permute.default":
@@ -94,6 +95,7 @@ def permute(b: Builder) -> None:
 
 
 def expand(b: Builder) -> None:
+    """A dim that grows is a loop of the result alone."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     loops = [b.loop(f"d{i}", size) for i, size in enumerate(after)]
     b.read(b.arg(0), loops[len(after) - len(before) :])
@@ -155,6 +157,7 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
 
 
 def select(b: Builder) -> None:
+    """One index of a dim, which stays whole; the others pass through."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
@@ -164,6 +167,7 @@ def select(b: Builder) -> None:
 
 
 def unbind(b: Builder) -> None:
+    """All indices of a dim, each as a result of its own."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]

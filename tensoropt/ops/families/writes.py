@@ -46,6 +46,7 @@ def index_add(b: Builder) -> None:
 
 
 def index_fill(b: Builder) -> None:
+    """Dims split except the one that is written."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1) % max(len(shape), 1)
     labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]

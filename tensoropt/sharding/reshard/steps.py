@@ -119,6 +119,7 @@ class _StepFinder:
         return tuple(sizes)
 
     def axes_on(self, placements: Sequence[int], atom: int) -> list[int]:
+        """The axes that shard an atom, outermost first."""
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
@@ -135,6 +136,7 @@ class _StepFinder:
         return then[: len(now) + 1] == [*now, axis]
 
     def step(self, kind: StepKind, axes: Sequence[int], code: int, atom: int = -1, target: int = -1) -> None:
+        """Note one step, and where the axes are after it."""
         before = self._sizes()
         for axis in axes:
             self.current[axis] = code
@@ -166,6 +168,7 @@ class _StepFinder:
         return []
 
     def exchange(self) -> None:
+        """Turn shards of one atom into shards of another wherever axes allow it."""
         moved = True
         while moved:
             moved = False
@@ -176,6 +179,7 @@ class _StepFinder:
                     moved = True
 
     def gather(self) -> None:
+        """Make whole what must leave its atom and could not be exchanged."""
         for atom in sorted({code for code in self.current if code >= 0}):
             while axes := self.leaving(atom):
                 # The innermost run of axes that go to the same kind of placement; what can still be
@@ -193,6 +197,7 @@ class _StepFinder:
                 self.exchange()
 
     def find(self) -> tuple[Step, ...]:
+        """The steps from the current placements to the goal, cheapest first."""
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
         self.exchange()

@@ -76,12 +76,6 @@ WORDS_NOT_YET: dict[str, str] = {
     "tensoropt/search/pruning_target.py": "`aim`",
     "tensoropt/search/result.py": "design",
     "tensoropt/search/track.py": "design",
-    "tensoropt/sharding/configurations.py": "`_settle`",
-    "tensoropt/sharding/discovery/discover.py": "`twin` `twins`",
-    "tensoropt/sharding/discovery/probe_operators.py": "`LARGEST_TWIN` `TWIN_SIZES` `Twin` `_twin` `twins_of`",
-    "tensoropt/sharding/index_space.py": "design",
-    "tensoropt/sharding/placement.py": "`HELD` design",
-    "tensoropt/sharding/regions.py": "`home`",
     "tensoropt/sharding/reshard/redistribute.py": "`held`",
     "tensoropt/sharding/reshard/steps.py": "`_Walk`",
     "tensoropt/sharding/storage.py": "`held` `home` `is_held`",
@@ -101,7 +95,6 @@ WORDS_NOT_YET: dict[str, str] = {
     "tensoropt/execute/README.md": "design judge judged plays",
     "tensoropt/plan/README.md": "census design heirs judge lodgers menu played",
     "tensoropt/planners/README.md": "judge played plays",
-    "tensoropt/sharding/README.md": "design",
     "tensoropt/verify/README.md": "judge",
 }
 # Classes and aliases that several files define.
@@ -132,8 +125,6 @@ CIRCLES_NOT_YET: set[tuple[str, str]] = {
     ("tensoropt.api", "tensoropt"),
     ("tensoropt.plan.export", "tensoropt.plan.exploration"),
     ("tensoropt.planners.placed.exact.lifetimes", "tensoropt.planners.placed.exact.program"),
-    ("tensoropt.sharding.local", "tensoropt.sharding.expert_kernels"),
-    ("tensoropt.sharding.local", "tensoropt.sharding.shards"),
 }
 # Pages that name files which are elsewhere now.
 FILES_NOT_YET: set[str] = {
@@ -141,5 +132,4 @@ FILES_NOT_YET: set[str] = {
     "tensoropt/plan/README.md",
     "tensoropt/planners/README.md",
     "tensoropt/search/README.md",
-    "tensoropt/sharding/README.md",
 }

@@ -16,6 +16,7 @@ import networkx as nx
 from tensoropt.cluster import Cluster, Mesh, list_devices
 from tensoropt.costs.parameters import storage_options
 from tensoropt.graph import Operator
+from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import AxisSizes, Configuration, enumerate_configurations
 from tensoropt.sharding.constraints import (
     BATCH,

@@ -129,11 +129,6 @@ class PlacedGraph:
         return prod(self.shape(value)) * self.groups.atoms.graph.tensors[value.tensor].element_bytes
 
 
-def whole_strategy(group: Group) -> AxisStrategy:
-    """The strategy of a group that splits nothing."""
-    return next(s for s in group.strategies if s.label == "none")
-
-
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
     """The ways in which a group can be cut into up to ``most`` pieces.
 
@@ -145,7 +140,7 @@ def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSpli
         if _pieces_stand_alone(graph, group, strategy):
             for count in range(2, most + 1):
                 if _divides(graph, group, strategy, count):
-                    found.append(GroupSplit(strategy.label, count))
+                    found.append(GroupSplit(str(strategy.label), count))
     return tuple(found)
 
 

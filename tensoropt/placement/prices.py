@@ -193,7 +193,7 @@ class PricedGraph:
         found: dict[str, GroupSplit] = {}
         for count in range(self.prices.cluster.device_count, 1, -1):
             for group in self.prices.graph.groups:
-                how = GroupSplit(batch[group.name].label, count)
+                how = GroupSplit(str(batch[group.name].label), count)
                 if how in self.prices.split_choices(group):
                     found[group.name] = how
             if found:

@@ -18,11 +18,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import iter_refs
+from tensoropt.ops.context import SingleDevice
 from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
-from tensoropt.sharding.kernels import SingleDevice
 
 
 def find_facts(work: Workload, training: bool = True) -> Facts:

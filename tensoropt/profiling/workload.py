@@ -20,6 +20,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import DTYPE_BYTES, FLOATING, Ref, iter_refs, map_refs
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.context import ShardContext, SingleDevice
+from tensoropt.ops.layouts import local_shape
+from tensoropt.ops.localise import localise
+from tensoropt.ops.registry import bind, samples_of, timed_limits
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.buffers import resharding_elements
@@ -132,21 +137,6 @@ class Workload:
         call = self.calls[0][0]
         shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
         return f"{call.function.removesuffix('.default')}({shapes})"
-
-
-def _integer_bounds(call: LocalCall, specs: Mapping[str, TensorSpec]) -> dict[str, int]:
-    """Exclusive bounds of the integer operands of lookups and losses, by name."""
-    refs = [a.name for a in call.args if isinstance(a, Ref)]
-    kind = call.function.split(".")[1]
-    if kind in ("embedding", "vocabulary_embedding"):
-        return {refs[1]: specs[refs[0]].shape[0]}
-    if kind == "embedding_bag":
-        return {refs[1]: specs[refs[0]].shape[0], refs[2]: 1}  # offsets must rise; those of one bag do
-    if kind in ("cross_entropy_loss", "cross_entropy", "nll_loss", "nll_loss_nd"):
-        return {refs[1]: specs[refs[0]].shape[:2][-1]}  # classes are dim 1, or all there is
-    if kind in ("gather", "index_select"):
-        return {refs[-1]: specs[refs[0]].shape[call.args[1]]}
-    return {}
 
 
 def workload(

@@ -21,12 +21,12 @@ import torch.distributed as dist
 
 from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
+from tensoropt.ops.context import SingleDevice
 from tensoropt.profiling.timers import DeviceTimer, Mark, WallTimer, end_if_lost, local_timer, timer_of
 from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run_workload
 from tensoropt.ranks.allocator import keep_freed_memory
 from tensoropt.ranks.timeouts import call_in_fork
 from tensoropt.ranks.worker import tell
-from tensoropt.sharding.kernels import SingleDevice
 
 MIN_REPEATS, TARGET_S = 5, 0.12
 """A workload is repeated until ``TARGET_S`` is spent, but at least ``MIN_REPEATS`` times, and at most as the

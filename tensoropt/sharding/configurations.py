@@ -21,6 +21,9 @@ from tensoropt.sharding.labels import PARTIAL_GRADIENT, WHOLE, Label
 
 AxisSizes = tuple[int, ...]
 """How many parts each axis has that a configuration may split: micro-batches first, then the mesh axes."""
+UNEVEN_LEAST = 8
+"""Elements per part from which on a dim may be cut into unequal parts. The largest part, by which all are
+priced, is then at most an eighth larger than the mean; the number itself is an assumption."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,9 @@ class Configuration:
 
     def placed(
         self, op_name: str, atoms: AtomGraph, mesh: AxisSizes, coordinate: tuple[int, ...] | None
-    ) -> Placed:
-        return Placed(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
+    ) -> OperatorShard:
+        """One rank's part of an operator of the group; the largest part without a coordinate."""
+        return OperatorShard(atoms.graph.by_name[op_name], atoms, self.choices(op_name), mesh, coordinate)
 
 
 def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], mesh: AxisSizes) -> bool:

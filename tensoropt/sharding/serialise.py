@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from tensoropt.errors import PlanError
+from tensoropt.ops.layouts import Layout, layout_names, placement_code
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region, find_regions
@@ -96,7 +97,7 @@ def _per_axis(what: str, value: Any, mesh: AxisSizes) -> Sequence[str]:
 
 
 def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes) -> Configuration:
-    available = {s.label: s for s in group.strategies}
+    available = {str(s.label): s for s in group.strategies}
     chosen = []
     for label in _per_axis(group.name, labels, mesh):
         if label not in available:

@@ -138,8 +138,9 @@ class Way:
         return forward, backward if learns else ()
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
-        """What a held copy takes once per step: its gathering, and what becomes of a gradient that waited."""
-        if not self.held:
+        """What an unsharded copy takes once per step: its gathering, and the reduction of a gradient that
+        stayed beside it."""
+        if not self.unsharded:
             return (), ()
         forward, backward = edge_steps(atoms, mesh, self.shard, self.source)
         return forward, backward if learns and self.reduced_last else ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tensoropt.graph import Tensor
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region, region_of

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from math import prod
 
+from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.sharding.configurations import AxisSizes, enumerate_configurations, micro_batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.regions import find_regions

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tensoropt.graph import Ref
+from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.context import SingleDevice
 from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Resolved, TensorSpec, Workload, random_tensor, run_workload, workload

@@ -11,6 +11,7 @@ import torch
 from tensoropt import zoo
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import Ref
+from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling import workload_timing
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import make_optimizer, measure_optimizer

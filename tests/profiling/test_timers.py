@@ -11,10 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.graph import Ref
+from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling.timers import GPU_CACHE_BYTES, EventTimer, WallTimer, end_if_lost
 from tensoropt.profiling.workload import TensorSpec, Workload, makes_tensors
 from tensoropt.profiling.workload_timing import MIN_REPEATS, joined, time_workload
-from tensoropt.sharding.local import LocalCall
 
 COLD_MS, WARM_MS, ZEROING_MS = 3.0, 2.0, 100.0
 

@@ -18,10 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.tables import VariableTable
+from tensoropt.ops.layouts import Layout
 from tensoropt.planners.sharded.common.batch import following_the_batch
 from tensoropt.planners.sharded.common.restricted import Allowed, restricted_selections, some
 from tensoropt.planners.task import PlanningTask, Selection, TableSpace
-from tensoropt.sharding.placement import HELD, WAITING, Layout
+from tensoropt.sharding.storage import Reduce, Storage
 
 STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
 """Per stage how often the gradients of parameters that are gathered once per step are reduced; None: gathered
@@ -34,8 +35,10 @@ def _sharded(layouts: StoredLayouts) -> int:
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 
-def _unsharded_codes(layouts: StoredLayouts) -> set[int]:
-    return {layout[0] for layout in layouts if layout[0] in (HELD, WAITING)}
+def _once(layouts: StoredLayouts) -> set[Reduce]:
+    """How often gradients are reduced of those parameters that are gathered once per step."""
+    found = map(Storage.of, layouts)
+    return {storage.reduce for storage in found if storage.gathered_once}
 
 
 def of_stage(stage: int) -> Allowed:
@@ -45,18 +48,18 @@ def of_stage(stage: int) -> Allowed:
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
         if variable.key.kind == "parameter":
             others = [(layout,) for layout in variable.layouts]
-            return _mask(others, code)[[index]]
-        return _mask(variable.options[index], code)
+            return _mask(others, reduce)[[index]]
+        return _mask(variable.options[index], reduce)
 
     return allowed
 
 
-def _mask(options: Sequence[StoredLayouts], code: int | None) -> np.ndarray:
+def _mask(options: Sequence[StoredLayouts], reduce: Reduce | None) -> np.ndarray:
     counts = np.array([_sharded(layouts) for layouts in options])
     most = counts == counts.max()
-    if code is None or not any(_unsharded_codes(layouts) for layouts in options):  # else nothing is gathered
-        return most & np.array([not _unsharded_codes(layouts) for layouts in options])
-    mask: np.ndarray = most & np.array([_unsharded_codes(layouts) == {code} for layouts in options])
+    if reduce is None or not any(_once(layouts) for layouts in options):  # else nothing is gathered
+        return most & np.array([not _once(layouts) for layouts in options])
+    mask: np.ndarray = most & np.array([_once(layouts) == {reduce} for layouts in options])
     return mask
 
 

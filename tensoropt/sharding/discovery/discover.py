@@ -25,8 +25,12 @@ import torch
 
 from tensoropt.errors import MeasurementError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, map_refs
+from tensoropt.ops.atom_graph import AtomGraph
+from tensoropt.ops.builder import Builder
+from tensoropt.ops.index_space import NONE, IndexSpace, LoopDim, Operand
+from tensoropt.ops.layouts import PARTIAL
+from tensoropt.ops.registry import resolve_function
 from tensoropt.ranks.timeouts import call_in_fork
-from tensoropt.sharding.atom_graph import AtomGraph
 from tensoropt.sharding.discovery.check import check_choices
 from tensoropt.sharding.discovery.probe_operators import ProbeOperator, probes_of, value_matters
 

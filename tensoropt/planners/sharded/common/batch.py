@@ -23,7 +23,7 @@ def batch_labels(task: PlanningTask) -> Mapping[str, str]:
         found = batch_strategies(task.prepared.graph)
     except MicroBatchRefused as refusal:
         raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
-    return {name: strategy.label for name, strategy in found.items()}
+    return {name: str(strategy.label) for name, strategy in found.items()}
 
 
 def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:

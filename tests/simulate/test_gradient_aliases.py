@@ -64,7 +64,7 @@ def play(build, micro_batches: int = 1) -> MemoryCurve:
 
 
 def test_a_gradient_lives_until_its_last_slice_is_used_up():
-    found = {p.moment: p.transient for p in play(joined).curve}
+    found = {p.moment: p.transient for p in play(joined).points}
     assert found["backward cat"] == A + B + ROWS * 4  # what comes from the loss
     # the narrow layer's slice waits, and with it all of the gradient
     assert found["backward linear_1"] == A + B + WIDTH * WIDE * 4

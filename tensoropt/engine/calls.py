@@ -86,4 +86,5 @@ class CallingConvention:
 
 
 def leaves_of(spec: pytree.TreeSpec) -> list[int]:
+    """Leaves to fill a tree with, to read its structure back."""
     return [0] * spec.num_leaves

@@ -17,6 +17,7 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.graph import Operator
 from tensoropt.ops.families.losses import target_mass
+from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
@@ -24,13 +25,13 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def unsplit_strategy(graph: GroupGraph) -> Strategy:
-    """Everything whole, on no mesh at all."""
+    """The strategy of the unsplit model: everything whole, on no mesh at all."""
     return Strategy(
         graph=graph,
         mesh=(1,),
         configurations={g.name: Configuration(g, (g.unsplit,)) for g in graph.groups},
-        hubs=dict.fromkeys(graph.hubs, (-1,)),
-        stored={t.name: (-1,) for t in graph.atoms.graph.parameters},
+        hubs=dict.fromkeys(graph.hubs, (REPLICATE,)),
+        stored={t.name: (REPLICATE,) for t in graph.atoms.graph.parameters},
     )
 
 
@@ -81,6 +82,7 @@ class TargetCounts:
         """Per loss how many targets of the batch count, or what they weigh together."""
         if self.module is None:
             return {}
+        # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
         found = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
         return {
             op.name: target_mass(target, weight, ignore_index(op))

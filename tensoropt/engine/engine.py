@@ -1,231 +1,149 @@
-"""One training step of a lowered plan: micro-batches, gradients, buffers.
-
-With one micro-batch a call builds an ordinary autograd graph. With several, forward *and* backward of
-every micro-batch happen inside the call (that is what saves the memory), gradients wait in the
-buckets, and the user's ``loss.backward()`` scales and reduces them: the calling convention is kept.
-"""
+"""What runs a plan on a rank, whichever kind of plan it is."""
 
 from __future__ import annotations
 
-import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tensoropt.engine.counts import TargetCounts
-from tensoropt.engine.gradients import Pending
-from tensoropt.engine.lower import Lowered, lower
-from tensoropt.engine.parameters import ParameterShards
+from tensoropt.engine.deferred import DeferredStep, defer_backward
+from tensoropt.engine.local_parameters import LocalParameters
+from tensoropt.engine.nodes import Lowered
+from tensoropt.engine.regather import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
-from tensoropt.engine.unsharded import HeldCopies
+from tensoropt.graph import OperatorGraph
 from tensoropt.ranks.allocator import keep_freed_memory
-from tensoropt.sharding.reshard.redistribute import EdgeSpec, travel
-from tensoropt.sharding.strategy import Strategy
+
+L = TypeVar("L", bound=Lowered)
+S = TypeVar("S", bound=DeferredStep)
 
 
-class GatheredParameters:
-    """Keeps autograd from holding gathered or cast parameters: what it would save is made again.
+class Engine(ABC, Generic[L, S]):
+    """Runs a plan on this rank: calls of the model, their backward, its parameters and buffers.
 
-    A saved tensor that lies in the storage of such a parameter is replaced by a note; backward unpacks
-    the note by casting the stored shard and issuing the edge's gather once more (ZeRO stage 3).
-    """
+    Each kind of plan is a subclass. It lowers its strategy to a module (:meth:`_lower`), calls the module
+    as the plan says (:meth:`_call`), and sets the attributes that are listed as its own. Everything that
+    scripts, checkpoints and checks ask of a running plan is asked here.
 
-    def __init__(self, runtime: Runtime):
-        self.runtime = runtime
-        self._known: dict[int, tuple[weakref.ref, torch.Tensor, EdgeSpec]] = {}
-
-    def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
-        key = gathered.untyped_storage()._cdata
-        self._known[key] = (weakref.ref(gathered), shard.detach(), spec)
-
-    def pack(self, value: torch.Tensor) -> Any:
-        known = self._known.get(value.untyped_storage()._cdata) if self._known else None
-        if known is None or known[0]() is None or isinstance(value, torch.nn.Parameter):
-            return value
-        _, shard, spec = known
-        micro = self.runtime.micro_batch
-        return (shard, spec, micro, tuple(value.shape), value.stride(), value.storage_offset())
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        shard, spec, micro, shape, stride, offset = packed
-        self.runtime.micro_batch = micro
-        with torch.no_grad():
-            whole = travel(self.runtime, shard, spec)
-        return whole.as_strided(shape, stride, offset)
-
-
-class _Deferred(torch.autograd.Function):
-    """The loss of a step whose backward already ran; its own backward scales and reduces."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, engine: Engine, step: Pending
-    ) -> torch.Tensor:
-        ctx.engine, ctx.step = engine, step
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        ctx.engine.finish(grad, ctx.step)
-        return None, None, None, None
-
-
-class Engine:
-    """Runs a strategy on this rank.
+    Args:
+        source: the captured graph.
+        runtime: where this rank stands.
 
     Attributes:
         training: whether the graph is one of training.
-        shards: the parameters and their gradients.
-        held: copies of parameters that serve a whole step.
-        buffers: whole on every rank, updated after backward.
+        regathered: keeps autograd from saving gathered and cast parameters.
+        shards: the parameters of this rank and their gradients; the subclass's.
+        buffers: every rank has all of them, up to date at least where it reads them; the subclass's.
+        counts: of mean losses, where the step needs them before it begins; the subclass's.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        values: Mapping[str, torch.Tensor],
-        *,
-        runtime: Runtime | None = None,
-        seed: int = 0,
-    ):
-        self.strategy = strategy
-        self.training = strategy.graph.atoms.graph.training
-        device = next((v.device for v in values.values()), None)
-        self.runtime = runtime or Runtime(strategy.mesh, seed=seed, device=device)
-        if self.runtime.device.type == "cpu":
+    shards: LocalParameters
+    buffers: dict[str, torch.Tensor]
+    counts: TargetCounts | None
+
+    def __init__(self, source: OperatorGraph, runtime: Runtime):
+        self.source = source
+        self.training = source.training
+        self.runtime = runtime
+        if runtime.device.type == "cpu":
             keep_freed_memory()
-        self.keeper = GatheredParameters(self.runtime)
-        self.runtime.gathered = self.keeper.note
-        self.lowered: Lowered = lower(strategy, self.runtime)
-        self.lowered.module.to(self.runtime.device)
-        self.shards = ParameterShards(strategy, self.runtime, values)
-        self.held = HeldCopies(strategy, self.runtime, self.shards.leaves)
-        self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
-        self.gathers = any(node.meta["edge"].kind == "parameter" for node in self._edges())
-        self._in_backward = False
-        self._anchor = torch.zeros((), requires_grad=True, device=self.runtime.device)
-        self._counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
-        self._evaluator: torch.fx.GraphModule | None = None
+        self.regathered = RegatheredParameters(runtime)
+        runtime.gathered = self.regathered.note
+        self._anchor = torch.zeros((), requires_grad=True, device=runtime.device)
+        self._lowered: dict[bool, L] = {}
 
-    @property
-    def module(self) -> torch.fx.GraphModule:
-        """What runs forward."""
-        return self.lowered.module
+    # -- what kinds of plans differ in -------------------------------------------------------------
 
-    def settle(self) -> None:
-        """Buffers are the same on every rank after every step."""
+    @abstractmethod
+    def _lower(self, *, evaluating: bool) -> L:
+        """The plan as a module for this rank; with ``evaluating`` as ``model.eval()`` computes."""
 
-    def _edges(self) -> list[torch.fx.Node]:
-        return [node for node in self.lowered.module.graph.nodes if "edge" in node.meta]
+    @abstractmethod
+    def _call(
+        self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """The model's results on a global batch, with a backward where ``training``."""
 
-    def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters and buffers to whole values."""
-        self.shards.load(values)
-        for name, buffer in self.buffers.items():
-            buffer.copy_(values[name])
+    def sync_buffers(self) -> None:
+        """Bring buffers up to date on every rank. All ranks call it; many plans have nothing to do."""
 
     # -- calls ------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:
-        """Results of the model on the global batch ``inputs`` (every rank passes the same).
+        """Results of the model on the global batch; every rank passes the same, and gets the same.
 
         Args:
+            inputs: the graph's inputs, whole.
             evaluating: without dropout, and with the running statistics of batch norms.
         """
         training = self.training and torch.is_grad_enabled()
-        self.held.gather()
-        if self.strategy.micro_batches > 1:
-            return self._micro_batches(inputs, training, evaluating)
-        self.runtime.micro_batch = 0
-        outputs = self._run(inputs, evaluating)
+        if self.counts is not None:
+            self.runtime.counts = self.counts.count(inputs, self.buffers)
+        outputs = self._call(inputs, training=training, evaluating=evaluating)
         self.runtime.step += training
-        if training and outputs[0].requires_grad:
-            outputs[0].register_hook(self._begin_backward)
         return outputs
 
-    def _module(self, evaluating: bool) -> torch.fx.GraphModule:
-        if not evaluating:
-            return self.lowered.module
-        if self._evaluator is None:
-            self._evaluator = lower(self.strategy, self.runtime, evaluating=True).module.to(
-                self.runtime.device
-            )
-        return self._evaluator
-
-    def _run(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
-        module = self._module(evaluating)
-        waiting = {name: self.runtime.held[name] for name in self.held.waiting}
-        parameters = {**self.shards.leaves, **waiting}
-        arguments = (*inputs, *parameters.values(), *self.buffers.values())
-        if self.gathers and torch.is_grad_enabled():
-            with torch.autograd.graph.saved_tensors_hooks(self.keeper.pack, self.keeper.unpack):
-                results = module(*arguments)
-        else:
-            results = module(*arguments)
-        count = len(self.lowered.outputs)
-        if not evaluating:
-            for name, value in zip(self.lowered.mutations, results[count:], strict=True):
-                self.buffers[name] = value.detach().clone()
-        return results[:count]
-
-    def _micro_batches(
-        self, inputs: Sequence[torch.Tensor], training: bool, evaluating: bool
+    def _run_lowered(
+        self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor], *, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        if self._counts is not None:
-            self.runtime.counts = self._counts.count(inputs, self.buffers)
-        step = Pending()
-        if training:
-            self.shards.book.occupy(step)
-            self.held.clear()
-        parts: list[tuple[torch.Tensor, ...]] = []
-        for index in range(self.strategy.micro_batches):
-            self.runtime.micro_batch = index
-            outputs = self._run(inputs, evaluating)
-            if training:
-                outputs[0].backward()
-                outputs = (outputs[0].detach(),)
-            parts.append(outputs)
-        self.runtime.micro_batch = 0
-        self.runtime.step += training
-        if not self.training:
-            return tuple(torch.cat(values) for values in zip(*parts, strict=True))
-        loss = torch.stack([p[0] for p in parts]).sum(0)
-        if not training:
-            return (loss,)
-        self.held.give_back(self.shards.book)
-        self.shards.book.hide()
-        return (_Deferred.apply(self._anchor, loss, self, step),)
+        """What the lowered module gives for the inputs, with these parameters and the buffers as they are."""
+        lowered = self._lowered_for(evaluating)
+        arguments = [parameters[name] for name in lowered.parameters]
+        arguments += [self.buffers[name] for name in lowered.buffers]
+        results: tuple[torch.Tensor, ...] = lowered.module(*inputs, *arguments)
+        return results
 
-    # -- gradients --------------------------------------------------------------------------------
+    def _defer(self, loss: torch.Tensor, step: S) -> torch.Tensor:
+        """The loss as the script gets it, whose backward is :meth:`_finish_backward`."""
+        return defer_backward(self._anchor, loss, step, self._finish_backward)
 
-    def _begin_backward(self, grad: torch.Tensor) -> None:
-        """The loss's gradient is known, nothing has been accumulated yet."""
-        if not self._in_backward:
-            self._in_backward = True
-            self.shards.book.occupy()
-            self.held.clear()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+    @abstractmethod
+    def _finish_backward(self, step: S, gradient: torch.Tensor) -> None:
+        """Make the gradients of a step that handed out its loss by :meth:`_defer`.
 
-    def _end_of_backward(self) -> None:
-        self._in_backward = False
-        self.held.give_back(self.shards.book)
-        self.shards.book.finish()
+        Args:
+            gradient: of the loss, from whatever the script did with it.
+        """
 
-    def finish(self, grad: torch.Tensor, step: Pending) -> None:
-        """Scale what the micro-batches accumulated by the loss's incoming gradient, and reduce."""
-        if step.done:
-            raise RuntimeError("this loss was already used for backward(); run the model again")
-        self.shards.book.recall(step)
-        step.done = True
-        if not _is_one(grad):
-            self.shards.book.scale(grad)
-        self.shards.book.finish()
+    # -- lowered modules ---------------------------------------------------------------------------
+
+    def _lowered_for(self, evaluating: bool) -> L:
+        if evaluating not in self._lowered:
+            lowered = self._lower(evaluating=evaluating)
+            lowered.module.to(self.runtime.device)
+            self._lowered[evaluating] = lowered
+        return self._lowered[evaluating]
+
+    @property
+    def lowered(self) -> L:
+        """The plan as it runs in training, or in inference where the graph is for that."""
+        return self._lowered_for(False)
+
+    @property
+    def module(self) -> torch.fx.GraphModule:
+        """The module of :attr:`lowered`."""
+        return self.lowered.module
+
+    # -- parameters and buffers --------------------------------------------------------------------
+
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Set parameters and buffers to whole values, by graph name."""
+        self.shards.load(values)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(values[name])
+
+    def parameter_tensors(self) -> list[torch.Tensor]:
+        """All tensors in which parameters lie on this rank between two steps."""
+        return [leaf.detach() for leaf in self.shards.leaves.values()]
+
+    def gradient_tensors(self) -> list[torch.Tensor]:
+        """All tensors in which gradients lie on this rank between two steps."""
+        return self.shards.accumulated.tensors
 
 
-def _is_one(grad: torch.Tensor) -> bool:
-    """Whether a loss's gradient is 1; a fake one has no value, and only checks make it, without a scale."""
-    return isinstance(grad, FakeTensor) or float(grad) == 1.0
+def device_of(values: Mapping[str, torch.Tensor]) -> torch.device:
+    """The device that a model's parameters and buffers are on; the CPU for a model without any."""
+    return next((value.device for value in values.values()), torch.device("cpu"))

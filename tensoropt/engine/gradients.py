@@ -22,21 +22,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from tensoropt.engine.deferred import DeferredStep
 from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.buckets import Bucket
 
 
 def storage_key(value: torch.Tensor) -> int:
-    """Which memory a tensor lies in."""
+    """A key of the memory that a tensor shares with its views."""
     return value.untyped_storage()._cdata
 
 
-class Pending:
-    """Gradients of a step whose micro-batches have run, waiting for the user's ``backward()``."""
+class Pending(DeferredStep):
+    """A step whose micro-batches have run; its gradients wait for the script's ``backward()``.
+
+    Attributes:
+        saved: copies of the gradients, made when another step needed the buckets meanwhile.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self.saved: list[torch.Tensor] | None = None
-        self.done = False
 
 
 class Gradients:
@@ -74,6 +79,7 @@ class Gradients:
         self.shown: dict[str, torch.Tensor] = dict(self.views)
         self.wrap: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, value: value
         self._bucket_of = {n: i for i, bucket in enumerate(buckets) for n in bucket.parameters}
+        # Storages of gradients that nothing reduces; what autograd makes may take their place (_may_stay).
         self._own = {storage_key(self.views[n]) for n, i in self._bucket_of.items() if self.flats[i] is None}
         self._holder: weakref.ref[Pending] | None = None
         self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
@@ -84,6 +90,7 @@ class Gradients:
         self._works: list[Any] = []
         self._started: set[int] = set()
         for name in self.views:
+            # Called each time that autograd is through with a leaf, after it wrote or added to ``.grad``.
             leaves[name].register_post_accumulate_grad_hook(functools.partial(self._arrived, name))
 
     def show_as(
@@ -111,6 +118,7 @@ class Gradients:
             owner.grad = None
 
     def _visible(self, name: str) -> bool:
+        """Whether the script has not cleared a gradient."""
         return self.owners[name].grad is not None
 
     def _adopt(self) -> None:
@@ -140,8 +148,13 @@ class Gradients:
             self._adopt()
             self._set_aside(keep_local=pending is None)
         self._committed = False
+        # Gradients that wait for the script's backward() are not reduced before it: it may scale them, or
+        # never come. Others start on their way with the last gradient of their bucket. Backward is the same
+        # graph on all ranks, so all start the same buckets in the same order, as a group's collectives have
+        # to be.
         self._eager = pending is None
         self._holder = weakref.ref(pending) if pending is not None else None
+        # With no ``.grad`` autograd hands over the tensor that it made, instead of adding it to zeros.
         for name, view in self.views.items():
             self.leaves[name].grad = None if name in self._absent else view
         self._works, self._started = [], set()
@@ -196,8 +209,8 @@ class Gradients:
                 self._start(index)
 
     @torch.no_grad()
-    def bring(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a gradient that waited elsewhere, as if autograd had just added it."""
+    def add_late(self, name: str, gradient: torch.Tensor) -> None:
+        """Take a gradient that was reduced last, as if autograd had just added it."""
         if name in self._absent:
             self.views[name].copy_(gradient)
             self._absent.remove(name)
@@ -248,6 +261,7 @@ class Gradients:
         if holder is pending:
             self._drop_cleared()
             return
+        # Another step has used the buckets since, and occupy() has saved what this one had there.
         saved = pending.saved
         assert saved is not None
         pending.saved = None
@@ -264,6 +278,7 @@ class Gradients:
                     piece.zero_()
 
     def scale(self, factor: torch.Tensor) -> None:
+        """Multiply all gradients by the gradient of the loss."""
         for tensor in self.tensors:
             tensor.mul_(factor)
 

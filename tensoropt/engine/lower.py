@@ -8,22 +8,25 @@ parameters, then its buffers, all as this rank holds them.
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
+from tensoropt.engine.nodes import (
+    Lowered,
+    add_call,
+    add_constant,
+    add_function,
+    add_results,
+    constant_value,
+)
 from tensoropt.engine.recompute import REGION, extract_regions
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import Operator, map_refs
-from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.graph import Operator
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
-from tensoropt.ops.overloads import returns_one_tensor
-from tensoropt.ops.registry import bind, evaluated, resolve_function
+from tensoropt.ops.registry import evaluated
 from tensoropt.profiling.workload import memory_orders
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
@@ -31,23 +34,20 @@ from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take
 from tensoropt.sharding.strategy import Edge, Strategy, output_layout
 
 WHOLE = (REPLICATE, PARTIAL_GRAD)
+"""Placements of an axis along which every rank has the value whole; only their gradients differ."""
 
 
 @dataclass
-class Lowered:
-    """The lowered module and what its arguments and results are.
+class LoweredStrategy(Lowered):
+    """A sharded plan as this rank runs it.
 
     Attributes:
-        module: called with inputs, parameters, buffers in this order.
-        inputs, parameters, buffers: names of the arguments.
+        inputs: names of the arguments before the parameters.
         outputs: names of the model outputs among the results; the mutated buffers follow.
         mutations: buffers whose new values follow the outputs.
     """
 
-    module: fx.GraphModule
     inputs: tuple[str, ...]
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
     outputs: tuple[str, ...]
     mutations: tuple[str, ...]
 
@@ -59,12 +59,16 @@ class _Scope:
     nodes: dict[tuple[str, Layout], fx.Node] = field(default_factory=dict)
 
 
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    function.__name__ = name  # fx names the node after its target
-    return function
-
-
 class _Lowering:
+    """One lowering of a strategy.
+
+    Attributes:
+        everywhere: shards of inputs and values of hubs, which all groups can read.
+        places: placeholders and constants, as this rank has them.
+        made: values as their operators give them.
+        region: the recomputed region of the operator that is lowered at the moment.
+    """
+
     def __init__(self, strategy: Strategy, runtime: Runtime, evaluating: bool = False):
         self.strategy = strategy
         self.runtime = runtime
@@ -78,7 +82,8 @@ class _Lowering:
         self.made: dict[str, fx.Node] = {}
         self.region: Region | None = None
 
-    def run(self) -> Lowered:
+    def lowered(self) -> LoweredStrategy:
+        """The module and its signature."""
         source = self.source
         buffers = tuple(t.name for t in source.tensors.values() if t.kind == "buffer")
         parameters = tuple(t.name for t in source.parameters)
@@ -94,7 +99,9 @@ class _Lowering:
         graph = extract_regions(self.root, self.graph, self.runtime)
         graph.lint()
         module = fx.GraphModule(self.root, graph, class_name="LoweredModel")
-        return Lowered(module, source.inputs, parameters, buffers, source.outputs, tuple(source.mutations))
+        return LoweredStrategy(
+            module, parameters, buffers, source.inputs, source.outputs, tuple(source.mutations)
+        )
 
     def _mark(self, node: fx.Node) -> fx.Node:
         """Say in which recomputed region a node runs; shards of inputs serve many groups and run in none."""
@@ -115,12 +122,8 @@ class _Lowering:
         def operand(name: str) -> fx.Node:
             return self._operand(name, configuration.layout(name), group, scope)
 
-        args = tuple(literal(map_refs(a, operand)) for a in call.args)
-        kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
-        kwargs |= self._device(call)
-        node = self.graph.create_node("call_function", bind(call, self.runtime), args, kwargs, name=op.name)
-        self._mark(node).meta["operator"] = op.name
-        values = self._results(op, node)
+        node = self._mark(add_call(self.graph, op, call, operand, self.runtime, self.runtime.device))
+        values = {name: self._mark(value) for name, value in add_results(self.graph, op, node).items()}
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
             name, before, after = configuration.resolved
             edge = Edge(name, before, after, group.name, "resolve")
@@ -130,26 +133,6 @@ class _Lowering:
             if name in self.strategy.hubs:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
-
-    def _device(self, call: LocalCall) -> dict[str, Any]:
-        """Where a call that makes a tensor from nothing puts it; capture leaves devices out."""
-        function = resolve_function(call.function)
-        if self.runtime.device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
-            return {}
-        takes = any(a.name == "device" for a in function._schema.arguments)
-        return {"device": self.runtime.device} if takes else {}
-
-    def _results(self, op: Operator, node: fx.Node) -> dict[str, fx.Node]:
-        if len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name):
-            return {op.outputs[0]: node}
-        values = {}
-        for name in op.outputs:
-            index = int(name.rsplit(".", 1)[1])
-            if returns_one_tensor(op.target):
-                values[name] = node
-            else:
-                values[name] = self._mark(self.graph.call_function(operator.getitem, (node, index)))
-        return values
 
     # -- operands ---------------------------------------------------------------------------------
 
@@ -176,39 +159,30 @@ class _Lowering:
 
     def _shard(self, name: str, layout: Layout) -> fx.Node:
         """The shard of something every rank has whole; constants live on the module."""
-        if name in self.places:
-            origin = self.places[name]
-        else:
-            attribute = f"constant_{name.replace('.', '_')}"
-            self.root.register_buffer(attribute, self._constant(name), persistent=False)
-            origin = self.graph.get_attr(attribute)
-            self.places[name] = origin
+        if name not in self.places:
+            self.places[name] = add_constant(self.graph, self.root, self.source, name)
+        origin = self.places[name]
+        # A constant may be kept at a reduced shape and expanded to the graph's; take_shard does both.
         whole = all(self.strategy.mesh[a] == 1 or code in WHOLE for a, code in enumerate(layout))
         tensor = self.source.tensors[name]
-        expanded = tensor.kind == "constant" and tuple(self._constant(name).shape) != tensor.shape
+        expanded = (
+            tensor.kind == "constant" and tuple(constant_value(self.source, name).shape) != tensor.shape
+        )
         if whole and not expanded:
             return origin
         spec = EdgeSpec(name, self.strategy.atoms(name), self.strategy.mesh, layout, layout, (), ())
-        return self.graph.call_function(
-            _named(functools.partial(take_shard, self.runtime, spec), "take_shard"), (origin,)
+        return add_function(
+            self.graph, functools.partial(take_shard, self.runtime, spec), "take_shard", (origin,)
         )
-
-    def _constant(self, name: str) -> torch.Tensor:
-        """The folded value; a graph captured without data (fake ranks) may lack it."""
-        if name in self.source.constants:
-            return self.source.constants[name]
-        tensor = self.source.tensors[name]
-        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
     # -- edges ------------------------------------------------------------------------------------
 
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         forward, backward = self.strategy.steps(edge)
         tensor = self.source.tensors[edge.tensor]
-        held = (
-            edge.kind == "parameter" and edge.tensor in self.strategy.unsharded
-        )  # was cast when it was made
-        cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None and not held else None
+        # An unsharded parameter was cast when it was gathered.
+        unsharded = edge.kind == "parameter" and edge.tensor in self.strategy.unsharded
+        cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None and not unsharded else None
         if cast is None and edge.back is None and not (forward or backward):
             return value
         spec = EdgeSpec(
@@ -224,8 +198,8 @@ class _Lowering:
             back=edge.back,
             order=self.orders.get(edge.tensor) if edge.kind == "activation" else None,
         )
-        node = self.graph.call_function(
-            _named(functools.partial(redistribute, self.runtime, spec), "redistribute"), (value,)
+        node = add_function(
+            self.graph, functools.partial(redistribute, self.runtime, spec), "redistribute", (value,)
         )
         self._mark(node).meta["edge"] = edge
         return node
@@ -233,16 +207,16 @@ class _Lowering:
     def _output(self, name: str) -> fx.Node:
         tensor = self.source.tensors[name]
         if tensor.kind != "activation":
-            return self._shard(name, tuple(-1 for _ in self.strategy.mesh))
+            return self._shard(name, (REPLICATE,) * len(self.strategy.mesh))
         source = self.strategy.source_layout(name)
         origin = self.everywhere.nodes[name, source] if name in self.strategy.hubs else self.made[name]
         return self._redistribute(origin, Edge(name, source, output_layout(source), "", "output"))
 
 
-def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> Lowered:
+def lower(strategy: Strategy, runtime: Runtime, *, evaluating: bool = False) -> LoweredStrategy:
     """Lower a strategy for the rank that ``runtime`` stands for.
 
     Args:
         evaluating: as ``model.eval()`` computes, though the graph was captured for training.
     """
-    return _Lowering(strategy, runtime, evaluating).run()
+    return _Lowering(strategy, runtime, evaluating).lowered()

@@ -22,7 +22,7 @@ from tensoropt.sharding.groups import GroupGraph, group_operators
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as picklable data.
+    """A model as picklable data: what every rank needs to build the same one.
 
     Attributes:
         source: as :func:`tensoropt.plan.load_model` opens it.
@@ -111,7 +111,7 @@ class LoadedModel:
     Attributes:
         inputs: the tensors of the example call, flattened.
         values: parameters and buffers by graph name; unchanged by any run.
-        memory: results that depend on the model only, computed once.
+        results: what depends on the model only and is computed once.
     """
 
     spec: ModelSpec
@@ -121,9 +121,10 @@ class LoadedModel:
     kwargs: Mapping[str, Any]
     inputs: tuple[torch.Tensor, ...]
     values: dict[str, torch.Tensor]
-    memory: dict[Any, Any] = field(default_factory=dict)
+    results: dict[Any, Any] = field(default_factory=dict)
 
 
+# One model at the most: ranks are asked many things of one model after another, and two may not fit.
 _loaded: dict[ModelSpec, LoadedModel] = {}
 
 

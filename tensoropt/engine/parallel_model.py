@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from tensoropt.capture import Capture
 from tensoropt.engine.calls import CallingConvention
-from tensoropt.graph import OperatorGraph
+from tensoropt.engine.engine import Engine
+from tensoropt.errors import PlanError
 
 ATTRIBUTE = "_tensoropt"
 
+E = TypeVar("E", bound=Engine)
 
-class ParallelModel:
-    """What ties a model to its engine; found at ``model._tensoropt``.
+
+class ParallelModel(ABC, Generic[E]):
+    """What ties a user's model to its engine; found at ``model._tensoropt``.
+
+    The model stays the object it was. Its parameters, buffers and forward are replaced by the engine's
+    (:meth:`install`). A subclass says how this rank's part of a parameter is shown to optimizers and
+    checkpoints.
 
     Attributes:
         engine: runs the plan.
@@ -25,12 +34,11 @@ class ParallelModel:
         parameters: graph name -> what stands in the model for it.
     """
 
-    engine: Any
-
-    def __init__(self, model: nn.Module, captured: Capture, source: OperatorGraph, mesh: DeviceMesh | None):
+    def __init__(self, model: nn.Module, captured: Capture, engine: E, mesh: DeviceMesh | None):
         self.model = model
         self.captured = captured
-        self.source = source
+        self.engine = engine
+        self.source = engine.source
         self.mesh = mesh
         self.convention = CallingConvention(model.forward, captured)
         self.names: dict[str, str] = {}
@@ -38,43 +46,57 @@ class ParallelModel:
         self.parameters: dict[str, nn.Parameter] = {}
 
     def install(self) -> None:
+        """Make the model run by the engine, in place."""
         self._replace_parameters()
-        self.engine.shards.book.show_as(self.parameters, self.shown_gradient)
+        self.engine.shards.accumulated.show_as(self.parameters, self.shown_gradient)
         self._replace_buffers()
+        # On the instance, so that hooks of the module and torch.compile(model) still go around it.
         self.model.forward = self.forward
         self.model.register_state_dict_post_hook(lambda *given: self._to_own_shapes(*given))
         self.model.register_load_state_dict_pre_hook(lambda *given: self._to_stored(*given))
+        # Past nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
 
     # -- what the kinds of plans differ in --------------------------------------------------------
 
+    @abstractmethod
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """What is here of a parameter, as a user sees it."""
-        raise NotImplementedError
+        """This rank's part of a parameter as a script sees it."""
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a gradient as a script sees it."""
         return self.shown(name, local)
 
     def local(self, name: str) -> torch.Tensor:
-        """What is here of a parameter."""
-        leaf: torch.Tensor = self.engine.shards.leaves[name]
-        return leaf.detach()
+        """This rank's part of a parameter."""
+        return self.engine.shards.leaves[name].detach()
 
+    @abstractmethod
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A value that lies like the parameter ``key``, in the model's own shape."""
-        raise NotImplementedError
+        """A value that is laid out like the parameter ``key``, in the model's own shape."""
 
+    @abstractmethod
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
         """A whole value, or any DTensor of it, laid out like the parameter ``key``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         """Whether a value in a state dict is laid out like the parameter ``key`` already."""
-        raise NotImplementedError
 
     def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
-        """Whether a field of an optimizer's state lies like its parameter."""
+        """Whether a field of an optimizer's state is laid out like its parameter."""
         return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+
+    def _whole(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        """A value of a state dict, whole and in the model's own shape."""
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        return whole.detach().reshape(self.shapes[key])
+
+    @staticmethod
+    def _replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+        """A value that every rank has, as distributed checkpoints want it: one rank writes it."""
+        # run_check would broadcast what is the same everywhere.
+        return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
     # -- parameters and buffers -------------------------------------------------------------------
 
@@ -132,3 +154,15 @@ class ParallelModel:
 def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
     path, _, attribute = key.rpartition(".")
     return model.get_submodule(path), attribute
+
+
+def parallel_of(model: nn.Module) -> ParallelModel:
+    """What :func:`tensoropt.parallelize` attached to a model.
+
+    Raises:
+        PlanError: the model is not parallelized.
+    """
+    found = getattr(model, ATTRIBUTE, None)
+    if not isinstance(found, ParallelModel):
+        raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
+    return found

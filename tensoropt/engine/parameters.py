@@ -13,12 +13,12 @@ from math import prod
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tensoropt.engine.gradients import Gradients
+from tensoropt.engine.local_parameters import LocalParameters
 from tensoropt.engine.runtime import Runtime
-from tensoropt.ops.layouts import Atoms, Layout, local_atoms
-from tensoropt.sharding.buckets import gradient_buckets
+from tensoropt.ops.layouts import REPLICATE, Atoms, Layout, local_atoms
+from tensoropt.sharding.buckets import Bucket, gradient_buckets
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, take_shard
 from tensoropt.sharding.strategy import Strategy
 
@@ -29,42 +29,26 @@ def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: t
     return take_shard(runtime, spec, value).clone(memory_format=torch.contiguous_format)
 
 
-class ParameterShards:
-    """Local leaves and their gradients.
-
-    Attributes:
-        leaves: per graph parameter this rank's shard, a leaf that requires grad.
-        book: the buckets in which gradients accumulate.
-    """
+class ParameterShards(LocalParameters):
+    """The shards of a sharded plan's parameters, as the plan stores them."""
 
     def __init__(self, strategy: Strategy, runtime: Runtime, values: Mapping[str, torch.Tensor]):
         self.strategy = strategy
-        self.runtime = runtime
-        self.leaves: dict[str, torch.Tensor] = {}
-        for tensor in strategy.graph.atoms.graph.parameters:
-            shard = self.shard(tensor.name, values[tensor.name].detach())
-            self.leaves[tensor.name] = shard.requires_grad_(tensor.requires_grad)
-        self.book = Gradients(runtime, gradient_buckets(strategy), self.leaves)
+        super().__init__(runtime, strategy.graph.atoms.graph.parameters, values)
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a whole parameter, in the type it is stored in."""
+        """A copy of this rank's shard of a whole parameter, in the type it is stored in."""
         layout = self.strategy.stored[name]
         shard = shard_of(self.runtime, name, self.strategy.atoms(name), layout, value)
         return shard.to(getattr(torch, self.strategy.tensor(name).stored_dtype))
 
-    @torch.no_grad()
-    def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set the parameters to whole values."""
-        for name, leaf in self.leaves.items():
-            leaf.copy_(self.shard(name, values[name]))
+    def shard_index(self, name: str) -> tuple[int, ...]:
+        """This rank's coordinates on the axes that shard a parameter."""
+        place, stored = self.runtime.place, self.strategy.stored[name]
+        return tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
 
-    @property
-    def gradients(self) -> Mapping[str, torch.Tensor]:
-        """Per trained parameter its gradient."""
-        return self.book.views
-
-    def clear(self) -> None:
-        self.book.clear()
+    def _buckets(self) -> tuple[Bucket, ...]:
+        return gradient_buckets(self.strategy)
 
 
 def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
@@ -82,7 +66,7 @@ def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def dtensor_placements(atoms: Atoms, layout: Layout, *, gradient: bool = False) -> tuple[Placement, ...]:
+def dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
     """PyTorch placements of the real axes for a tensor shown in :func:`view_shape`."""
     dims: dict[int, int] = {}
     position = shown = 0
@@ -93,13 +77,7 @@ def dtensor_placements(atoms: Atoms, layout: Layout, *, gradient: bool = False) 
             dims[position + i] = shown + i if inner else shown
         shown += len(dim) if inner else 1
         position += len(dim)
-    placements: list[Placement] = []
-    for code in layout[1:]:
-        if code >= 0:
-            placements.append(Shard(dims[code]))
-        else:
-            placements.append(Partial() if gradient and code == -2 else Replicate())
-    return tuple(placements)
+    return tuple(Shard(dims[code]) if code >= 0 else Replicate() for code in layout[1:])
 
 
 def as_dtensor(

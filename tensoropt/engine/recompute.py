@@ -34,11 +34,11 @@ class Recomputed(torch.nn.Module):
         if not torch.is_grad_enabled():
             return self.body(*inputs)
         # Dropout's masks and shards of the batch depend on where the step was when forward ran.
-        moment = self.runtime.step, self.runtime.micro_batch
+        forward_at = self.runtime.step, self.runtime.micro_batch
 
         def run(*values: Any) -> Any:
             now = self.runtime.step, self.runtime.micro_batch
-            self.runtime.step, self.runtime.micro_batch = moment
+            self.runtime.step, self.runtime.micro_batch = forward_at
             try:
                 return self.body(*values)
             finally:
@@ -79,6 +79,7 @@ def _in_order(graph: fx.Graph) -> Iterable[tuple[fx.Node, ...]]:
     for members in regions.values():
         units.update(dict.fromkeys(members, tuple(members)))
     done: set[fx.Node] = set()
+    # Depth first with a list of its own: a graph's chains are longer than Python's recursion goes.
     for node in graph.nodes:
         waiting = [units[node]]
         while waiting:

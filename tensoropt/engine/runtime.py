@@ -1,4 +1,4 @@
-"""Where a rank stands: mesh coordinate, process groups, micro-batch, step."""
+"""A rank's place in the job: mesh coordinate, process groups, micro-batch, step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import torch.distributed as dist
 from tensoropt.errors import PlanError
 from tensoropt.sharding.reshard.redistribute import Route
 
+# Groups are made once per job and mesh; a job of its own (as tests begin) is told by its world group.
 _made_for: list[object] = []
 _made_groups: dict[tuple[int, ...], dict[tuple[int, ...], dist.ProcessGroup]] = {}
+# Those that may still refer to groups when the job is left (leave_job).
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
@@ -43,6 +45,22 @@ class Runtime:
 
     Axis 0 is the micro-batch axis: its coordinate changes in time. The other axes are row-major over
     ranks. Process groups exist for every subset of axes, so that several axes act as one group.
+
+    Args:
+        mesh: micro-batches, then the axis sizes.
+        rank: this process's; by default as the job says, 0 without one.
+        seed: of dropout.
+        device: that this rank computes on; the CPU by default.
+
+    Attributes:
+        step, micro_batch: where the run is; dropout and shards of the batch depend on them.
+        counts: of mean losses over the whole batch, by operator.
+        gathered: told of each gathered parameter that backward can gather again.
+        unsharded: parameters that are gathered once per step, by name.
+        routes: of edges, worked out so far.
+
+    Raises:
+        PlanError: the job has other ranks than the mesh needs.
     """
 
     def __init__(
@@ -60,7 +78,7 @@ class Runtime:
         self.micro_batch = 0
         self.counts: dict[str, torch.Tensor] = {}
         self.gathered: Callable[..., None] = lambda *_: None
-        self.held: dict[str, torch.Tensor] = {}
+        self.unsharded: dict[str, torch.Tensor] = {}
         self.routes: dict[object, Route] = {}
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
@@ -104,10 +122,13 @@ class Runtime:
         own: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for count in range(1, len(axes) + 1):
             for subset in itertools.combinations(axes, count):
+                # All ranks are a group already, with its connections open.
                 if prod(self.mesh[a] for a in subset) == prod(self.mesh[1:]):
                     assert dist.group.WORLD is not None
                     own[subset] = dist.group.WORLD
                     continue
+                # new_group is a collective: every rank takes part in making groups it is not in, in one
+                # order.
                 for ranks in self._partitions(subset):
                     group = dist.new_group(ranks)
                     if self.rank in ranks:
@@ -115,6 +136,7 @@ class Runtime:
         return own
 
     def _partitions(self, subset: tuple[int, ...]) -> list[list[int]]:
+        """The ranks that differ along the axes of ``subset`` only, group by group."""
         members: dict[tuple[int, ...], list[int]] = {}
         sizes = self.mesh[1:]
         for rank, place in enumerate(itertools.product(*(range(n) for n in sizes))):
@@ -130,6 +152,7 @@ class Runtime:
         return (self.micro_batch, *self.position)
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
+        """This rank's index within the flattened group of ``axes``, the first axis outermost."""
         index = 0
         for axis in axes:
             index = index * self.mesh[axis] + self.place[axis]
@@ -152,10 +175,11 @@ class Runtime:
     # -- what kernels need ------------------------------------------------------------------------
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        """``value`` reduced over ``axes``; itself where no other rank takes part."""
         group = self.group(axes)
         if group is None:
             return value
-        value = value.contiguous().clone()
+        value = value.contiguous().clone()  # all_reduce writes in place, and the caller keeps its own
         dist.all_reduce(value, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group=group)
         return value
 

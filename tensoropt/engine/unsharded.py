@@ -1,8 +1,12 @@
-"""Held copies: parameters that live sharded, gathered once per call and read from there by all micro-batches.
+"""Unsharded parameters: stored sharded, gathered once per step, and read whole by all its micro-batches.
 
-ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5). A copy stays from one step to the next, where
-it is made anew: whatever changed the shards in between, an optimizer or a checkpoint, is seen. Copies are
-never written in place, so a step that still waits for its backward keeps those it saw.
+ZeRO's stages 1 and 2 (Rajbhandari et al., SC 2020, section 5): a gradient leaves in every micro-batch
+(reduced to the shard, stage 2), or adds up unreduced beside the unsharded parameter until the last one
+(stage 1).
+
+An unsharded parameter stays from one step to the next, where it is made anew: whatever changed the shards in
+between, an optimizer or a checkpoint, is seen. It is never written in place, so a step whose backward is
+still to come keeps the one it saw.
 """
 
 from __future__ import annotations
@@ -17,18 +21,18 @@ from tensoropt.sharding.reshard.redistribute import EdgeSpec, run_steps, travel
 from tensoropt.sharding.strategy import Strategy
 
 
-class HeldCopies:
-    """The held copies of a strategy's parameters on this rank, found at ``runtime.held``.
+class UnshardedParameters:
+    """The unsharded parameters of a strategy on this rank, which edges find at ``runtime.unsharded``.
 
     Attributes:
-        waiting: per parameter whose gradient waits for the last micro-batch where it adds up.
+        unreduced: the gradients that are reduced last, per parameter, in the shape of the unsharded one.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, leaves: Mapping[str, torch.Tensor]):
         self.runtime = runtime
         self.leaves = leaves
         self.specs: dict[str, EdgeSpec] = {}
-        self.waiting: dict[str, torch.Tensor] = {}
+        self.unreduced: dict[str, torch.Tensor] = {}
         for name, edge in strategy.unsharded.items():
             tensor = strategy.tensor(name)
             forward, backward = strategy.steps(edge)
@@ -40,28 +44,35 @@ class HeldCopies:
             if strategy.reduced_last(name):
                 shape = strategy.local_shape(name, edge.target, runtime.place)
                 dtype = getattr(torch, tensor.dtype)
-                self.waiting[name] = torch.zeros(shape, dtype=dtype, device=leaves[name].device)
+                self.unreduced[name] = torch.zeros(shape, dtype=dtype, device=leaves[name].device)
+
+    @property
+    def values(self) -> Mapping[str, torch.Tensor]:
+        """The unsharded parameters as the last step gathered them."""
+        return self.runtime.unsharded
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Make all copies from the shards as they are now."""
+        """Make all unsharded parameters from the shards as they are now."""
         for name, spec in self.specs.items():
-            self.runtime.held.pop(name, None)
-            copy = travel(self.runtime, self.leaves[name].detach(), spec)
-            if name in self.waiting:
-                copy.requires_grad_()
-                copy.grad = self.waiting[name]
-            self.runtime.held[name] = copy
+            # The old one goes first: both at once would be one parameter more than the plan counts.
+            self.runtime.unsharded.pop(name, None)
+            whole = travel(self.runtime, self.leaves[name].detach(), spec)
+            if name in self.unreduced:
+                # A leaf of its own: autograd adds the gradients of all micro-batches into the one tensor.
+                whole.requires_grad_()
+                whole.grad = self.unreduced[name]
+            self.runtime.unsharded[name] = whole
 
     def clear(self) -> None:
         """Forget gradients of a backward that did not end."""
-        for gradient in self.waiting.values():
+        for gradient in self.unreduced.values():
             gradient.zero_()
 
     @torch.no_grad()
-    def give_back(self, book: Gradients) -> None:
-        """Bring the gradients that waited to those of the shards."""
-        for name, gradient in self.waiting.items():
+    def reduce_last(self, accumulated: Gradients) -> None:
+        """Reduce the gradients that were not yet, and add them to those of the shards."""
+        for name, gradient in self.unreduced.items():
             shard = run_steps(self.runtime, gradient, self.specs[name], backward=True)
-            book.bring(name, shard.to(self.leaves[name].dtype))
+            accumulated.add_late(name, shard.to(self.leaves[name].dtype))
             gradient.zero_()

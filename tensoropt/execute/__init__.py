@@ -1,8 +1,7 @@
 """Plans -> running jobs.
 
-In: a strategy and a model. Out: the model run by it on the ranks of a ``torchrun`` job
-(:func:`parallelize`), checkpoints that outlive their plan, checks beside the unsplit model
-(:mod:`tensoropt.verify.check`).
+In: a plan and a model. Out: the model run by it on the ranks of a ``torchrun`` job (:func:`parallelize`),
+and checkpoints that outlive their plan. :mod:`tensoropt.verify` runs plans beside the unsplit model.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
+from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
-from tensoropt.execute.parallel import parallel_of
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -41,6 +41,7 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sta
     """Inverse of :func:`optimizer_state`, under this model's plan."""
     parallel = parallel_of(model)
     for key, parameter in parallel.parameter_keys().items():
+        # Keys contain dots, names of fields do not.
         fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}
         for field, value in fields.items():
             like = isinstance(value, torch.Tensor) and tuple(value.shape) == parallel.shapes[key]
@@ -68,13 +69,14 @@ def save_checkpoint(
     _wait()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # of being used without a process group, which is meant
             dcp.save(  # type: ignore[attr-defined]
                 state, checkpoint_id=partial, no_dist=not dist.is_initialized()
             )
     except OSError as error:
         raise PlanError(f"cannot write the checkpoint {target}: {error.strerror or error}") from error
     if _first():
+        # At any moment one whole checkpoint has a name that load_checkpoint looks for.
         old = _older(target)
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -102,7 +104,7 @@ def load_checkpoint(
         _make_state(model, optimizer)
         state["optimizer"] = optimizer_state(model, optimizer)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # as in save_checkpoint
         dcp.load(  # type: ignore[attr-defined]
             state, checkpoint_id=source, no_dist=not dist.is_initialized()
         )

@@ -10,46 +10,30 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
 
-from tensoropt.capture import Capture, Mode, capture
-from tensoropt.engine.engine import Engine
-from tensoropt.engine.models import model_values
-from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel
-from tensoropt.engine.parameters import as_dtensor
+from tensoropt.capture import capture
+from tensoropt.engine.parallel_model import ATTRIBUTE
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError
-from tensoropt.graph import OperatorGraph
-from tensoropt.placement.execute.parallel import PlacedModel
-from tensoropt.placement.plans import (
-    PlacedStrategy,
-    placed_from_dict,
-    placed_strategy,
-    placed_to_dict,
-)
-from tensoropt.plan import Plan, load_model, load_plan
-from tensoropt.plan.call import example_call
-from tensoropt.plan.made_for import device_words, made_for
+from tensoropt.execute.executable import AnyStrategy
+from tensoropt.execute.resolve import resolve_plan
+from tensoropt.plan import Plan
 from tensoropt.ranks.pinning import pin_process, unpin_process
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.groups import GroupGraph, group_operators
-from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.sharding.groups import group_operators
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def parallelize(
     model: M,
-    plan: str | os.PathLike[str] | Plan | Strategy | PlacedStrategy,
+    plan: str | os.PathLike[str] | Plan | AnyStrategy,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -91,81 +75,18 @@ def parallelize(
     """
     if hasattr(model, ATTRIBUTE):
         raise PlanError("this model is parallelized already; build it anew for another plan")
-    if isinstance(plan, (str, os.PathLike)):
-        plan = load_plan(plan)
+    resolved = resolve_plan(plan)
     if args is None and kwargs is None:
-        args, kwargs = _example(plan)
-    mode: Mode
-    if isinstance(plan, Plan):
-        mode, dtype = plan.model.mode, plan.compute_dtype
-    else:
-        mode, dtype = ("train" if _graph(plan).training else "inference"), _graph(plan).compute_dtype
-    captured = capture(model, args or (), kwargs, loss=loss, mode=mode, dtype=dtype)
-    graph = group_operators(refine_graph(captured.graph))
-    strategy = _strategy(plan, graph)
+        args, kwargs = resolved.example_call()
+    captured = capture(model, args or (), kwargs, loss=loss, mode=resolved.mode, dtype=resolved.compute_dtype)
+    executable = resolved.bind(group_operators(refine_graph(captured.graph)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if isinstance(plan, Plan):
-        _warn_of_other_devices(plan, device)
+    resolved.warn_of_other_devices(device)
     if as_measured and device.type == "cpu":
         pin_process()  # before gloo starts threads, which take it over
     _join_job(device)
-    if isinstance(strategy, PlacedStrategy):
-        PlacedModel(model, captured, strategy, seed).install()
-    else:
-        _Sharded(model, captured, strategy, seed).install()
+    executable.parallel_model(model, captured, seed).install()
     return model
-
-
-def _warn_of_other_devices(plan: Plan, device: torch.device) -> None:
-    cluster = made_for(plan.cluster)
-    if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
-        return
-    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-    if rank == 0:
-        remedy = "move the model to this rank's GPU first" if device.type == "cpu" else "leave it on the CPU"
-        warnings.warn(
-            f"the plan was made for {device_words(cluster)} of cluster {cluster.name}, but the model is on "
-            f"{device.type}: it runs, but the memory and time that the plan predicts are for other devices; "
-            f"{remedy}, or explore again for the devices that run it",
-            stacklevel=3,
-        )
-
-
-def _strategy(plan: Plan | Strategy | PlacedStrategy, graph: GroupGraph) -> Strategy | PlacedStrategy:
-    """What a plan says, for the model as it is here."""
-    if isinstance(plan, PlacedStrategy):
-        return placed_from_dict(placed_to_dict(plan), graph)
-    if isinstance(plan, Strategy):
-        return strategy_from_dict(strategy_to_dict(plan), graph)
-    return strategy_of(plan, graph)
-
-
-def strategy_of(plan: Plan, graph: GroupGraph) -> Strategy | PlacedStrategy:
-    """The strategy of a plan of either kind.
-
-    Raises:
-        PlanError: the plan is for another model.
-    """
-    if plan.placed is not None:
-        return placed_strategy(plan, graph)
-    strategy: Strategy = plan.strategy(graph)
-    return strategy
-
-
-def _graph(strategy: Strategy | PlacedStrategy) -> OperatorGraph:
-    groups = strategy.graph.groups if isinstance(strategy, PlacedStrategy) else strategy.graph
-    return groups.atoms.graph
-
-
-def _example(plan: Plan | Strategy | PlacedStrategy) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    if not isinstance(plan, Plan):
-        raise PlanError("a strategy does not say how the model is called; pass args=... and kwargs=...")
-    if plan.model.call is not None:
-        return example_call(plan.model.call)
-    if not plan.model_source:
-        raise PlanError("the plan does not say how the model is called; pass args=... and kwargs=...")
-    built = load_model(plan.model_source, seed=plan.seed, batch=plan.model.batch)
-    return built.args, built.kwargs
 
 
 def _join_job(device: torch.device) -> None:
@@ -187,59 +108,3 @@ def shutdown() -> None:
             dist.barrier()
     leave_job()
     unpin_process()
-
-
-class _Sharded(ParallelModel):
-    """What ties a model to its sharded plan."""
-
-    def __init__(self, model: nn.Module, captured: Capture, strategy: Strategy, seed: int):
-        self.strategy = strategy
-        self.engine: Engine = Engine(strategy, model_values(captured), seed=seed)
-        mesh: DeviceMesh | None = None
-        if self.engine.runtime.distributed:
-            names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))
-            mesh = init_device_mesh(self.engine.runtime.device.type, strategy.mesh[1:], mesh_dim_names=names)
-        super().__init__(model, captured, strategy.graph.atoms.graph, mesh)
-
-    def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        if self.mesh is None:
-            return local
-        layout = self.strategy.stored[name]
-        return as_dtensor(local, self.strategy.atoms(name), layout, self.mesh, self.engine.runtime)
-
-    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """A value that lies like the parameter ``key``, in the model's own shape.
-
-        A fused projection split on heads is stored as a DTensor of its unflattened view, whose shards are
-        no slices of the flat shape: it is gathered.
-        """
-        shape = self.shapes[key]
-        if tuple(value.shape) == shape or not isinstance(value, DTensor):
-            return value
-        whole = value.full_tensor().detach().view(shape)
-        mesh = value.device_mesh
-        return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        name = self.names[key]
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        local = self.engine.shards.shard(name, whole.detach().reshape(self.shapes[key]))
-        return self.shown(name, local)
-
-    def lies_right(self, key: str, value: torch.Tensor) -> bool:
-        parameter = self.parameters[self.names[key]]
-        return (
-            isinstance(value, DTensor)
-            and isinstance(parameter, DTensor)
-            and value.shape == parameter.shape
-            and value.placements == parameter.placements
-            and value.device_mesh == parameter.device_mesh
-        )
-
-
-def parallel_of(model: nn.Module) -> ParallelModel:
-    """What :func:`parallelize` attached to a model."""
-    found = getattr(model, ATTRIBUTE, None)
-    if not isinstance(found, ParallelModel):
-        raise PlanError("this model is not parallelized; call tensoropt.parallelize(model, plan) first")
-    return found

@@ -24,9 +24,7 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import ModelSpec, forget_models, load_model
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.execute.parallel import strategy_of
-from tensoropt.placement.execute.engine import AnyEngine, PlacedEngine
-from tensoropt.placement.plans import PlacedStrategy
+from tensoropt.execute.executable import executable_of_plan
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
@@ -193,12 +191,7 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
         say) and on which it ran (``run_on``).
     """
     loaded = load_model(ModelSpec.of(plan))
-    strategy = strategy_of(plan, loaded.graph)
-    engine: AnyEngine
-    if isinstance(strategy, PlacedStrategy):
-        engine = PlacedEngine(strategy, loaded.values, seed=plan.seed)
-    else:
-        engine = Engine(strategy, loaded.values, seed=plan.seed)
+    engine = executable_of_plan(plan, loaded.graph).engine(loaded.values, seed=plan.seed)
     inputs = loaded.inputs
     forget_models()  # the shards are copies; the whole parameters need not stay
     del loaded
@@ -245,7 +238,8 @@ def beside_prediction(plan: Plan) -> str:
     return f" on {plan.devices} {RANKS}; the prediction of {predicted} is for {device_words(cluster)}"
 
 
-def _slowest(seconds: float, engine: AnyEngine) -> float:
+def _slowest(seconds: float, engine: Engine) -> float:
+    """The seconds of the slowest rank, on every rank."""
     if not engine.runtime.distributed:
         return seconds
     value = torch.tensor(seconds, dtype=torch.float64)

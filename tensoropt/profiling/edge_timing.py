@@ -67,7 +67,7 @@ class _RankContext:
     place: tuple[int, int]
     micro_batch: int = 1
     routes: dict[object, Route] = field(default_factory=dict)
-    held: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    unsharded: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def gathered(self, *_: object) -> None:
         """Do nothing: no parameters are tracked while edges are timed."""

@@ -2,20 +2,19 @@
 
 What is predicted comes from the cost side (facts, measurements, link fits), what is measured from the
 executor; here the two meet and ``ok`` is decided: the numbers agree to rounding, replicas agree, and the
-collectives issued are those predicted, one by one. Memory and time are shown, not judged.
+collectives issued are those predicted, one by one. Memory and time are shown and decide nothing.
 """
 
 from __future__ import annotations
 
-from tensoropt.verify.plans import (
-    model_spec,
-    unsplit_plan,
-    verify_plan,
-    verify_plans,
-    verify_random,
-    verify_unsplit,
-)
+from tensoropt.engine.models import ModelSpec
+from tensoropt.verify.plans import verify_plan, verify_plans
 from tensoropt.verify.predict import Prediction, predict
+from tensoropt.verify.random_plans import verify_random
+from tensoropt.verify.unsplit import unsplit_plan, verify_unsplit
+
+model_spec = ModelSpec.of
+"""The model of a plan, as ranks build it."""
 
 __all__ = [
     "Prediction",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -60,10 +61,17 @@ def named_difference(
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
 
-def worst(differences: Mapping[str, float]) -> tuple[float, str]:
-    """(the largest difference, whose it is); (0, "") where there are none."""
+class Worst(NamedTuple):
+    """The largest of several differences, and whose it is."""
+
+    size: float
+    name: str
+
+
+def worst(differences: Mapping[str, float]) -> Worst:
+    """The largest difference; 0 of nothing where there are none."""
     name = max(differences, key=differences.__getitem__, default="")
-    return (differences[name], name) if name else (0.0, "")
+    return Worst(differences[name], name) if name else Worst(0.0, "")
 
 
 def largest(value: torch.Tensor) -> float:

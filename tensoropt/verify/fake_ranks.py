@@ -8,27 +8,25 @@ send and keep alive is what it does send and keep alive, only the numbers are mi
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel
 from tensoropt.errors import PlanError
-from tensoropt.placement.execute.engine import AnyEngine, PlacedEngine
-from tensoropt.placement.plans import PlacedStrategy
-from tensoropt.sharding.strategy import Strategy
+from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.verify.findings import Findings
 from tensoropt.verify.recorder import Collective, all_sent, outgoing, summarise
 from tensoropt.verify.steps import Step, issued, tracked_memory
 
 MOST_RANKS = 3
-"""Ranks of a bigger job that are looked at: the first, the last, and others between them."""
+"""Ranks of a bigger job that are looked at: the first, the last, and others between them. An assumption:
+shards are uneven at the end of a dim, so the first and the last differ most, and each rank takes as long as
+the first."""
 
 
 @contextlib.contextmanager
@@ -62,19 +60,24 @@ def looked_at(world_size: int) -> tuple[int, ...]:
 
 
 def check_on_fake_ranks(
-    loaded: LoadedModel, strategy: Strategy, optimizer: str, ranks: Sequence[int] | None = None
-) -> dict[str, Any]:
-    """What ranks of a plan send and keep alive in a step.
+    loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int] | None = None
+) -> Findings:
+    """What ranks of a strategy send and keep alive in a step, without numbers and times.
 
-    Returns:
-        ``ranks`` looked at; ``collectives`` of the first of them, as
-        :func:`tensoropt.verify.recorder.summarise` writes them; ``unlike``: where another one's differ in
-        more than being smaller (uneven shards); ``memory`` of the first, whose shards are the largest.
+    Args:
+        loaded: the model; its tensors need no data.
+        ranks: those to look at. By default some where all run the same program, else all of them.
     """
-    world_size = math.prod(strategy.mesh[1:])
-    ranks = tuple(looked_at(world_size) if ranks is None else ranks)
+    executable = executable_of(strategy)
+    if executable.spmd:
+        return _alike(loaded, strategy, optimizer, ranks or looked_at(executable.devices))
+    return _each_its_own(loaded, strategy, optimizer, ranks or range(executable.devices))
+
+
+def _alike(loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]) -> Findings:
+    """Collectives and memory of the first rank, whose shards are the largest, and where another one's
+    collectives differ in more than being smaller (uneven shards)."""
     first, *others = ranks
-    memory: dict[str, int] = {}
     with step_on(first, loaded, strategy, optimizer) as step:
         sent = issued(step.engine, step)
         memory = tracked_memory(step)
@@ -82,44 +85,41 @@ def check_on_fake_ranks(
     for rank in others:
         with step_on(rank, loaded, strategy, optimizer) as step:
             unlike += compare_ranks(first, sent, rank, issued(step.engine, step.model))
-    return {"ranks": list(ranks), "collectives": summarise(sent), "unlike": unlike, "memory": memory}
+    return Findings(
+        collectives_issued=summarise(sent),
+        ranks_checked=list(ranks),
+        ranks_unlike=unlike,
+        memory_tracked=memory,
+    )
 
 
-def check_placed_on_fake_ranks(
-    loaded: LoadedModel, strategy: PlacedStrategy, optimizer: str
-) -> dict[str, Any]:
-    """:func:`check_on_fake_ranks` for a placed plan, whose ranks all do something else and are all looked at:
-    ``collectives`` are those of all, ``memory`` is that of the fullest."""
+def _each_its_own(
+    loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]
+) -> Findings:
+    """Collectives of all ranks together, memory of the fullest."""
     sent, memory = [], []
-    for rank in range(strategy.devices):
+    for rank in ranks:
         with step_on(rank, loaded, strategy, optimizer) as step:
             sent.append(summarise(outgoing(issued(step.engine, step))))
             memory.append(tracked_memory(step))
-    return {
-        "ranks": list(range(strategy.devices)),
-        "collectives": all_sent(sent),
-        "unlike": [],
-        "memory": max(memory, key=lambda m: m["peak"]),
-        "memory_of_ranks": [m["peak"] for m in memory],
-    }
+    return Findings(
+        collectives_issued=all_sent(sent),
+        ranks_checked=list(ranks),
+        memory_tracked=max(memory, key=lambda m: m["peak"]),
+        memory_tracked_of_ranks=[m["peak"] for m in memory],
+    )
 
 
 @contextlib.contextmanager
-def step_on(
-    rank: int, loaded: LoadedModel, strategy: Strategy | PlacedStrategy, optimizer: str
-) -> Iterator[Step]:
+def step_on(rank: int, loaded: LoadedModel, strategy: AnyStrategy, optimizer: str) -> Iterator[Step]:
     """A step of a fake rank."""
-    world_size = strategy.devices if isinstance(strategy, PlacedStrategy) else math.prod(strategy.mesh[1:])
+    executable = executable_of(strategy)
     with contextlib.ExitStack() as stack:
-        if world_size > 1:
-            stack.enter_context(fake_job(rank, world_size))
+        if executable.devices > 1:
+            stack.enter_context(fake_job(rank, executable.devices))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        values = {n: _like(v) for n, v in loaded.values.items()}
-        engine: AnyEngine
-        if isinstance(strategy, PlacedStrategy):
-            engine = PlacedEngine(strategy, values)
-        else:
-            engine = Engine(strategy, values)
+        engine = executable.engine({n: _like(v) for n, v in loaded.values.items()})
+        # Constants are the model's own tensors, or have no data: operators want fake ones of the same device.
         for module in engine.module.modules():
             for name, constant in module.named_buffers(recurse=False):
                 setattr(module, name, _like(constant))
@@ -136,41 +136,22 @@ def compare_ranks(
     """What would let two ranks of a job wait for each other for ever, or send more than the first: one line
     for the first difference in order, kind or axes, and one for each that is bigger."""
     for position, (one, other) in enumerate(zip(expected, sent, strict=False)):
-        if one[:2] != other[:2]:
+        if (one.kind, one.axes) != (other.kind, other.axes):
             return [
-                f"collective {position}: rank {first} issues {one[0]} over axes {_shown(one[1])}, "
-                f"rank {rank} {other[0]} over axes {_shown(other[1])}"
+                f"collective {position}: rank {first} issues {one.kind} over axes {_shown(one.axes)}, "
+                f"rank {rank} {other.kind} over axes {_shown(other.axes)}"
             ]
     if len(expected) != len(sent):
         return [f"rank {first} issues {len(expected)} collectives, rank {rank} {len(sent)}"]
-    bigger = Counter((one, other) for one, other in zip(expected, sent, strict=True) if other[2] > one[2])
+    pairs = zip(expected, sent, strict=True)
+    bigger = Counter((one, other) for one, other in pairs if other.bytes > one.bytes)
     return [
-        f"{one[0]} over axes {_shown(one[1])}: rank {rank} sends {other[2]} bytes, rank {first} {one[2]} "
-        f"({count} times)"
+        f"{one.kind} over axes {_shown(one.axes)}: rank {rank} sends {other.bytes} bytes, "
+        f"rank {first} {one.bytes} ({count} times)"
         for (one, other), count in bigger.items()
     ]
 
 
 def _shown(axes: Sequence[int]) -> list[int]:
+    """Axes as people count them: without that of the micro-batches."""
     return [axis - 1 for axis in axes]
-
-
-def fake_result(found: Mapping[str, Any]) -> dict[str, Any]:
-    """As :func:`tensoropt.verify.check.verify_strategies` reports a strategy, without numbers and time."""
-    nothing = dict.fromkeys(
-        (
-            "loss_difference", "gradient_difference", "parameter_difference", "buffer_difference",
-            "worst_gradient", "worst_parameter", "replicas_agree", "numerics_ok", "compared_in", "narrow",
-            "time_measured_s",
-        )
-    )  # fmt: skip
-    return nothing | {
-        "collectives_issued": found["collectives"],
-        "ranks_unlike": found["unlike"],
-        "ranks_checked": found["ranks"],
-        "memory_tracked": found["memory"],
-        "memory_tracked_bytes": found["memory"]["peak"],
-        "memory_tracked_of_ranks": found.get("memory_of_ranks", []),
-        "not_finite": {},
-        "error": None,
-    }

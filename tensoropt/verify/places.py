@@ -23,6 +23,7 @@ class Place:
 
     @property
     def backend(self) -> str:
+        """What ranks talk over."""
         return "nccl" if self.kind == "cuda" else "gloo"
 
     @property
@@ -50,10 +51,10 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
     if device_type == "cuda":
         from tensoropt.ranks.local_hardware import local_gpus
 
-        here = len(local_gpus())
-        if here >= devices:
+        found = len(local_gpus())
+        if found >= devices:
             return Place("cuda", f"run on {devices} GPUs of this machine")
-        missing = f"{devices} GPUs of {name} are not here" + (f" ({here} are)" if here else "")
+        missing = f"{devices} GPUs of {name} are not here" + (f" ({found} are)" if found else "")
     elif devices <= most_ranks():
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
     else:
@@ -72,7 +73,10 @@ def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def most_ranks() -> int:
-    """Processes this machine is asked to run at once, at most."""
+    """Processes this machine is asked to run at once, at most.
+
+    Ranks that share a core are slow but right. Both numbers are assumptions.
+    """
     return max(16, 2 * len(available_cores()))
 
 

@@ -1,4 +1,4 @@
-"""What the cost side says of strategies, figure by figure as the search and the judge would."""
+"""What the cost side says of strategies, figure by figure as the search and the simulator would."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = list[dict[str, Any]]
 @dataclass(frozen=True)
 class Prediction:
     """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank, and
-    where the judge was asked, seconds of its collectives.
+    where the simulator was asked, seconds of its collectives.
 
     Of a placed one: messages with their ends instead of axes, bytes of the fullest device.
     """
@@ -87,8 +87,13 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         optimizer = costs.settings.optimizer
         prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, overheads)
         overlap = overlap_of(costs.cluster, mesh)
-        played = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
+        simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
-        seconds = float(played.total_s[0]), float(played.communication_s[0])
-        predictions.append(Prediction(rows, float(played.memory.sum()), *seconds))
+        seconds = float(simulated.total_s[0]), float(simulated.communication_s[0])
+        predictions.append(Prediction(rows, float(simulated.memory.sum()), *seconds))
     return predictions
+
+
+def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:
+    """Strategies with what :func:`predict` says of them."""
+    return [(strategy, found) for (strategy, _), found in zip(drawn, predict(drawn, costs), strict=True)]

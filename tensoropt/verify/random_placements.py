@@ -1,24 +1,26 @@
 """Random legal placements of a model: random devices, orders and splits.
 
-Nothing here is good at anything; it is what rules, lowering and the judge are tried on.
+Nothing here is good at anything; it is what rules, lowering and the simulator are tried on.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 
 from tensoropt.placement import Placement
-from tensoropt.placement.graph import PlacedGraph, placed_graph, split_choices
-from tensoropt.placement.plans import PlacedStrategy, needed_routes
+from tensoropt.placement.graph import PlacedGraph, split_choices
 from tensoropt.sharding.groups import GroupGraph
 
 
 def random_splits(
     groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
 ) -> Mapping[str, tuple[str, int]]:
-    """Some groups, each cut in one of the ways it can be."""
+    """Some groups, each cut in one of the ways it can be.
+
+    Args:
+        share: how often a group that can be cut is.
+    """
     found = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):
@@ -32,78 +34,17 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
     An operator that changes a buffer runs on its own device of course; nothing else is asked for.
     """
     device = [rng.randrange(devices) for _ in graph.operators]
-    after = _readers(graph)
+    after = readers_of_operators(graph)
     forward = random_order(after, rng)
-    backward = random_order(_reversed(after), rng)
+    backward = random_order(reversed_edges(after), rng)
     return Placement(
         tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
     )
 
 
-def random_placed(groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3) -> PlacedStrategy:
-    """A random placement of a model, some of its groups cut."""
-    graph = placed_graph(groups, random_splits(groups, devices, rng, share))
-    return in_any_order(graph, random_placement(graph, devices, rng))
-
-
-def in_any_order(graph: PlacedGraph, placement: Placement) -> PlacedStrategy:
-    """A placement with an order of its transfers that its own orders allow.
-
-    Both directions are sorted by when operators of one length each would be done.
-    """
-    forward, backward = _times(graph, placement)
-    makers = {v.name: i for i, op in enumerate(graph.operators) for v in op.writes}
-    readers: dict[str, list[int]] = {}
-    for number, op in enumerate(graph.operators):
-        for value in op.reads:
-            readers.setdefault(value.name, []).append(number)
-
-    def key(route: tuple[str, int, int, bool]) -> tuple[bool, int, str, int]:
-        name, source, target, back = route
-        if not back:
-            return back, forward[makers[name]], name, target
-        done = [backward[r] for r in readers[name] if placement.device[r] == source]
-        return back, max(done), name, source
-
-    return PlacedStrategy(graph, placement, tuple(sorted(needed_routes(graph, placement), key=key)))
-
-
-def _times(graph: PlacedGraph, placement: Placement) -> tuple[list[int], list[int]]:
-    """When each operator is done, forward and backward."""
-    after = _readers(graph)
-    before = _reversed(after)
-    return (
-        _done(before, placement.forward),
-        _done(after, placement.backward_orders) if placement.backward_orders else [],
-    )
-
-
-def _done(before: Sequence[Sequence[int]], orders: Sequence[Sequence[int]]) -> list[int]:
-    time = [0] * len(before)
-    needs = [set(row) for row in before]
-    for order in orders:
-        for one, other in itertools.pairwise(order):
-            needs[other].add(one)
-    left = [len(row) for row in needs]
-    after: list[list[int]] = [[] for _ in needs]
-    for node, row in enumerate(needs):
-        for other in row:
-            after[other].append(node)
-    ready = [node for node, count in enumerate(left) if not count]
-    while ready:
-        node = ready.pop()
-        time[node] += 1
-        for other in after[node]:
-            time[other] = max(time[other], time[node])
-            left[other] -= 1
-            if not left[other]:
-                ready.append(other)
-    return time
-
-
 def random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
     """Every operator behind those it waits for, otherwise at random."""
-    waiting = [len(row) for row in _reversed(after)]
+    waiting = [len(row) for row in reversed_edges(after)]
     ready = [node for node, count in enumerate(waiting) if not count]
     found = []
     while ready:
@@ -116,7 +57,8 @@ def random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int
     return found
 
 
-def _readers(graph: PlacedGraph) -> list[list[int]]:
+def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
+    """Per operator the operators that read what it makes, by position."""
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
     after: list[set[int]] = [set() for _ in graph.operators]
     for number, op in enumerate(graph.operators):
@@ -125,7 +67,8 @@ def _readers(graph: PlacedGraph) -> list[list[int]]:
     return [sorted(row) for row in after]
 
 
-def _reversed(after: Sequence[Sequence[int]]) -> list[list[int]]:
+def reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Per operator those that have it in their row of ``after``."""
     before: list[list[int]] = [[] for _ in after]
     for node, row in enumerate(after):
         for other in row:

@@ -13,10 +13,13 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
+# Assumptions: often enough for most strategies to have each of them somewhere, and not everywhere.
 SHARD_CHANCE = 0.4
 """How often a replicated axis of a stored parameter is sharded (ZeRO)."""
-GATHERED_ONCE_CHANCE = 0.4
-"""How often a stored parameter's gathered copy is held over the step (ZeRO, stages 1 and 2)."""
+UNSHARDED_CHANCE = 0.4
+"""How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
+OTHER_REDUCTION_CHANCE = 0.2
+"""How often the gradient of a whole parameter is reduced at the other time."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
@@ -37,8 +40,8 @@ def random_strategy(
     rng: random.Random,
     recompute: float = 0.0,
 ) -> Strategy:
-    """Any legal strategy: a random configuration per group, random homes for hubs among what their producer
-    and readers use, random stored placements, as used or sharded further.
+    """Any legal strategy: a random configuration per group, random materialised placements of hubs
+    among what their producer and readers use, random stored placements, as used or sharded further.
 
     Args:
         mesh: micro-batches, then axis sizes.
@@ -77,7 +80,7 @@ def random_strategy(
 def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
     """A legal stored placement near a use: axes on which it is whole may shard any atom that divides.
 
-    It may be gathered once per step.
+    In training it may be gathered once per step, and its gradient reduced last.
     """
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
@@ -92,10 +95,10 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
             ]
             if fitting:
                 layout[axis] = rng.choice(fitting)
-        elif rng.random() < 0.2:
+        elif rng.random() < OTHER_REDUCTION_CHANCE:
             # Whole, with the gradient reduced in backward instead of in the bucket, or the other way.
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
-    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < GATHERED_ONCE_CHANCE:
+    if graph.atoms.graph.training and tensor.requires_grad and rng.random() < UNSHARDED_CHANCE:
         each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
         reduce = rng.choice((each, last)) if tensor.master_dtype is None else each
         return Storage(tuple(layout), Gather.ONCE, reduce).stored

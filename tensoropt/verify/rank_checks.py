@@ -1,4 +1,4 @@
-"""The part of :mod:`tensoropt.verify.check` that runs on every rank."""
+"""What every rank does of :mod:`tensoropt.verify.real_ranks`: run its part of a plan, compare, watch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import torch
 
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
-from tensoropt.ops.layouts import REPLICATE
-from tensoropt.placement.execute.engine import AnyEngine, PlacedEngine
-from tensoropt.placement.plans import placed_from_dict
-from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.verify.differences import difference, outputs_difference, worst
+from tensoropt.execute.executable import executable_from_dict
+from tensoropt.verify.differences import Worst, difference, outputs_difference, worst
 from tensoropt.verify.recorder import outgoing, summarise
 from tensoropt.verify.reference import (
     GRADIENT_FLOOR,
@@ -28,6 +25,7 @@ from tensoropt.verify.reference import (
     reference,
 )
 from tensoropt.verify.steps import Step, issued, step_times, tracked_memory
+from tensoropt.verify.tolerances import Differences, NarrowDistance
 
 
 @dataclass(frozen=True)
@@ -49,46 +47,86 @@ class CheckOptions:
     timed_steps: int = 5
 
 
+@dataclass(frozen=True)
+class RankNumerics:
+    """How far one rank's results are from the unsplit model's; picklable.
+
+    Attributes:
+        loss: of the outputs in inference.
+        gradient, parameter, buffer: the largest of their kind.
+        not_finite: of the unsplit model.
+        rounding: of the unsplit model under mixed precision, else None.
+        replicas: per parameter which shard this rank has, and a digest of all that became of it.
+    """
+
+    loss: float
+    gradient: Worst
+    parameter: Worst
+    buffer: Worst
+    not_finite: Mapping[str, int]
+    rounding: Differences | None
+    replicas: Mapping[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class RankFindings:
+    """Everything one rank finds out about one plan; picklable.
+
+    Attributes:
+        collectives: that it issues in a step, summarised.
+        sequence: a digest of their kinds and groups in order.
+        precision: the lowest one that the model computes in.
+        times_s: of the timed steps.
+        memory: bytes of a step (:func:`tensoropt.verify.steps.tracked_memory`); None if not asked for.
+        numerics: None if not asked for.
+    """
+
+    collectives: list[dict[str, Any]]
+    sequence: str
+    precision: str
+    times_s: list[float]
+    memory: dict[str, int] | None
+    numerics: RankNumerics | None
+
+
 def check_plan(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
-) -> dict[str, Any]:
-    """Everything one rank finds out about one plan; put together by :mod:`tensoropt.verify.check`."""
+) -> RankFindings:
+    """What this rank finds out about a plan; put together by :mod:`tensoropt.verify.real_ranks`."""
     loaded = load_model(spec)
     ref = reference(loaded, options.seed) if options.numerics else None
-    engine = engine_of(loaded, strategy_data, options.seed)
-    found: dict[str, Any] = {}
+    engine = executable_from_dict(strategy_data, loaded.graph).engine(loaded.values, seed=options.seed)
     results: list[Any] = []
     sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
-    found["collectives"] = summarise(sent)
-    found["sequence"] = digest([repr(c[:2]).encode() for c in sent])
-    found["precision"] = precision(loaded)
+    numerics = None
     if ref is not None:
-        found["rounding"] = dict(ref.rounding)
         outputs, gradients = results
-        found |= _numerics(engine, loaded, ref, Results(outputs, gradients, {}, {}))
+        numerics = _numerics(engine, loaded, ref, Results(outputs, gradients, {}, {}))
     step = Step(engine, loaded.inputs, options.optimizer)
+    memory = None
     if options.memory:
-        step()
-        found["memory"] = tracked_memory(step)
-    found["times_s"] = step_times(step, options.timed_steps)
-    return found
+        step()  # the optimizer makes its state in the first one
+        memory = tracked_memory(step)
+    return RankFindings(
+        collectives=summarise(sent),
+        sequence=digest([repr((c.kind, c.axes)).encode() for c in sent]),
+        precision=precision(loaded),
+        times_s=step_times(step, options.timed_steps),
+        memory=memory,
+        numerics=numerics,
+    )
 
 
 def narrow_distance(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
-) -> dict[str, float]:
+) -> NarrowDistance:
     """How far this rank's gradients are from the unsplit model's in double precision, in the model's own one.
 
     In inference the same of the outputs.
-
-    Returns:
-        ``split``: norm of the difference over all parameters here, relative to that of the gradients;
-        ``unsplit``: the same of the unsplit model in its own precision, what rounding alone does;
-        ``kinked``: 1 where rounding may change whole elements (:func:`has_kinks`), else 0.
     """
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
-    engine = engine_of(loaded, strategy_data, options.seed)
+    engine = executable_from_dict(strategy_data, loaded.graph).engine(loaded.values, seed=options.seed)
     outputs, gradients = first_step(engine, loaded)
     shard = engine.shards.shard
     if engine.training:
@@ -97,11 +135,7 @@ def narrow_distance(
     else:
         split = list(zip(outputs, exact.outputs, strict=True))
         whole = list(zip(unsplit.outputs, exact.outputs, strict=True))
-    return {
-        "split": _distance(split),
-        "unsplit": _distance(whole),
-        "kinked": float(has_kinks(loaded)),
-    }
+    return NarrowDistance(_distance(split), _distance(whole), has_kinks(loaded))
 
 
 def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -113,14 +147,7 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
-def engine_of(loaded: LoadedModel, data: Mapping[str, Any], seed: int) -> AnyEngine:
-    """The engine of a strategy on this rank, whichever kind of strategy it is."""
-    if "placed" in data:
-        return PlacedEngine(placed_from_dict(data["placed"], loaded.graph), loaded.values, seed=seed)
-    return Engine(strategy_from_dict(data, loaded.graph), loaded.values, seed=seed)
-
-
-def _numerics(engine: AnyEngine, loaded: LoadedModel, ref: Results, first: Results) -> dict[str, Any]:
+def _numerics(engine: Engine, loaded: LoadedModel, ref: Results, first: Results) -> RankNumerics:
     shard = engine.shards.shard
     per_gradient = {
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
@@ -136,17 +163,19 @@ def _numerics(engine: AnyEngine, loaded: LoadedModel, ref: Results, first: Resul
     per_buffer = {
         name: difference(got, ref.buffers[name], floor=GRADIENT_FLOOR) for name, got in buffers.items()
     }
-    return {
-        "loss_difference": outputs_difference(first.outputs, ref.outputs),
-        "gradient_difference": worst(per_gradient),
-        "parameter_difference": worst(per_parameter),
-        "buffer_difference": worst(per_buffer),
-        "not_finite": ref.not_finite,
-        "replicas": dict(_checksums(engine, after)),
-    }
+    return RankNumerics(
+        loss=outputs_difference(first.outputs, ref.outputs),
+        gradient=worst(per_gradient),
+        parameter=worst(per_parameter),
+        buffer=worst(per_buffer),
+        not_finite=ref.not_finite,
+        rounding=ref.rounding,
+        replicas=dict(_checksums(engine, after)),
+    )
 
 
 def digest(pieces: list[bytes]) -> str:
+    """The SHA-256 of all pieces in a row, in hexadecimal."""
     found = hashlib.sha256()
     for piece in pieces:
         found.update(piece)
@@ -158,13 +187,10 @@ def _bytes_of(value: torch.Tensor) -> bytes:
 
 
 def _checksums(
-    engine: AnyEngine, after: Mapping[str, Mapping[str, torch.Tensor]]
+    engine: Engine, after: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
     """Per parameter which shard this rank holds, and a digest of its last gradient and of what it became."""
-    place = engine.runtime.place
     for name, leaf in engine.shards.leaves.items():
-        stored = engine.strategy.stored[name] if isinstance(engine, Engine) else ()
-        shard = tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         values = [leaf, *gradient, *(values[name] for values in after.values())]
-        yield name, (shard, digest([_bytes_of(v) for v in values]))
+        yield name, (engine.shards.shard_index(name), digest([_bytes_of(v) for v in values]))

@@ -9,16 +9,28 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Collective = tuple[str, tuple[int, ...], int]
-"""(kind, mesh axes of the group, bytes). Bytes of the reduced tensor, the gathered output, the scattered
-input, the exchanged input. Of a message (``send``) instead of axes the sender and the receiver."""
+
+class Collective(NamedTuple):
+    """A collective, or a message, as a rank issues it.
+
+    Attributes:
+        kind: ``all_reduce``, ``all_gather``, ..., or ``send``.
+        axes: the mesh axes of its group; of a message the sender and the receiver.
+        bytes: of the reduced tensor, the gathered output, the scattered input, the exchanged input, the
+            message.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    bytes: int
+
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {
@@ -52,7 +64,7 @@ class CollectiveRecorder(TorchDispatchMode):
     """Notes every collective issued while it is active, forward and backward.
 
     Args:
-        mesh: micro-batches, then the axis sizes; ranks lie on the axes row-major.
+        mesh: micro-batches, then the axis sizes; ranks are numbered along them row-major.
 
     Attributes:
         issued: in order of issue.
@@ -76,17 +88,17 @@ class CollectiveRecorder(TorchDispatchMode):
         if func.namespace == "c10d":
             kind, position = _COUNTED.get(name, (name, 0))
             if kind == "send":
-                self.issued.append((kind, (dist.get_rank(), int(args[2])), _nbytes(args[0])))
+                self.issued.append(Collective(kind, (dist.get_rank(), int(args[2])), _nbytes(args[0])))
                 return
             groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
             ranks = next((g for g in groups if g is not None), ())
-            self.issued.append((kind, self.axes(ranks), _nbytes(args[position])))
+            self.issued.append(Collective(kind, self.axes(ranks), _nbytes(args[position])))
             return
         kind = _FUNCTIONAL.get(name, name)
         counted = result if kind == "all_gather" else args[0]
         group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
         ranks = tuple(dist.get_process_group_ranks(group))
-        self.issued.append((kind, self.axes(ranks), _nbytes(counted)))
+        self.issued.append(Collective(kind, self.axes(ranks), _nbytes(counted)))
 
     def axes(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The mesh axes (from 1 on) along which these ranks differ."""
@@ -98,9 +110,6 @@ class CollectiveRecorder(TorchDispatchMode):
                 rank //= size
             places.append(tuple(reversed(place)))
         return tuple(a + 1 for a in range(len(self.mesh) - 1) if len({p[a] for p in places}) > 1)
-
-    def summary(self) -> list[dict[str, Any]]:
-        return summarise(self.issued)
 
 
 def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
@@ -114,24 +123,28 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     """A multiset of collectives as plain, sorted data: kind, axes, bytes of one, count."""
     counted = Counter(collectives)
     return [
-        {"kind": kind, "axes": list(axes), "bytes": size, "count": counted[kind, axes, size]}
-        for kind, axes, size in sorted(counted)
+        {"kind": one.kind, "axes": list(one.axes), "bytes": one.bytes, "count": counted[one]}
+        for one in sorted(counted)
     ]
 
 
 def outgoing(found: Iterable[Collective]) -> list[Collective]:
-    """Without the other ends of messages."""
-    return [c for c in found if c[0] != "recv"]
+    """What a rank sends: its collectives and messages, without those that it receives."""
+    return [c for c in found if c.kind != "recv"]
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """What the ranks of a placed plan send altogether: messages of each, and what all take part in once."""
-    total: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+    total: Counter[Collective] = Counter()
     for rank, rows in enumerate(ranks):
         for row in rows:
             if row["kind"] == "send" or rank == 0:
-                total[row["kind"], tuple(row["axes"]), row["bytes"]] += row["count"]
+                total[_collective_in(row)] += row["count"]
     return summarise(total.elements())
+
+
+def _collective_in(row: Mapping[str, Any]) -> Collective:
+    return Collective(row["kind"], tuple(row["axes"]), row["bytes"])
 
 
 def shown_axes(row: Mapping[str, Any]) -> list[int]:
@@ -147,20 +160,21 @@ def compare_collectives(
     def counter(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
         found: Counter[Collective] = Counter()
         for row in rows:
-            found[row["kind"], tuple(row["axes"]), row["bytes"]] += row["count"]
+            found[_collective_in(row)] += row["count"]
         return found
 
     left, right = counter(predicted), counter(issued)
     return [
-        f"{kind} of {size} bytes {_between(kind, axes)}: predicted {left[kind, axes, size]}, "
-        f"issued {right[kind, axes, size]}"
-        for kind, axes, size in sorted(left.keys() | right.keys())
-        if left[kind, axes, size] != right[kind, axes, size]
+        f"{one.kind} of {one.bytes} bytes {_between(one)}: predicted {left[one]}, issued {right[one]}"
+        for one in sorted(left.keys() | right.keys())
+        if left[one] != right[one]
     ]
 
 
-def _between(kind: str, axes: Sequence[int]) -> str:
-    return f"from device {axes[0]} to {axes[1]}" if kind == "send" else f"over axes {list(axes)}"
+def _between(one: Collective) -> str:
+    if one.kind == "send":
+        return f"from device {one.axes[0]} to {one.axes[1]}"
+    return f"over axes {list(one.axes)}"
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -180,10 +194,12 @@ class MemoryTracker(TorchDispatchMode):
         self._known: dict[int, weakref.ref] = {}
 
     def add(self, values: Iterable[torch.Tensor]) -> None:
+        """Count tensors that exist already."""
         for value in values:
             self._see(value, counted=True)
 
     def exclude(self, values: Iterable[torch.Tensor]) -> None:
+        """Leave tensors out that exist already."""
         for value in values:
             self.excluded_bytes += self._see(value, counted=False)
 

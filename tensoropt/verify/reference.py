@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from tensoropt.capture.validity import valid_values
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model, open_model
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
-from tensoropt.placement.execute.engine import AnyEngine
 from tensoropt.verify.differences import largest_of, named_difference, not_finite, outputs_difference
+from tensoropt.verify.tolerances import Differences
 
 OPTIMIZER_STEPS = 2
 """Steps after which parameters are compared: the second one starts from moved weights and used state."""
@@ -33,6 +34,7 @@ def smooth_optimizers(floor: float) -> dict[str, Any]:
     """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
     where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
     eps = max(floor, 1e-8)
+    # Rates at which parameters move visibly in two steps and stay finite; assumptions, not tuned.
     return {
         "momentum": lambda leaves: torch.optim.SGD(leaves, lr=1e-2, momentum=0.9),
         "adam": lambda leaves: torch.optim.Adam(leaves, lr=1e-3, eps=eps),
@@ -47,7 +49,7 @@ class Results:
         outputs: the loss alone in training.
         after: per optimizer the parameters after its steps.
         floor: the size below which gradients are not looked at.
-        rounding: what mixed precision alone changes, by kind of result; only what is finite.
+        rounding: what mixed precision alone changes; None without.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -55,7 +57,7 @@ class Results:
     after: Mapping[str, Mapping[str, torch.Tensor]]
     buffers: Mapping[str, torch.Tensor]
     floor: float = 0.0
-    rounding: Mapping[str, float] = field(default_factory=dict)
+    rounding: Differences | None = None
 
     @property
     def not_finite(self) -> dict[str, int]:
@@ -72,7 +74,7 @@ class Results:
 
 
 def first_step(
-    engine: AnyEngine, loaded: LoadedModel
+    engine: Engine, loaded: LoadedModel
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
     """(outputs, gradients) of the first step; the gradients are copies."""
     engine.runtime.step = 0
@@ -85,7 +87,7 @@ def first_step(
 
 
 def after_steps(
-    engine: AnyEngine, loaded: LoadedModel, floor: float
+    engine: Engine, loaded: LoadedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
     after: dict[str, dict[str, torch.Tensor]] = {}
@@ -102,7 +104,7 @@ def after_steps(
             engine(*loaded.inputs)[0].backward()
             if optimizer is not None:
                 optimizer.step()
-        engine.settle()
+        engine.sync_buffers()
         after[name] = {n: leaf.detach().clone() for n, leaf in engine.shards.leaves.items()}
         buffers = {n: value.clone() for n, value in engine.buffers.items()}
     engine.load(loaded.values)
@@ -113,9 +115,9 @@ def after_steps(
 def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Results:
     """Run the unsplit graph once; kept with the loaded model."""
     key = ("reference", seed)
-    if key not in loaded.memory:
+    if key not in loaded.results:
         narrow = loaded.spec.compute_dtype != "float32"
-        engine = Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
+        engine = ShardedEngine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
         outputs, gradients = first_step(engine, loaded)
         if floor is None:
             floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
@@ -123,11 +125,11 @@ def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Res
         found = Results(outputs, gradients, after, buffers, floor)
         if narrow:
             found = replace(found, rounding=_rounding(loaded.spec, seed, found))
-        loaded.memory[key] = found
-    return loaded.memory[key]
+        loaded.results[key] = found
+    return loaded.results[key]
 
 
-def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> dict[str, float]:
+def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
     """How far the narrower type alone takes the unsplit model from what it gives in float32."""
     wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {
@@ -143,10 +145,23 @@ def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> dict[str, float]:
         "buffer": named_difference(narrow.buffers, wide.buffers, GRADIENT_FLOOR),
     }
     # Where the narrow type overflows nothing is learned of its rounding, and nothing more is allowed.
-    return {kind: change if math.isfinite(change) else 0.0 for kind, change in changes.items()}
+    return Differences(**{k: change if math.isfinite(change) else 0.0 for k, change in changes.items()})
 
 
-def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class ModuleFindings:
+    """How far the unsplit graph is from the module it was captured from; picklable.
+
+    Attributes:
+        differences: of the loss (the outputs in inference) and, in training, of the gradients.
+        not_finite: how many values of the unsplit graph are NaN or infinite, by what they are of.
+    """
+
+    differences: Differences
+    not_finite: Mapping[str, int]
+
+
+def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
     """The unsplit graph against the module it was captured from; None for models that draw random numbers."""
     loaded = load_model(spec)
     if draws_at_random(loaded):
@@ -160,11 +175,7 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
         with torch.no_grad():
             outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))
         tensors = [v for v in outputs if isinstance(v, torch.Tensor)]
-        return {
-            "loss_difference": outputs_difference(ref.outputs, tensors),
-            "gradient_difference": None,
-            "not_finite": ref.not_finite,
-        }
+        return ModuleFindings(Differences(outputs_difference(ref.outputs, tensors)), ref.not_finite)
     with valid_values():  # a layer that capture kept is not dropped here either
         _, loss = find_loss(model.train()(*args, **kwargs))
     loss.backward()
@@ -177,11 +188,10 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
                 gradient = torch.zeros_like(ref.gradients[tensor.name])
             wanted[tensor.name] = gradient
     of_graph = {name: ref.gradients[name] for name in wanted}
-    return {
-        "loss_difference": outputs_difference(ref.outputs, [loss]),
-        "gradient_difference": named_difference(of_graph, wanted, ref.floor),
-        "not_finite": ref.not_finite,
-    }
+    differences = Differences(
+        outputs_difference(ref.outputs, [loss]), named_difference(of_graph, wanted, ref.floor)
+    )
+    return ModuleFindings(differences, ref.not_finite)
 
 
 def precision(loaded: LoadedModel) -> str:

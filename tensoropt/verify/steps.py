@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine
-from tensoropt.placement.execute.engine import AnyEngine
 from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.verify.recorder import Collective, CollectiveRecorder, MemoryTracker
 
@@ -24,7 +23,7 @@ class Step:
         optimizer: None in inference.
     """
 
-    def __init__(self, engine: AnyEngine, inputs: Sequence[torch.Tensor], optimizer: str):
+    def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], optimizer: str):
         self.engine = engine
         self.inputs = tuple(inputs)
         trained = [v for v in engine.shards.leaves.values() if v.requires_grad]
@@ -45,12 +44,13 @@ class Step:
             self.optimizer.step()
 
     def optimizer_state(self) -> list[torch.Tensor]:
+        """All tensors of the optimizer's state; empty before the first step."""
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         values = [value for state in states for value in state.values()]
         return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def issued(engine: AnyEngine, run: Callable[[], object]) -> list[Collective]:
+def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
     """The collectives that ``run`` issues on this rank, in order."""
     with CollectiveRecorder(engine.runtime.mesh) as recorder:
         run()
@@ -68,19 +68,15 @@ def tracked_memory(step: Step) -> dict[str, int]:
     tracker.exclude(step.inputs)
     tracker.exclude(engine.module.buffers())
     tracker.exclude(engine.buffers.values())
-    copies, waiting = [], []
-    if isinstance(engine, Engine):
-        copies, waiting = list(engine.runtime.held.values()), list(engine.held.waiting.values())
-    parts = {
-        "parameters": [v.detach() for v in (*engine.shards.leaves.values(), *copies)],
-        "gradients": [*engine.shards.book.tensors, *waiting],
-        "optimizer": step.optimizer_state(),
-    }
-    del copies  # the step replaces them, so nobody else may keep the old ones
     sizes = {}
-    for name in tuple(parts):
+    # One list at a time: a step replaces its unsharded parameters, and nobody else may keep the old ones.
+    for name, tensors in (
+        ("parameters", engine.parameter_tensors),
+        ("gradients", engine.gradient_tensors),
+        ("optimizer", step.optimizer_state),
+    ):
         before = tracker.now_bytes
-        tracker.add(parts.pop(name))
+        tracker.add(tensors())
         sizes[name] = tracker.now_bytes - before
     with tracker:
         step()

@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import capture, find_loss
 from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import model_values
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import group_operators
 from tensoropt.verify.differences import largest_of, named_difference
@@ -28,7 +28,9 @@ front of a batch norm has no gradient but rounding."""
 def test_the_graph_is_the_model(name):
     built = zoo.build(name)
     captured = capture(built.model, built.args, dict(built.kwargs))
-    engine = Engine(unsplit_strategy(group_operators(refine_graph(captured.graph))), model_values(captured))
+    engine = ShardedEngine(
+        unsplit_strategy(group_operators(refine_graph(captured.graph))), model_values(captured)
+    )
     inputs = [v for v in pytree.tree_leaves((built.args, dict(built.kwargs))) if isinstance(v, torch.Tensor)]
     loss = engine(*inputs)[0]
     loss.backward()

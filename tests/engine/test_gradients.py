@@ -7,10 +7,10 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.gradients import Gradients, storage_key
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, copies_gradient
@@ -19,13 +19,13 @@ from tensoropt.sharding.groups import group_operators
 X = torch.randn(4, 8)
 
 
-def engine_of(model: nn.Module) -> Engine:
+def engine_of(model: nn.Module) -> ShardedEngine:
     captured = capture(model, (X,), loss=torch.sum)
     graph = group_operators(refine_graph(captured.graph))
-    return Engine(unsplit_strategy(graph), model_values(captured), runtime=Runtime((1,), rank=0))
+    return ShardedEngine(unsplit_strategy(graph), model_values(captured), runtime=Runtime((1,), rank=0))
 
 
-def step(engine: Engine) -> dict[str, torch.Tensor]:
+def step(engine: ShardedEngine) -> dict[str, torch.Tensor]:
     engine.shards.clear()
     engine(X)[0].backward()
     return dict(engine.shards.gradients)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel, load_model
 from tensoropt.engine.recompute import Recomputed
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import parallelize
 from tensoropt.sharding.regions import find_regions
 from tests.execute import jobs
@@ -21,13 +21,13 @@ def loaded() -> LoadedModel:
     return load_model(jobs.spec("transformer_dropout"))
 
 
-def engine(loaded: LoadedModel, recompute: bool) -> Engine:
+def engine(loaded: LoadedModel, recompute: bool) -> ShardedEngine:
     strategy = unsplit_strategy(loaded.graph)
     regions = find_regions(loaded.graph) if recompute else ()
-    return Engine(replace(strategy, recomputed=regions), loaded.values)
+    return ShardedEngine(replace(strategy, recomputed=regions), loaded.values)
 
 
-def kept_bytes(run: Engine, inputs) -> tuple[torch.Tensor, int]:
+def kept_bytes(run: ShardedEngine, inputs) -> tuple[torch.Tensor, int]:
     """(loss, bytes that autograd holds when forward is through)."""
     held: dict[int, int] = {}
 

@@ -10,8 +10,10 @@ import pytest
 from tensoropt.engine.models import load_model
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.verify.check import replicas_agree, verify_strategies, within_tolerance
+from tensoropt.verify.findings import Findings
 from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.real_ranks import verify_strategies
+from tensoropt.verify.tolerances import replicas_agree, within_tolerance
 from tests.execute import jobs
 
 WHOLE: tuple[int, ...] = ()
@@ -48,7 +50,7 @@ def on_two_ranks(*stored: str) -> dict[str, Any]:
     return json.loads(json.dumps(strategy_to_dict(strategy_from_dict(data, graph))))
 
 
-def verified(strategy: dict[str, Any], ranks: RankPool) -> dict[str, Any]:
+def verified(strategy: dict[str, Any], ranks: RankPool) -> Findings:
     options = CheckOptions(memory=False, timed_steps=0)
     (result,) = verify_strategies(jobs.spec("mlp"), [strategy], pool=ranks, options=options)
     return result
@@ -60,13 +62,13 @@ def test_a_replica_that_drifts_apart_is_found(ranks: RankPool, stored: str, comp
     """One rank's gradients are off by a unit in their last place: far within every tolerance. Of shards there
     is nothing to compare with."""
     strategy = on_two_ranks("R", stored)
-    assert verified(strategy, ranks)["replicas_agree"] is True
+    assert verified(strategy, ranks).replicas_agree is True
     ranks.run(jobs.spoil_a_replica, True)
     try:
         spoilt = verified(strategy, ranks)
     finally:
         ranks.run(jobs.spoil_a_replica, False)
-    assert spoilt["replicas_agree"] is not compared
-    assert spoilt["numerics_ok"] is not compared
-    assert within_tolerance(spoilt, "float32")
-    assert spoilt["error"] is None
+    assert spoilt.replicas_agree is not compared
+    assert spoilt.numerics_ok is not compared
+    assert within_tolerance(spoilt.differences, "float32")
+    assert spoilt.error is None

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from tensoropt.engine import gradients, runtime
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.differences import difference, largest_of, outputs_difference, worst
@@ -151,7 +151,7 @@ def on_ranks(mesh: Sequence[int], work: Callable[[ThreadRuntime], Any], seed: in
     return results
 
 
-def step(engine: Engine, inputs: Sequence[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
+def step(engine: ShardedEngine, inputs: Sequence[torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
     """(loss, gradients of the local shards) of one training step."""
     loss = engine(*inputs)[0]
     loss.backward()
@@ -170,7 +170,7 @@ def largest_differences(
     floor = 1e-3 * largest_of(gradients.values())
 
     def work(own: ThreadRuntime) -> tuple[float, dict[str, float]]:
-        engine = Engine(strategy, values, runtime=own)
+        engine = ShardedEngine(strategy, values, runtime=own)
         found, pieces = step(engine, inputs)
         far = {}
         for name, piece in pieces.items():

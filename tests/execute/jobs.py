@@ -18,8 +18,8 @@ from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.differences import difference, largest_of, named_difference
-from tensoropt.verify.random_placements import random_placed
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.placement.execute.random_placed import random_placed
 
 
 def spec(name: str, **more: Any) -> ModelSpec:

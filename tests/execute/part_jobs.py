@@ -14,7 +14,7 @@ from tensoropt.ops.families.losses import cross_entropy_kernel
 from tensoropt.ops.families.norms import sync_batch_norm
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, run_steps, take_shard
 from tensoropt.sharding.reshard.steps import edge_steps, forward_placements, gradient_placements
-from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
+from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summarise
 
 
 def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
@@ -163,7 +163,7 @@ def recorded(rank: int, world: int) -> list[Any]:
         dist.all_to_all_single(torch.empty(4 * world), torch.ones(4 * world))
         dist.barrier()
         InBackward.apply(x).sum().backward()
-    rows = recorder.summary()
+    rows = summarise(recorder.issued)
     with MemoryTracker() as tracker:
         kept = torch.empty(1000)
         torch.empty(5000)

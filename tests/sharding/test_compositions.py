@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from tensoropt.capture import capture
 from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.groups import GroupGraph, group_operators
@@ -190,7 +190,7 @@ def strategies_hold(seed: int, count: int = 2) -> None:
     captured = capture(model, (x,))
     graph: GroupGraph = group_operators(refine_graph(captured.graph))
     values = model_values(captured)
-    whole = step(Engine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0)), (x,))
+    whole = step(ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0)), (x,))
     model.zero_grad()
     loss = model(x)
     loss.backward()
@@ -237,7 +237,7 @@ def test_a_constant_inside_a_contraction_is_added_once():
     captured = capture(model, (x,))
     graph = group_operators(refine_graph(captured.graph))
     values = model_values(captured)
-    whole = step(Engine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0)), (x,))
+    whole = step(ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0)), (x,))
     micro, rng = micro_strategies(graph, 1), random.Random(0)
     contracted = 0
     for _ in range(12):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import model_values
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_from_dict
@@ -151,7 +151,7 @@ def tracked_peak(build, strategy: Strategy, optimizer_of) -> int:
     assert captured is not None
     _, args, kwargs = build()
     inputs = tuple(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))
-    engine = Engine(strategy, {n: v.clone() for n, v in model_values(captured).items()})
+    engine = ShardedEngine(strategy, {n: v.clone() for n, v in model_values(captured).items()})
     optimizer = optimizer_of([v for v in engine.shards.leaves.values() if v.requires_grad])
 
     def step() -> None:
@@ -164,7 +164,7 @@ def tracked_peak(build, strategy: Strategy, optimizer_of) -> int:
     tracker.exclude((*inputs, *engine.lowered.module.buffers(), *engine.buffers.values()))
     states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     tracker.add(v.detach() for v in engine.shards.leaves.values())
-    tracker.add(engine.shards.book.tensors)
+    tracker.add(engine.shards.accumulated.tensors)
     tracker.add(states)
     with tracker:
         step()

@@ -37,7 +37,7 @@ def test_the_peak_of_any_strategy_is_predicted(name, meshes, count, more) -> Non
             predicted_peak = memory_curve(
                 strategy, {n: facts_of(w) for n, w in works.items()}, "sgd"
             ).peak.total
-            tracked = check_on_fake_ranks(loaded, strategy, "sgd")["memory"]["peak"]
+            tracked = check_on_fake_ranks(loaded, strategy, "sgd").memory_tracked_bytes
             errors.append(abs(predicted_peak / tracked - 1))
     assert max(errors) < 0.035
     assert statistics.median(errors) < (0.007 if more else 0.001)

@@ -15,7 +15,7 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
-from tensoropt.verify.recorder import compare_collectives
+from tensoropt.verify.recorder import Collective, compare_collectives
 from tests.execute import jobs
 from tests.verify.test_verify import predicted
 
@@ -31,23 +31,24 @@ def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: bool) 
     if recompute:
         strategy = replace(strategy, recomputed=find_regions(loaded.graph))
     found = check_on_fake_ranks(loaded, strategy, "adam")
-    issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found["collectives"]]
+    issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
     assert compare_collectives(predicted(spec, strategy_to_dict(strategy)), issued) == []
-    assert found["unlike"] == []
+    assert found.ranks_unlike == []
     assert not dist.is_initialized()
     facts = {
         n: find_facts(workload(loaded.graph, configuration, mesh))
         for n, configuration in strategy.configurations.items()
     }
     peak = memory_curve(strategy, facts, "adam").peak.total
-    assert found["memory"]["peak"] == pytest.approx(peak, rel=0.005)
+    assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.005)
 
 
 def test_ranks_that_would_hang_are_named() -> None:
-    sent = [("all_reduce", (1,), 8), ("all_gather", (2,), 4)]
+    sent = [Collective("all_reduce", (1,), 8), Collective("all_gather", (2,), 4)]
     assert compare_ranks(0, sent, 3, list(sent)) == []
-    assert compare_ranks(0, sent, 3, [("all_reduce", (1,), 4), sent[1]]) == []
-    assert "rank 3 sends 16 bytes" in compare_ranks(0, sent, 3, [("all_reduce", (1,), 16), sent[1]])[0]
+    assert compare_ranks(0, sent, 3, [Collective("all_reduce", (1,), 4), sent[1]]) == []
+    bigger = Collective("all_reduce", (1,), 16)
+    assert "rank 3 sends 16 bytes" in compare_ranks(0, sent, 3, [bigger, sent[1]])[0]
     assert "collective 0: rank 0 issues all_reduce" in compare_ranks(0, sent, 3, sent[::-1])[0]
     assert "rank 0 issues 2 collectives, rank 3 1" in compare_ranks(0, sent, 3, sent[:1])[0]
 

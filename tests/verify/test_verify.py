@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -16,18 +17,18 @@ from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.simulate.collectives import predicted_collectives
-from tensoropt.verify.check import (
-    DIFFERENCES,
-    is_rounding,
-    near_enough,
-    verify_module,
-    verify_strategies,
-    within_tolerance,
-)
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.recorder import compare_collectives
 from tensoropt.verify.reference import has_kinks
+from tensoropt.verify.tolerances import (
+    Differences,
+    NarrowDistance,
+    is_rounding,
+    near_enough,
+    within_tolerance,
+)
 from tests.execute import jobs
 
 pytestmark = pytest.mark.distributed
@@ -47,8 +48,8 @@ def check(name: str, mesh: tuple[int, ...], count: int, pool: RankPool, **more: 
     for strategy, result in zip(
         strategies, verify_strategies(spec, strategies, pool=pool, options=NUMERICS), strict=True
     ):
-        assert result["numerics_ok"], (result, strategy)
-        issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in result["collectives_issued"]]
+        assert result.numerics_ok, (result, strategy)
+        issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in result.collectives_issued]
         assert compare_collectives(predicted(spec, strategy), issued) == [], strategy
 
 
@@ -102,8 +103,8 @@ def test_double_precision_is_much_closer(ranks: RankPool) -> None:
     (result,) = verify_strategies(
         spec, draw("mlp", (2, 2), 1, seed=3, dtype="float64"), pool=ranks, options=NUMERICS
     )
-    assert result["numerics_ok"]
-    assert result["gradient_difference"] < 1e-12
+    assert result.numerics_ok
+    assert result.differences.gradient < 1e-12
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("mlp", (2, 2)), ("transformer", (1, 2)), ("vgg_norm", (1, 2))])
@@ -113,17 +114,16 @@ def test_mixed_precision(ranks: RankPool, name: str, mesh: tuple[int, ...]) -> N
 
 
 def test_rounding_of_the_narrow_type_sets_the_tolerance() -> None:
-    found = {f"{kind}_difference": 0.05 for kind in ("loss", "gradient", "parameter", "buffer")}
-    rounding = dict.fromkeys(("loss", "gradient", "parameter", "buffer"), 0.02)
+    found, rounding = Differences(0.05, 0.05, 0.05, 0.05), Differences(0.02, 0.02, 0.02, 0.02)
     assert within_tolerance(found, "bfloat16", rounding)
-    for kind in rounding:
-        assert not within_tolerance(found, "bfloat16", rounding | {kind: 0.01})
+    for kind in rounding.by_kind:
+        assert not within_tolerance(found, "bfloat16", replace(rounding, **{kind: 0.01}))
 
 
 def test_captured_graph_equals_the_module(ranks: RankPool) -> None:
     found = verify_module(jobs.spec("transformer"), ranks)
     assert found is not None
-    assert found["gradient_difference"] < 1e-5
+    assert found.differences.gradient < 1e-5
     assert verify_module(jobs.spec("transformer_dropout"), ranks) is None
 
 
@@ -136,24 +136,22 @@ def test_result_is_plain_and_measured(ranks: RankPool) -> None:
         options=CheckOptions(timed_steps=2),
         progress=lambda stage, done, total, what: calls.append((done, total)),
     )
-    assert json.loads(json.dumps(result)) == result
+    assert json.loads(json.dumps(asdict(result))) == asdict(result)
     assert calls == [(1, 1)]
-    memory = result["memory_tracked"]
-    assert result["memory_tracked_bytes"] >= memory["parameters"] + memory["gradients"] + memory["optimizer"]
+    memory = result.memory_tracked
+    assert result.memory_tracked_bytes >= memory["parameters"] + memory["gradients"] + memory["optimizer"]
     assert memory["parameters"] == memory["gradients"]
-    assert result["time_measured_s"] > 0
-    assert result["replicas_agree"] is True
-    assert result["error"] is None
+    assert result.time_measured_s > 0
+    assert result.replicas_agree is True
+    assert result.error is None
 
 
 def test_wrong_results_are_noticed() -> None:
-    right = dict.fromkeys(
-        ("loss_difference", "gradient_difference", "parameter_difference", "buffer_difference"), 0.0
-    )
+    right = Differences(0.0, 0.0, 0.0, 0.0)
     assert within_tolerance(right)
-    for key in right:
-        assert not within_tolerance(right | {key: 0.05})
-        assert not within_tolerance(right | {key: float("nan")})
+    for kind in right.by_kind:
+        assert not within_tolerance(replace(right, **{kind: 0.05}))
+        assert not within_tolerance(replace(right, **{kind: math.nan}))
 
 
 @pytest.mark.parametrize(
@@ -168,9 +166,8 @@ def test_wrong_results_are_noticed() -> None:
     ],
 )
 def test_what_shrinks_with_precision_is_rounding(single: float, double: float, rounding: bool) -> None:
-    found = {key: dict.fromkeys(DIFFERENCES, 0.0) | {"parameter_difference": value}
-             for key, value in (("single", single), ("double", double))}  # fmt: skip
-    assert is_rounding(found["single"], found["double"]) is rounding
+    in_single, in_double = (Differences(0.0, 0.0, value, 0.0) for value in (single, double))
+    assert is_rounding(in_single, in_double) is rounding
 
 
 @pytest.mark.parametrize(
@@ -186,7 +183,7 @@ def test_what_shrinks_with_precision_is_rounding(single: float, double: float, r
     ],
 )
 def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, near) -> None:
-    assert near_enough({"split": split, "unsplit": unsplit, "kinked": kinked}, precision) is near
+    assert near_enough(NarrowDistance(split, unsplit, bool(kinked)), precision) is near
 
 
 def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
@@ -197,10 +194,10 @@ def test_a_fault_of_the_narrow_path_alone_is_found(ranks: RankPool) -> None:
         (spoilt,) = verify_strategies(jobs.spec("mlp"), strategies, pool=ranks, options=NUMERICS)
     finally:
         ranks.run(jobs.spoil_narrow_gradients, False)
-    assert "right in float64, wrong in float32" in spoilt["error"]
-    assert spoilt["compared_in"] == "float64"
-    assert spoilt["gradient_difference"] < 1e-9
-    assert not spoilt["numerics_ok"]
+    assert "right in float64, wrong in float32" in spoilt.error
+    assert spoilt.compared_in == "float64"
+    assert spoilt.differences.gradient < 1e-9
+    assert not spoilt.numerics_ok
 
 
 @pytest.mark.parametrize(("name", "mode"), [("perceptron_outputs", "inference"), ("mlp", "train")])
@@ -214,11 +211,11 @@ def test_a_plan_that_gives_nan_fails(ranks: RankPool, name: str, mode: str) -> N
         ranks.run(jobs.spoil_forward, False)
     assert results
     for result in results:
-        assert result["loss_difference"] == math.inf
-        assert not result["numerics_ok"]
-        assert result["not_finite"] == {}
-        assert result["compared_in"] == "float32"  # not explained away in double precision
-        assert mode == "inference" or result["gradient_difference"] == math.inf
+        assert result.differences.loss == math.inf
+        assert not result.numerics_ok
+        assert result.not_finite == {}
+        assert result.compared_in == "float32"  # not explained away in double precision
+        assert mode == "inference" or result.differences.gradient == math.inf
 
 
 def sends_forward(name: str, data: dict[str, Any], mode: str) -> bool:
@@ -232,14 +229,14 @@ def test_what_the_unsplit_model_does_not_define_is_said(ranks: RankPool, name: s
     spec = jobs.spec(name, mode=mode)
     results = verify_strategies(spec, draw(name, (1, 2), 3, mode=mode), pool=ranks, options=NUMERICS)
     for result in results:
-        assert result["numerics_ok"], result
-        assert 0 < result["not_finite"]["output 0"] <= 16 * 8
+        assert result.numerics_ok, result
+        assert 0 < result.not_finite["output 0"] <= 16 * 8
         if mode == "train":
-            assert any(key.startswith("gradient of") for key in result["not_finite"])
+            assert any(key.startswith("gradient of") for key in result.not_finite)
     module = verify_module(spec, ranks)
     assert module is not None
-    assert within_tolerance(module)
-    assert module["not_finite"] == results[0]["not_finite"]
+    assert within_tolerance(module.differences)
+    assert module.not_finite == results[0].not_finite
 
 
 @pytest.mark.parametrize(("name", "kinks"), [("mlp", False), ("vgg_norm", True)])

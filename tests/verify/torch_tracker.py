@@ -7,7 +7,6 @@ from typing import Any
 
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from tensoropt.engine.engine import Engine
 from tensoropt.verify.steps import Step
 
 
@@ -46,14 +45,11 @@ def torch_peak_bytes(step: Step, modules: Any = None) -> int:
         id(value.untyped_storage()): value
         for value in itertools.chain(step.inputs, engine.module.buffers(), engine.buffers.values())
     }
-    shards = engine.shards
-    kept = [*shards.leaves.values(), *shards.book.tensors, *step.optimizer_state()]
-    if isinstance(engine, Engine):
-        kept += [*engine.runtime.held.values(), *engine.held.waiting.values()]
+    kept = [*engine.parameter_tensors(), *engine.gradient_tensors(), *step.optimizer_state()]
     tracker = MemTracker()
     tracker._mod_tracker = modules or NoModules()
     tracker.track_external(*kept, *aside.values())
-    del kept  # the step replaces the held copies, so nobody else may keep the old ones
+    del kept  # the step replaces the unsharded parameters, so nobody else may keep the old ones
     with tracker:
         step()
     peak = tracker.get_tracker_snapshot("peak")

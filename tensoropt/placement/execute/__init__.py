@@ -1,5 +1,5 @@
 """Placed plans that run: every operator on its device, in the plan's order, forward and backward.
 
-In: a :class:`~tensoropt.placement.plans.PlacedStrategy`. Out: an engine with the same face as that of
-sharded plans, for one process with several devices or for one process per device.
+In: a :class:`~tensoropt.placement.plans.PlacedStrategy`. Out: an :class:`~tensoropt.engine.engine.Engine`
+for one process with several devices or for one process per device.
 """

@@ -31,13 +31,16 @@ class Cut:
 
     @property
     def flat(self) -> tuple[int, ...]:
+        """The whole tensor's shape by atoms."""
         return tuple(size for dim in self.atoms for size in dim)
 
     @property
     def whole(self) -> tuple[int, ...]:
+        """The whole tensor's shape."""
         return tuple(prod(dim) for dim in self.atoms)
 
     def shape(self, index: int) -> tuple[int, ...]:
+        """The shape of a piece."""
         return local_shape(self.atoms, (self.code,), (self.count,), (index,))
 
     def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
@@ -53,6 +56,7 @@ class Cut:
         part.copy_(piece.reshape(part.shape))
 
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole of all pieces, or the sum of all terms."""
         if self.code == PARTIAL:
             total = pieces[0] + pieces[1]
             for piece in pieces[2:]:

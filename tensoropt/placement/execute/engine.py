@@ -1,62 +1,45 @@
-"""One training step of a placed plan, on the devices that this process plays."""
+"""One training step of a placed plan, on the devices that this process runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from tensoropt.engine.counts import TargetCounts
-from tensoropt.engine.engine import Engine, GatheredParameters
+from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.cuts import Cut
-from tensoropt.placement.execute.lower import Part, Running, check_buffers, lower_part
+from tensoropt.placement.execute.lower import LoweredPart, StepContext, check_buffers, lower_part
 from tensoropt.placement.execute.order import Transfer, schedule_of
-from tensoropt.placement.execute.parameters import HomeParameters, Placing
+from tensoropt.placement.execute.parameters import LocalDevices, PlacedParameters
 from tensoropt.placement.execute.tape import Place, Tape
 from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transport
 from tensoropt.placement.graph import Value
 from tensoropt.placement.plans import PlacedStrategy
-from tensoropt.ranks.allocator import keep_freed_memory
 
 
-class _Loss(torch.autograd.Function):
-    """The loss as everybody gets it; its backward is the plan's."""
+class PlacedEngine(Engine[LoweredPart, Tape]):
+    """Runs a placed plan in one process per device, or in one process with all devices.
 
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, engine: PlacedEngine, tape: Tape
-    ) -> torch.Tensor:
-        ctx.engine, ctx.tape = engine, tape
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        ctx.engine.backward(ctx.tape, gradient)
-        return None, None, None, None
-
-
-class PlacedEngine:
-    """Runs a placed plan; has the face of :class:`~tensoropt.engine.engine.Engine`.
+    A buffer that a step changes is up to date where it is used, and everywhere after :meth:`sync_buffers`.
 
     Args:
         strategy: the plan.
         values: the model's parameters and buffers by graph name.
-        devices: for one process that plays all devices: where each of them is. None for one process per
+        devices: for one process that runs all devices: where each of them is. None for one process per
             device in a ``torch.distributed`` job.
         seed: of dropout.
         transport: other ways of reaching the other processes than the job's, with ``rank``.
 
     Attributes:
-        training: whether the graph is one of training.
-        shards: the parameters that live here and their gradients.
-        buffers: every process has all; those that a step changes are up to date where they are used, and
-            everywhere after :meth:`settle`.
-        part: what runs here.
-        home: the first device that this process plays.
+        local: the devices that this process runs.
+        transport: carries values to the other processes.
         after_backward: called when gradients are complete.
+
+    Raises:
+        PlanError: the plan cannot be run in its order, or not by this many devices.
     """
 
     def __init__(
@@ -69,105 +52,49 @@ class PlacedEngine:
         transport: Transport | None = None,
         rank: int | None = None,
     ):
-        self.strategy = strategy
-        self.source = strategy.graph.groups.atoms.graph
-        self.training = self.source.training
         self.schedule = schedule_of(strategy)
         check_buffers(strategy)
-        base = next((v.device for v in values.values()), torch.device("cpu"))
-        self._play(devices, seed, transport, rank, base)
-        self.running = Running(self.transport, GatheredParameters(self.runtime))
-        self.runtime.gathered = self.running.keeper.note
-        self.part = self._lower(evaluating=False)
-        self.shards = HomeParameters(strategy, self.placing, self.runtime, values)
-        self.buffers = {n: values[n].detach().clone() for n in self.part.buffers}
-        self._anchor = torch.zeros((), requires_grad=True, device=self.home)
-        self._counts = TargetCounts(strategy.graph.groups) if self.part.counts else None
-        self._evaluator: Part | None = None
+        base = device_of(values)
+        if devices is not None:
+            self.local, runtime, self.transport = _in_one_process(strategy, devices, seed)
+        elif transport is not None:
+            assert rank is not None
+            self.local = LocalDevices((rank,), (base,) * strategy.devices)
+            runtime, self.transport = Runtime((1,), rank=rank, seed=seed, device=base), transport
+        else:
+            self.local, runtime, self.transport = _in_a_job(strategy, base, seed)
+        super().__init__(strategy.graph.groups.atoms.graph, runtime)
+        self.strategy = strategy
+        self.context = StepContext(self.transport, self.regathered)
+        self.shards: PlacedParameters = PlacedParameters(strategy, self.local, runtime, values)
+        self.buffers = {n: values[n].detach().clone() for n in self.lowered.buffers}
+        self.counts = TargetCounts(strategy.graph.groups) if self.lowered.counts else None
         self.after_backward: Callable[[], None] = lambda: None
         self._makers = {v: o for o, op in enumerate(strategy.graph.operators) for v in op.writes}
 
-    def _play(
-        self,
-        devices: Sequence[torch.device | str] | None,
-        seed: int,
-        transport: Transport | None,
-        rank: int | None,
-        base: torch.device,
-    ) -> None:
-        count = self.strategy.devices
-        if devices is not None:
-            if len(devices) != count:
-                raise PlanError(f"the plan is for {count} devices, but {len(devices)} are given")
-            self.placing = Placing(tuple(range(count)), tuple(torch.device(d) for d in devices))
-            self.runtime = Runtime((1,), seed=seed, device=self.placing.devices[0])
-            self.transport: Transport = Alone()
-        elif transport is not None:
-            assert rank is not None
-            self.placing = Placing((rank,), (base,) * count)
-            self.runtime = Runtime((1,), rank=rank, seed=seed, device=base)
-            self.transport = transport
-        else:
-            self.runtime = Runtime((1, count), seed=seed, device=base)
-            self.placing = Placing((self.runtime.rank,), (base,) * count)
-            self.transport = Job() if self.runtime.distributed else Alone()
-        self.home = self.placing.devices[self.placing.here[0]]
-        if self.home.type == "cpu":
-            keep_freed_memory()
-
-    def _lower(self, *, evaluating: bool) -> Part:
-        part = lower_part(
-            self.strategy, self.schedule, self.placing, self.runtime, self.running, evaluating=evaluating
+    def _lower(self, *, evaluating: bool) -> LoweredPart:
+        return lower_part(
+            self.strategy, self.schedule, self.local, self.runtime, self.context, evaluating=evaluating
         )
-        part.module.to(self.home)
-        return part
-
-    @property
-    def module(self) -> torch.fx.GraphModule:
-        """What runs forward here."""
-        return self.part.module
-
-    def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters and buffers to the model's values."""
-        self.shards.load(values)
-        for name, buffer in self.buffers.items():
-            buffer.copy_(values[name])
 
     # -- forward ----------------------------------------------------------------------------------
 
-    def __call__(self, *inputs: torch.Tensor, evaluating: bool = False) -> tuple[torch.Tensor, ...]:
-        """Results of the model on the global batch ``inputs``; every process passes the same and gets the
-        same.
-
-        Args:
-            evaluating: without dropout, and with the running statistics of batch norms.
-        """
-        training = self.training and torch.is_grad_enabled()
-        if self._counts is not None:
-            self.runtime.counts = self._counts.count(inputs, self.buffers)
+    def _call(
+        self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
+    ) -> tuple[torch.Tensor, ...]:
         tape = Tape(self._anchor) if training else None
-        self.running.tape = tape
+        # Nodes find the tape in the context. A call that fails must not leave it to the next one.
+        self.context.tape = tape
         try:
-            made = self._run(inputs, evaluating)
+            results = self._run_lowered(inputs, self.shards.leaves, evaluating=evaluating)
         finally:
-            self.running.tape = None
-        outputs = tuple(self._output(name, made, inputs) for name in self.source.outputs)
-        self.transport.finish()
-        if tape is None:
-            return outputs
-        self.runtime.step += 1
-        return (_Loss.apply(self._anchor, outputs[0], self, tape), *outputs[1:])
-
-    def _run(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> dict[Value, torch.Tensor]:
-        if evaluating and self._evaluator is None:
-            self._evaluator = self._lower(evaluating=True)
-        part = self._evaluator if evaluating and self._evaluator is not None else self.part
-        leaves = [self.shards.leaves[name] for name in part.parameters]
-        results = part.module(*inputs, *leaves, *(self.buffers[name] for name in part.buffers))
-        made = dict(zip(part.results, results, strict=True))
+            self.context.tape = None
+        made = dict(zip(self._lowered_for(evaluating).results, results, strict=True))
         if not evaluating:
             self._mutate(made)
-        return made
+        outputs = tuple(self._output(name, made, inputs) for name in self.source.outputs)
+        self.transport.finish()
+        return outputs if tape is None else (self._defer(outputs[0], tape), *outputs[1:])
 
     def _mutate(self, made: Mapping[Value, torch.Tensor]) -> None:
         """Give buffers their new values, or the parts of them that are made here. The old ones may still be
@@ -190,9 +117,9 @@ class PlacedEngine:
             return self._given(name, inputs)
         value = Value(name)
         if value in made:
-            own = made[value].to(self.home)
+            own = made[value].to(self.runtime.device)
         else:
-            own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.home)
+            own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
         if not self._alone:
             own = self.transport.broadcast(own.contiguous(), self._device_of(value))
         return own
@@ -214,63 +141,60 @@ class PlacedEngine:
 
     @property
     def _alone(self) -> bool:
-        return len(self.placing.here) == self.strategy.devices
+        return len(self.local.own) == self.strategy.devices
 
     def _device_of(self, value: Value) -> int:
         return self.strategy.placement.device[self._makers[value]]
 
     # -- backward ---------------------------------------------------------------------------------
 
-    def backward(self, tape: Tape, gradient: torch.Tensor) -> None:
+    def _finish_backward(self, tape: Tape, gradient: torch.Tensor) -> None:
         """Run the plan's backward, given the gradient of the loss."""
-        if tape.done:
-            raise RuntimeError("this loss was already used for backward(); run the model again")
-        tape.done = True
-        self.shards.book.occupy()
+        self.shards.accumulated.occupy()
         loss = Value(self.source.outputs[0])
-        if loss in self._makers and self._device_of(loss) in self.placing.here:
+        if loss in self._makers and self._device_of(loss) in self.local.own:
             where = self._device_of(loss)
-            tape.add((loss, where), gradient.to(self.placing.devices[where]))
+            tape.add((loss, where), gradient.to(self.local.devices[where]))
         arriving: dict[Value, list[tuple[Place, Arriving]]] = {}
-        device, here = self.strategy.placement.device, self.placing.here
+        device, own = self.strategy.placement.device, self.local.own
         for instruction in self.schedule.backward:
             if isinstance(instruction, Transfer):
                 self._return(tape, instruction, arriving)
-            elif device[instruction] in here:
+            elif device[instruction] in own:
                 for value in self.strategy.graph.operators[instruction].writes:
                     for place, message in arriving.pop(value, ()):
                         tape.add(place, message.wait())
                 tape.backward(instruction)
         self.transport.finish()
-        self.shards.book.finish()
+        self.shards.accumulated.finish()
         self.after_backward()
 
     def _return(
         self, tape: Tape, transfer: Transfer, arriving: dict[Value, list[tuple[Place, Arriving]]]
     ) -> None:
         """A gradient goes back to who made the value."""
-        value, here = transfer.value, self.placing.here
-        starts, ends = transfer.source in here, transfer.target in here
+        value, own = transfer.value, self.local.own
+        starts, ends = transfer.source in own, transfer.target in own
         shape = self.strategy.graph.shape(value)
         dtype = getattr(torch, self.source.tensors[value.tensor].dtype)
         if starts:
             gradient = tape.take((value, transfer.source))
             if gradient is None:  # it is waited for all the same
-                gradient = torch.zeros(shape, dtype=dtype, device=self.placing.devices[transfer.source])
+                gradient = torch.zeros(shape, dtype=dtype, device=self.local.devices[transfer.source])
             if ends:
-                moved = self.running.move(gradient, self.placing.devices[transfer.target])
+                moved = self.context.move(gradient, self.local.devices[transfer.target])
                 tape.add((value, transfer.target), moved)
             else:
                 self.transport.send(transfer, gradient)
         elif ends:
-            where = self.placing.devices[transfer.target]
+            where = self.local.devices[transfer.target]
             message = self.transport.receive(transfer, shape, dtype, where)
             arriving.setdefault(value, []).append(((value, transfer.target), message))
 
     # -- between steps ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def sync_buffers(self) -> None:
         """Bring the buffers that steps change up to date in every process; all of them call it."""
         if self._alone:
             return
@@ -280,4 +204,21 @@ class PlacedEngine:
                 self.transport.broadcast(self.buffers[name], self._device_of(value))
 
 
-AnyEngine = Engine | PlacedEngine
+def _in_one_process(
+    strategy: PlacedStrategy, devices: Sequence[torch.device | str], seed: int
+) -> tuple[LocalDevices, Runtime, Transport]:
+    """All devices of a plan in this process."""
+    count = strategy.devices
+    if len(devices) != count:
+        raise PlanError(f"the plan is for {count} devices, but {len(devices)} are given")
+    local = LocalDevices(tuple(range(count)), tuple(torch.device(d) for d in devices))
+    return local, Runtime((1,), seed=seed, device=local.first), Alone()
+
+
+def _in_a_job(
+    strategy: PlacedStrategy, device: torch.device, seed: int
+) -> tuple[LocalDevices, Runtime, Transport]:
+    """This rank's device, in a job with one process per device."""
+    runtime = Runtime((1, strategy.devices), seed=seed, device=device)
+    local = LocalDevices((runtime.rank,), (device,) * strategy.devices)
+    return local, runtime, Job() if runtime.distributed else Alone()

@@ -1,7 +1,7 @@
 """Lowering of placed plans: the graph cut by device, with nodes that move values between the parts.
 
-After NetSplit's Algorithm 2. A process gets the part of the devices it plays: its operators in the plan's
-order, one node each, and for every value that crosses a border a ``move`` node where it plays both ends,
+After NetSplit's Algorithm 2. A process gets the part of the devices it runs: its operators in the plan's
+order, one node each, and for every value that crosses a border a ``move`` node where it runs both ends,
 else a ``send`` or a ``receive`` node. Received values are waited for in front of the operator that reads them
 first, not where they are asked for.
 """
@@ -10,113 +10,105 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from tensoropt.engine.nodes import Lowered, add_constant, add_function
+from tensoropt.engine.regather import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.operators import Body, body_of
 from tensoropt.placement.execute.order import Schedule, Transfer
-from tensoropt.placement.execute.parameters import Placing
+from tensoropt.placement.execute.parameters import LocalDevices
 from tensoropt.placement.execute.tape import Place, Tape
 from tensoropt.placement.execute.transport import Arriving, Transport
 from tensoropt.placement.graph import PlacedOperator, Value
 from tensoropt.placement.plans import PlacedStrategy
 
 
-class Running:
-    """What the nodes of a running graph share.
+class StepContext:
+    """What the nodes of a lowered part share while they run.
 
     Attributes:
+        transport: carries values to other processes.
+        regathered: keeps autograd from saving cast parameters.
         tape: of this step; None where no backward follows.
-        moved: bytes of every value and gradient moved inside this process so far.
     """
 
-    def __init__(self, transport: Transport, keeper: Any):
+    def __init__(self, transport: Transport, regathered: RegatheredParameters):
         self.transport = transport
-        self.keeper = keeper
+        self.regathered = regathered
         self.tape: Tape | None = None
-        self.moved: list[int] = []
 
     def move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A copy on another device."""
-        self.moved.append(value.numel() * value.element_size())
         return value.detach().to(device, copy=True)
 
 
-class Stage(nn.Module):
-    """One placed operator: its body, run under autograd on its own."""
+class OperatorCall(nn.Module):
+    """One placed operator: its body, run under autograd on its own.
+
+    Args:
+        number: the operator's position in the placed graph.
+        device: where it is placed.
+        learns: of each value that it reads, whether a gradient goes back to it.
+        casts: whether its body casts master weights, which backward casts again.
+    """
 
     def __init__(
         self,
-        running: Running,
+        context: StepContext,
         number: int,
         operator: PlacedOperator,
         device: int,
-        grows: tuple[bool, ...],
+        learns: tuple[bool, ...],
         body: Body,
         casts: bool,
     ):
         super().__init__()
         self.body = body.module
-        self.running, self.number, self.casts = running, number, casts
-        self.reads = tuple(((v, device), g) for v, g in zip(operator.reads, grows, strict=True))
+        self.context, self.number, self.casts = context, number, casts
+        self.reads = tuple(((v, device), g) for v, g in zip(operator.reads, learns, strict=True))
         self.writes: tuple[Place, ...] = tuple((v, device) for v in operator.writes)
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tape = self.running.tape
+        tape = self.context.tape
         if tape is None:
             with torch.no_grad():
                 return self.body.forward(*given)
         rest = given[len(self.reads) :]
         values = [
-            tape.enter(place, value) if grows else value
-            for (place, grows), value in zip(self.reads, given, strict=False)
+            tape.enter(place, value) if learns else value
+            for (place, learns), value in zip(self.reads, given, strict=False)
         ]
         with torch.enable_grad():
-            if self.casts:
-                keeper = self.running.keeper
-                with torch.autograd.graph.saved_tensors_hooks(keeper.pack, keeper.unpack):
-                    made = self.body.forward(*values, *rest)
-            else:
+            with self.context.regathered.hooks() if self.casts else nullcontext():
                 made = self.body.forward(*values, *rest)
             tape.record(self.number, list(zip(self.writes, made, strict=True)))
+        # Readers get the values without history: each operator's graph is its own.
         return tuple(value.detach() for value in made)
 
 
 @dataclass
-class Part:
-    """What one process runs forward.
+class LoweredPart(Lowered):
+    """What one process runs of a placed plan, forward.
 
     Attributes:
-        module: called with the model's inputs, the parameters and the buffers that are here; returns
-            ``results``.
-        parameters, buffers: names of the arguments after the inputs.
         results: values in the order in which the module returns them: outputs of the model and new values of
             buffers, as far as they are made here.
-        moves, sends, receives: how many such nodes there are.
+        counts: whether an operator needs the counts of mean losses beforehand.
     """
 
-    module: fx.GraphModule
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
     results: tuple[Value, ...]
     counts: bool
-    moves: int
-    sends: int
-    receives: int
 
 
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    function.__name__ = name
-    return function
-
-
-def _arrived(arriving: Arriving) -> torch.Tensor:
+def _wait_for(arriving: Arriving) -> torch.Tensor:
     return arriving.wait()
 
 
@@ -125,13 +117,13 @@ class _Lowering:
         self,
         strategy: PlacedStrategy,
         schedule: Schedule,
-        placing: Placing,
+        local: LocalDevices,
         runtime: Runtime,
-        running: Running,
+        context: StepContext,
         evaluating: bool,
     ):
-        self.strategy, self.schedule, self.placing = strategy, schedule, placing
-        self.runtime, self.running, self.evaluating = runtime, running, evaluating
+        self.strategy, self.schedule, self.local = strategy, schedule, local
+        self.runtime, self.context, self.evaluating = runtime, context, evaluating
         self.groups = strategy.graph.groups
         self.source = self.groups.atoms.graph
         self.graph = fx.Graph()
@@ -140,12 +132,12 @@ class _Lowering:
         self.free: dict[tuple[str, int], fx.Node] = {}
         self.values: dict[Place, fx.Node] = {}
         self.arriving: dict[Place, fx.Node] = {}
-        self.found = {"moves": 0, "sends": 0, "receives": 0}
         self.counts = False
 
-    def run(self) -> Part:
-        placement, here = self.strategy.placement, self.placing.here
-        own = {o for o, d in enumerate(placement.device) if d in here}
+    def lowered(self) -> LoweredPart:
+        """The part of this process."""
+        placement = self.strategy.placement
+        own = {o for o, d in enumerate(placement.device) if d in self.local.own}
         parameters = tuple(p for o in sorted(own) for p in self.strategy.graph.operators[o].parameters)
         buffers = tuple(t.name for t in self.source.tensors.values() if t.kind == "buffer")
         for name in (*self.source.inputs, *parameters, *buffers):
@@ -166,7 +158,7 @@ class _Lowering:
         self.graph.output(tuple(self.values[v, device[makers[v]]] for v in results))
         self.graph.lint()
         module = fx.GraphModule(self.root, self.graph, class_name="PlacedPart")
-        return Part(module, parameters, buffers, tuple(results), self.counts, **self.found)
+        return LoweredPart(module, parameters, buffers, tuple(results), self.counts)
 
     def _leaves(self, value: Value) -> bool:
         """Whether the step needs it after forward: an output, or a part of a buffer's new value."""
@@ -179,14 +171,14 @@ class _Lowering:
     def _operator(self, number: int) -> None:
         op = self.strategy.graph.operators[number]
         device = self.strategy.placement.device[number]
-        where = self.placing.devices[device]
+        where = self.local.devices[device]
         body = body_of(op, self.groups, self.runtime, where, evaluating=self.evaluating)
         self.counts |= body.counts
         tensors = self.source.tensors
-        grows = tuple(tensors[v.tensor].requires_grad for v in op.reads)
+        learns = tuple(tensors[v.tensor].requires_grad for v in op.reads)
         casts = any(tensors[p].master_dtype is not None for p in op.parameters) and op.kind != "variable"
-        name = f"stage_{number}"
-        self.root.add_module(name, Stage(self.running, number, op, device, grows, body, casts))
+        name = f"operator_{number}"
+        self.root.add_module(name, OperatorCall(self.context, number, op, device, learns, body, casts))
         args = [self._value(v, device) for v in op.reads]
         args += [self.places[p] for p in op.parameters]
         args += [self._whole(f, device) for f in body.free]
@@ -198,77 +190,65 @@ class _Lowering:
     def _value(self, value: Value, device: int) -> fx.Node:
         place = (value, device)
         if place in self.arriving:
-            self.values[place] = self.graph.call_function(_arrived, (self.arriving.pop(place),))
+            self.values[place] = self.graph.call_function(_wait_for, (self.arriving.pop(place),))
         return self.values[place]
 
     def _whole(self, name: str, device: int) -> fx.Node:
         """An input, constant or buffer, which every process has, on a device."""
         if name not in self.places:
-            attribute = f"constant_{name.replace('.', '_')}"
-            self.root.register_buffer(attribute, self._constant(name), persistent=False)
-            self.places[name] = self.graph.get_attr(attribute)
-        if len({self.placing.devices[d] for d in self.placing.here}) == 1:
+            self.places[name] = add_constant(self.graph, self.root, self.source, name)
+        if len({self.local.devices[d] for d in self.local.own}) == 1:
             return self.places[name]
         if (name, device) not in self.free:
-            where = self.placing.devices[device]
+            where = self.local.devices[device]
             self.free[name, device] = self.graph.call_method("to", (self.places[name], where))
         return self.free[name, device]
-
-    def _constant(self, name: str) -> torch.Tensor:
-        """The folded value; a graph captured without data may lack it."""
-        if name in self.source.constants:
-            constant: torch.Tensor = self.source.constants[name]
-            return constant
-        tensor = self.source.tensors[name]
-        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
     # -- borders ----------------------------------------------------------------------------------
 
     def _transfer(self, transfer: Transfer) -> None:
-        here = self.placing.here
-        starts, ends = transfer.source in here, transfer.target in here
+        own = self.local.own
+        starts, ends = transfer.source in own, transfer.target in own
         place = (transfer.value, transfer.target)
         if starts and ends:
-            move = functools.partial(self.running.move, device=self.placing.devices[transfer.target])
+            move = functools.partial(self.context.move, device=self.local.devices[transfer.target])
             self.values[place] = self._border(move, "move", transfer)
         elif starts:
-            self._border(functools.partial(self.running.transport.send, transfer), "send", transfer)
+            self._border(functools.partial(self.context.transport.send, transfer), "send", transfer)
         elif ends:
             receive = functools.partial(
-                self.running.transport.receive,
+                self.context.transport.receive,
                 transfer,
                 self.strategy.graph.shape(transfer.value),
                 getattr(torch, self.source.tensors[transfer.value.tensor].dtype),
-                self.placing.devices[transfer.target],
+                self.local.devices[transfer.target],
             )
-            node = self.graph.call_function(_named(receive, "receive"), ())
+            node = add_function(self.graph, receive, "receive", ())
             node.meta["transfer"] = transfer
             self.arriving[place] = node
-            self.found["receives"] += 1
 
-    def _border(self, function: Callable[..., Any], name: str, transfer: Transfer) -> fx.Node:
+    def _border(self, function: functools.partial[Any], name: str, transfer: Transfer) -> fx.Node:
         value = self._value(transfer.value, transfer.source)
-        node = self.graph.call_function(_named(function, name), (value,))
+        node = add_function(self.graph, function, name, (value,))
         node.meta["transfer"] = transfer
-        self.found[f"{name}s"] += 1
         return node
 
 
 def lower_part(
     strategy: PlacedStrategy,
     schedule: Schedule,
-    placing: Placing,
+    local: LocalDevices,
     runtime: Runtime,
-    running: Running,
+    context: StepContext,
     *,
     evaluating: bool = False,
-) -> Part:
-    """The forward graph of the devices that this process plays.
+) -> LoweredPart:
+    """The forward graph of the devices that this process runs.
 
     Args:
         evaluating: as ``model.eval()`` computes, though the graph was captured for training.
     """
-    return _Lowering(strategy, schedule, placing, runtime, running, evaluating).run()
+    return _Lowering(strategy, schedule, local, runtime, context, evaluating).lowered()
 
 
 def check_buffers(strategy: PlacedStrategy) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
 
+from tensoropt.engine.nodes import add_call, add_function, add_results
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import Operator, map_refs
-from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.graph import Operator
+from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.localise import localise
-from tensoropt.ops.overloads import returns_one_tensor
-from tensoropt.ops.registry import bind, evaluated, resolve_function
+from tensoropt.ops.registry import evaluated
 from tensoropt.placement.execute.cuts import Cut, join, split
 from tensoropt.placement.graph import PlacedOperator, Value
 from tensoropt.sharding.groups import GroupGraph
@@ -24,7 +22,7 @@ from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take
 
 
 class Piece:
-    """Where a piece stands among its fellows; the :class:`~tensoropt.ops.context.ShardContext` of its
+    """Which piece of an operator this is; the :class:`~tensoropt.ops.context.ShardContext` of its
     kernels. Pieces talk to nobody while they run."""
 
     def __init__(self, runtime: Runtime, index: int, count: int):
@@ -103,11 +101,6 @@ class _Building:
         self.graph.lint()
         return Body(fx.GraphModule(torch.nn.Module(), self.graph, "PlacedBody"), free, self.counts)
 
-    def _function(self, function: Callable[..., Any], args: tuple[Any, ...], name: str) -> fx.Node:
-        if isinstance(function, functools.partial):
-            function.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
-        return self.graph.call_function(function, args)
-
     def _cut(self, value: Value, count: int) -> Cut:
         assert value.code is not None
         return Cut(self.atoms[value.tensor], value.code, count)
@@ -115,17 +108,21 @@ class _Building:
     # -- cutting, joining, handing out -------------------------------------------------------------
 
     def copies(self) -> Body:
+        """The body of a cut or a join."""
         given = [self.graph.placeholder(f"given_{i}") for i in range(len(self.op.reads))]
         if self.op.kind == "join":
             cut = self._cut(self.op.reads[0], self.op.count)
-            return self._finish([self._function(functools.partial(join, cut), tuple(given), "join")])
+            return self._finish(
+                [add_function(self.graph, functools.partial(join, cut), "join", tuple(given))]
+            )
         cut = self._cut(self.op.writes[0], self.op.count)
-        pieces = self._function(functools.partial(split, cut), tuple(given), "split")
+        pieces = add_function(self.graph, functools.partial(split, cut), "split", tuple(given))
         return self._finish(
             [self.graph.call_function(operator.getitem, (pieces, v.index)) for v in self.op.writes]
         )
 
     def variable(self) -> Body:
+        """The body that hands out a parameter with several readers, whole or in pieces."""
         (name,) = self.op.parameters
         parameter = self.graph.placeholder("parameter")
         tensor = self.tensors[name]
@@ -141,13 +138,14 @@ class _Building:
             key = (value.code, value.count)
             if key not in pieces:
                 cut = self._cut(value, value.count)
-                pieces[key] = self._function(functools.partial(split, cut), (parameter,), "split")
+                pieces[key] = add_function(self.graph, functools.partial(split, cut), "split", (parameter,))
             results.append(self.graph.call_function(operator.getitem, (pieces[key], value.index)))
         return self._finish(results)
 
     # -- groups and their pieces --------------------------------------------------------------------
 
     def calls(self) -> Body:
+        """The body of a group, or of a piece of one."""
         op, group = self.op, self.op.group
         assert group is not None
         for number, value in enumerate(op.reads):
@@ -171,10 +169,12 @@ class _Building:
         tensor = self.tensors[name]
         if tensor.master_dtype is None:
             return parameter
-        whole = (-1,)
+        whole = (REPLICATE,)
         dtype = getattr(torch, tensor.dtype)
         spec = EdgeSpec(name, self.atoms[name], (1,), whole, whole, (), (), parameter=True, dtype=dtype)
-        return self._function(functools.partial(redistribute, self.runtime, spec), (parameter,), "cast")
+        return add_function(
+            self.graph, functools.partial(redistribute, self.runtime, spec), "cast", (parameter,)
+        )
 
     def _part(self, name: str, whole: fx.Node) -> fx.Node:
         """This piece's part of what every device has whole; constants are kept at reduced shape."""
@@ -184,7 +184,9 @@ class _Building:
         if self.op.count == 1 and tensor.kind != "constant":
             return whole
         spec = EdgeSpec(name, self.atoms[name], self.op.mesh, layout, layout, (), ())
-        return self._function(functools.partial(take_shard, self.context, spec), (whole,), "take_shard")
+        return add_function(
+            self.graph, functools.partial(take_shard, self.context, spec), "take_shard", (whole,)
+        )
 
     def _zeros(self, name: str) -> fx.Node:
         """Stands for a term that the first piece adds."""
@@ -199,27 +201,5 @@ class _Building:
         self.counts |= self.op.count > 1 and any(inner.count for inner in call.collectives)
         if self.evaluating:
             call = evaluated(each, call)
-        args = tuple(literal(map_refs(a, self.known.__getitem__)) for a in call.args)
-        kwargs = {k: literal(map_refs(v, self.known.__getitem__)) for k, v in call.kwargs.items()}
-        kwargs |= self._device(call)
-        node = self.graph.create_node("call_function", bind(call, self.context), args, kwargs, name=each.name)
-        node.meta["operator"] = each.name
-        self.known |= self._results(each, node)
-
-    def _device(self, call: LocalCall) -> Mapping[str, Any]:
-        """Where a call that makes a tensor from nothing puts it; capture leaves devices out."""
-        function = resolve_function(call.function)
-        if self.device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
-            return {}
-        takes = any(a.name == "device" for a in function._schema.arguments)
-        return {"device": self.device} if takes else {}
-
-    def _results(self, each: Operator, node: fx.Node) -> dict[str, fx.Node]:
-        if len(each.outputs) == 1 and "." not in each.outputs[0].removeprefix(each.name):
-            return {each.outputs[0]: node}
-        if returns_one_tensor(each.target):
-            return dict.fromkeys(each.outputs, node)
-        return {
-            name: self.graph.call_function(operator.getitem, (node, int(name.rsplit(".", 1)[1])))
-            for name in each.outputs
-        }
+        node = add_call(self.graph, each, call, self.known.__getitem__, self.context, self.device)
+        self.known |= add_results(self.graph, each, node)

@@ -62,9 +62,9 @@ def schedule_of(strategy: PlacedStrategy) -> Schedule:
         for i, (name, source, target, back) in enumerate(routes)
     ]
     training = strategy.graph.groups.atoms.graph.training
-    forward = _Ordering(strategy, [t for t in transfers if not t.backward], backward=False).run()
+    forward = _Ordering(strategy, [t for t in transfers if not t.backward], backward=False).ordered()
     backward = (
-        _Ordering(strategy, [t for t in transfers if t.backward], backward=True).run() if training else ()
+        _Ordering(strategy, [t for t in transfers if t.backward], backward=True).ordered() if training else ()
     )
     return Schedule(forward, backward)
 
@@ -108,8 +108,8 @@ class _Ordering:
         for i, op in enumerate(self.operators):
             for value in op.reads:
                 maker = self.makers[value]
-                here = self.device[maker] == self.device[i]
-                self.before[i].add(maker if here else arrival[value, self.device[i]])
+                local = self.device[maker] == self.device[i]
+                self.before[i].add(maker if local else arrival[value, self.device[i]])
 
     def _gradients(self) -> None:
         returned = {(t.value, t.source): self.first + i for i, t in enumerate(self.transfers)}
@@ -126,7 +126,12 @@ class _Ordering:
                     self.before[message].add(i)
                     self.before[maker].add(message)
 
-    def run(self) -> tuple[Instruction, ...]:
+    def ordered(self) -> tuple[Instruction, ...]:
+        """All nodes, each after those that it waits for.
+
+        Raises:
+            PlanError: some wait for each other.
+        """
         waiting = [len(before) for before in self.before]
         after: list[list[int]] = [[] for _ in self.before]
         for node, before in enumerate(self.before):

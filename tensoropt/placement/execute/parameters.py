@@ -1,4 +1,4 @@
-"""Parameters of a placed plan: whole, each on the device of the operator it lives with."""
+"""Parameters of a placed plan: whole, each on the device of the operator it belongs to."""
 
 from __future__ import annotations
 
@@ -7,84 +7,74 @@ from dataclasses import dataclass
 
 import torch
 
-from tensoropt.engine.gradients import Gradients
+from tensoropt.engine.local_parameters import LocalParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.sharding.buckets import Bucket
 
 
-def homes(strategy: PlacedStrategy) -> dict[str, int]:
-    """Parameter -> its device."""
+def parameter_devices(strategy: PlacedStrategy) -> dict[str, int]:
+    """The device of each parameter that an operator reads, by position among the plan's devices."""
     device = {op.name: strategy.placement.device[i] for i, op in enumerate(strategy.graph.operators)}
     return {name: device[operator] for name, operator in strategy.graph.holder.items()}
 
 
 @dataclass(frozen=True)
-class Placing:
-    """Which of the plan's devices this process plays, and what they are here.
+class LocalDevices:
+    """Which of the plan's devices this process runs, and what they are here.
 
     Attributes:
-        here: positions among the plan's devices.
-        devices: per device of the plan where its tensors lie; only those in ``here`` matter.
+        own: positions among the plan's devices.
+        devices: per device of the plan where its tensors lie; only those in ``own`` matter.
     """
 
-    here: tuple[int, ...]
+    own: tuple[int, ...]
     devices: tuple[torch.device, ...]
 
+    @property
+    def first(self) -> torch.device:
+        """The device of whatever belongs to no operator."""
+        return self.devices[self.own[0]]
 
-class HomeParameters:
-    """Parameters that live here, and their gradients; the face of
-    :class:`~tensoropt.engine.parameters.ParameterShards`.
+
+class PlacedParameters(LocalParameters):
+    """The parameters on this process's devices, whole.
 
     Attributes:
-        home: of every parameter of the model, its device in the plan.
-        leaves: per parameter that lives here its value, a leaf.
-        book: the buckets in which gradients accumulate, one per device and type.
+        device: of every parameter of the model that an operator reads, its device in the plan.
     """
 
     def __init__(
         self,
         strategy: PlacedStrategy,
-        placing: Placing,
+        local: LocalDevices,
         runtime: Runtime,
         values: Mapping[str, torch.Tensor],
     ):
-        self.tensors = strategy.graph.groups.atoms.graph.tensors
-        self.placing = placing
-        self.home = homes(strategy)
-        self.leaves: dict[str, torch.Tensor] = {}
-        buckets: dict[tuple[int, str], list[str]] = {}
-        for tensor in strategy.graph.groups.atoms.graph.parameters:
-            if self.home.get(tensor.name, placing.here[0]) not in placing.here:
-                continue
-            leaf = self.shard(tensor.name, values[tensor.name])
-            self.leaves[tensor.name] = leaf.requires_grad_(tensor.requires_grad)
-            if tensor.requires_grad:
-                where = self.home.get(tensor.name, placing.here[0])
-                buckets.setdefault((where, tensor.stored_dtype), []).append(tensor.name)
-        found = tuple(
-            Bucket((), dtype, tuple(names), sum(self.leaves[n].numel() for n in names))
-            for (_, dtype), names in buckets.items()
-        )
-        self.book = Gradients(runtime, found, self.leaves)
+        self.source = strategy.graph.groups.atoms.graph
+        self.local = local
+        self.device = parameter_devices(strategy)
+        own = [t for t in self.source.parameters if self._device(t.name) in local.own]
+        super().__init__(runtime, own, values)
+
+    def _device(self, name: str) -> int:
+        """The device of a parameter; one that no operator reads is on every process."""
+        return self.device.get(name, self.local.own[0])
 
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A parameter's whole value as it lies on its device, a copy."""
-        device = self.placing.devices[self.home.get(name, self.placing.here[0])]
-        dtype = getattr(torch, self.tensors[name].stored_dtype)
-        copied = value.detach().to(device=device, dtype=dtype, copy=True)
-        return copied.contiguous()
+        """A copy of a parameter's whole value on its device, in the type it is stored in."""
+        device = self.local.devices[self._device(name)]
+        dtype = getattr(torch, self.source.tensors[name].stored_dtype)
+        return value.detach().to(device=device, dtype=dtype, copy=True).contiguous()
 
-    @torch.no_grad()
-    def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set the parameters to the model's values."""
+    def _buckets(self) -> tuple[Bucket, ...]:
+        """One per device and type; nothing reduces them, as each parameter is on one device only."""
+        names: dict[tuple[int, str], list[str]] = {}
         for name, leaf in self.leaves.items():
-            leaf.copy_(values[name])
-
-    @property
-    def gradients(self) -> Mapping[str, torch.Tensor]:
-        """Per trained parameter its gradient."""
-        return self.book.views
-
-    def clear(self) -> None:
-        self.book.clear()
+            if leaf.requires_grad:
+                key = self._device(name), self.source.tensors[name].stored_dtype
+                names.setdefault(key, []).append(name)
+        return tuple(
+            Bucket((), dtype, tuple(of_bucket), sum(self.leaves[n].numel() for n in of_bucket))
+            for (_, dtype), of_bucket in names.items()
+        )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.engine.deferred import DeferredStep
 from tensoropt.placement.graph import Value
 
 Place = tuple[Value, int]
@@ -51,16 +52,12 @@ class _Made(torch.autograd.Function):
         return None, None, *(tape.take(place) for place in ctx.places)
 
 
-class Tape:
-    """One step's graphs and gradients, from forward to backward.
-
-    Attributes:
-        done: its backward has run.
-    """
+class Tape(DeferredStep):
+    """One step's graphs and gradients, from forward to backward."""
 
     def __init__(self, anchor: torch.Tensor):
+        super().__init__()
         self.anchor = anchor
-        self.done = False
         self._roots: dict[int, tuple[tuple[Place, ...], torch.Tensor]] = {}
         self._gradients: dict[Place, torch.Tensor] = {}
         self._owned: set[Place] = set()

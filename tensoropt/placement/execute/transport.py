@@ -25,7 +25,7 @@ class Transport(Protocol):
     """What an engine needs of the other processes. All take part in the same transfers in the same order."""
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        """Begin to send; the value is held until it is gone."""
+        """Begin to send; the value is kept until it is gone."""
         ...
 
     def receive(
@@ -48,15 +48,15 @@ class Transport(Protocol):
 
 
 class Alone:
-    """One process plays all devices: nothing leaves it."""
+    """One process runs all devices: nothing leaves it."""
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        raise AssertionError("a process that plays all devices sends nothing")
+        raise AssertionError("a process that runs all devices sends nothing")
 
     def receive(
         self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
-        raise AssertionError("a process that plays all devices receives nothing")
+        raise AssertionError("a process that runs all devices receives nothing")
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
         return value
@@ -75,7 +75,7 @@ class _Received:
 
 
 class Job:
-    """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` plays device ``i``.
+    """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
     Gloo tells that a message is gone only to who waits for it, so a thread does, and lets go of the value.
     On GPUs one can ask.

@@ -38,7 +38,7 @@ class Rank(Standpoint, Protocol):
 
     Attributes:
         micro_batch: the coordinate on axis 0, which changes in time.
-        held: copies of parameters that serve a whole step, by name.
+        unsharded: parameters that are gathered once per step, by name.
         routes: worked out so far.
         gathered: told of each parameter that was made and which backward makes again.
     """
@@ -50,7 +50,7 @@ class Rank(Standpoint, Protocol):
     def gathered(self) -> Callable[..., None]: ...
 
     @property
-    def held(self) -> Mapping[str, torch.Tensor]: ...
+    def unsharded(self) -> Mapping[str, torch.Tensor]: ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int: ...
 
@@ -328,7 +328,7 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
         if spec.back is not None:
-            return travel(runtime, runtime.held[spec.name], spec).detach()
+            return travel(runtime, runtime.unsharded[spec.name], spec).detach()
         result = travel(runtime, x, spec)
         return result.view_as(result) if result is x else result
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 
 from tensoropt.cluster import stolen_s
-from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.verify.steps import Step, tracked_memory
 
@@ -41,7 +41,7 @@ def run_plan(
         tracked: of how many steps the most bytes are followed that are alive in each.
     """
     loaded = load_model(spec)
-    engine = Engine(strategy_from_dict(strategy, loaded.graph), loaded.values)
+    engine = ShardedEngine(strategy_from_dict(strategy, loaded.graph), loaded.values)
     step = Step(engine, loaded.inputs, optimizer)
     step()  # warms up, makes the optimizer's state
     memory = [tracked_memory(step)["peak"] for _ in range(tracked)]

@@ -6,16 +6,19 @@ import random
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import LoadedModel, open_model
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.placement.execute.engine import PlacedEngine
+from tensoropt.placement.execute.lower import StepContext
 from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.verify.differences import largest_of, named_difference
-from tensoropt.verify.random_placements import random_placed
 from tests.execute.jobs import spec
+from tests.placement.execute.random_placed import random_placed
 
 CPU = torch.device("cpu")
 
@@ -33,11 +36,11 @@ def in_one_process(loaded: LoadedModel, strategy: PlacedStrategy, seed: int = 0)
     return PlacedEngine(strategy, loaded.values, devices=[CPU] * strategy.devices, seed=seed)
 
 
-def unsplit(loaded: LoadedModel, seed: int = 0) -> Engine:
-    return Engine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
+def unsplit(loaded: LoadedModel, seed: int = 0) -> ShardedEngine:
+    return ShardedEngine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
 
 
-def step(engine: Engine | PlacedEngine, loaded: LoadedModel) -> float:
+def step(engine: Engine, loaded: LoadedModel) -> float:
     engine.shards.clear()
     loss = engine(*loaded.inputs)[0]
     loss.backward()
@@ -48,3 +51,16 @@ def difference(found: Any, wanted: Any) -> float:
     """Largest difference of any named tensor, relative to its largest value, or to a thousandth of the
     largest of all."""
     return named_difference(found, wanted, 1e-3 * largest_of(wanted.values()))
+
+
+def record_moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of every value and gradient that engines made from now on move inside this process."""
+    moved: list[int] = []
+    move = StepContext.move
+
+    def recording(self: StepContext, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moved.append(value.numel() * value.element_size())
+        return move(self, value, device)
+
+    monkeypatch.setattr(StepContext, "move", recording)
+    return moved

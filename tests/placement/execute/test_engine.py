@@ -12,12 +12,21 @@ import torch
 from tensoropt.errors import PlanError
 from tensoropt.placement import Placement
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.execute.lower import Stage
+from tensoropt.placement.execute.lower import OperatorCall
 from tensoropt.placement.execute.order import Transfer
 from tensoropt.placement.execute.tape import Tape
 from tensoropt.placement.graph import placed_graph, split_choices
-from tensoropt.verify.random_placements import in_any_order, random_placement
-from tests.placement.execute.cases import difference, in_one_process, opened, placed, step, unsplit
+from tensoropt.verify.random_placements import random_placement
+from tests.placement.execute.cases import (
+    difference,
+    in_one_process,
+    opened,
+    placed,
+    record_moves,
+    step,
+    unsplit,
+)
+from tests.placement.execute.random_placed import in_any_order
 from tests.placement.execute.transports import Meeting, on_threads
 
 ROUNDING = {"float32": 2e-5, "float64": 1e-12}
@@ -73,9 +82,9 @@ def test_master_weights_stay_single_precision() -> None:
 def orders_run(monkeypatch: pytest.MonkeyPatch, engine: PlacedEngine, loaded: Any) -> tuple[list, list]:
     forward: list[int] = []
     backward: list[int] = []
-    run, back = Stage.forward, Tape.backward
+    run, back = OperatorCall.forward, Tape.backward
     monkeypatch.setattr(
-        Stage, "forward", lambda self, *given: (forward.append(self.number), run(self, *given))[1]
+        OperatorCall, "forward", lambda self, *given: (forward.append(self.number), run(self, *given))[1]
     )
     monkeypatch.setattr(
         Tape, "backward", lambda self, number: (backward.append(number), back(self, number))[1]
@@ -96,15 +105,16 @@ def test_the_plans_orders_are_enforced(monkeypatch: pytest.MonkeyPatch, seed: in
         assert [o for o in backward if place.device[o] == device] == list(place.backward_orders[device])
 
 
-def test_one_move_per_border() -> None:
+def test_one_move_per_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = record_moves(monkeypatch)
     loaded = opened("vgg_norm")
     strategy = placed(loaded, 5)
     engine = in_one_process(loaded, strategy)
     step(engine, loaded)
     sizes = {v.name: strategy.graph.bytes(v) for op in strategy.graph.operators for v in op.writes}
-    assert engine.part.moves == sum(not back for *_, back in strategy.transfers)
-    assert sorted(engine.running.moved) == sorted(sizes[name] for name, *_ in strategy.transfers)
+    assert sorted(moved) == sorted(sizes[name] for name, *_ in strategy.transfers)
     nodes = [n for n in engine.module.graph.nodes if n.meta.get("transfer")]
+    assert len(nodes) == sum(not back for *_, back in strategy.transfers)
     assert all(n.name.startswith("move") for n in nodes)
 
 
@@ -119,7 +129,7 @@ def test_ranks_that_meet_for_every_message(name: str) -> None:
     def work(rank: int, transport: Meeting) -> tuple[float, dict[str, torch.Tensor], list[Transfer]]:
         engine = PlacedEngine(strategy, loaded.values, transport=transport, rank=rank)
         found = step(engine, loaded)
-        engine.settle()
+        engine.sync_buffers()
         assert difference(engine.buffers, whole.buffers) < ROUNDING["float32"]
         return found, dict(engine.shards.gradients), transport.sent
 

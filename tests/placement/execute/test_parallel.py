@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import tensoropt
-from tensoropt.placement.execute.parallel import PlacedModel
+from tensoropt.placement.execute.model import PlacedModel
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify.random_placements import random_placed
 from tests.execute import jobs
-from tests.placement.execute.cases import opened
+from tests.placement.execute.cases import opened, record_moves
+from tests.placement.execute.random_placed import random_placed
 
 PLACED = ()
 ROUNDING = 2e-4
@@ -79,7 +79,8 @@ def test_training_converges_as_unsplit(ranks: RankPool) -> None:
     assert plain[-1] < 0.9 * plain[0]
 
 
-def test_one_process_plays_all_devices() -> None:
+def test_one_process_runs_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = record_moves(monkeypatch)
     loaded = opened("mlp")
     (model, args, _), (plain, _, _) = jobs.spec("mlp").build(), jobs.spec("mlp").build()
     strategy = random_placed(loaded.graph, 3, random.Random(1))
@@ -91,7 +92,7 @@ def test_one_process_plays_all_devices() -> None:
         torch.optim.SGD(each.parameters(), lr=0.1).step()
     for name, value in plain.state_dict().items():
         assert torch.allclose(model.state_dict()[name], value, atol=1e-6)
-    assert model._tensoropt.engine.running.moved
+    assert moved
 
 
 def test_a_compiler_is_told_why_it_changes_nothing() -> None:

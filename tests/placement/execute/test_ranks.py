@@ -16,11 +16,11 @@ from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.problem import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify.check import verify_strategies
-from tensoropt.verify.fake_ranks import check_placed_on_fake_ranks
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import Prediction, predict_placed
 from tensoropt.verify.random_placements import random_placement, random_splits
 from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives, shown_axes
 from tests.execute.jobs import spec
 from tests.placement.execute.cases import opened
@@ -60,11 +60,11 @@ def test_on_two_ranks(ranks: RankPool, costs: CostSource, name: str) -> None:
     for (_, prediction), result in zip(
         pairs, verify_strategies(spec(name), data, pool=ranks, options=options), strict=True
     ):
-        assert result["numerics_ok"], result
-        assert unlike(prediction, result["collectives_issued"]) == []
-        assert result["time_measured_s"] > 0
+        assert result.numerics_ok, result
+        assert unlike(prediction, result.collectives_issued) == []
+        assert result.time_measured_s > 0
         # A message may be under way for longer or shorter than predicted, and these models are all messages.
-        assert result["memory_tracked_bytes"] == pytest.approx(prediction.memory_bytes, rel=0.12)
+        assert result.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.12)
 
 
 @pytest.mark.parametrize("name", ["mlp", "vgg_norm", "transformer_dropout"])
@@ -72,16 +72,16 @@ def test_messages_and_memory_on_fake_ranks(costs: CostSource, name: str) -> None
     loaded = opened(name)
     for seed in range(3):
         strategy, prediction = drawn(loaded, costs, seed, 3)
-        found = check_placed_on_fake_ranks(loaded, strategy, "adam")
-        assert unlike(prediction, found["collectives"]) == []
+        found = check_on_fake_ranks(loaded, strategy, "adam")
+        assert unlike(prediction, found.collectives_issued) == []
         # One message is 7 % of the perceptron's device, and is there for more or fewer operators than judged.
-        assert found["memory"]["peak"] == pytest.approx(prediction.memory_bytes, rel=0.08)
-        assert len(found["memory_of_ranks"]) == 3
+        assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=0.08)
+        assert len(found.memory_tracked_of_ranks) == 3
 
 
 def test_what_is_wrong_is_noticed(costs: CostSource) -> None:
     strategy, prediction = drawn(opened("mlp"), costs, 1, 3)
-    found = check_placed_on_fake_ranks(opened("mlp"), strategy, "adam")["collectives"]
+    found = check_on_fake_ranks(opened("mlp"), strategy, "adam").collectives_issued
     message = next(row for row in found if row["kind"] == "send")
     message["count"] += 1
     (line,) = unlike(prediction, found)
@@ -94,5 +94,5 @@ def test_one_device_alone_is_predicted_closely(costs: CostSource, tmp_path: Path
     place = random_placement(graph.graph, 1, random.Random(0))
     wide = type(place)(place.device, (*place.forward, (), ()), (*place.backward_orders, (), ()))
     strategy, prediction = predict_placed(graph, wide)
-    found = check_placed_on_fake_ranks(loaded, PlacedStrategy(strategy.graph, place, ()), "adam")
-    assert found["memory"]["peak"] == pytest.approx(prediction.memory_bytes, rel=5e-3)
+    found = check_on_fake_ranks(loaded, PlacedStrategy(strategy.graph, place, ()), "adam")
+    assert found.memory_tracked_bytes == pytest.approx(prediction.memory_bytes, rel=5e-3)

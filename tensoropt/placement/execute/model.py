@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
 
 from tensoropt.capture import Capture
+from tensoropt.engine.engine import device_of
 from tensoropt.engine.models import model_values
 from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.errors import PlanError
@@ -25,8 +25,8 @@ UNCOMPILED = (
 )
 
 
-def local_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
-    """Where one process plays all devices of a plan; None in a job of several.
+def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
+    """Where one process runs all devices of a plan; None in a job of several.
 
     Raises:
         PlanError: the model is on a GPU, and there are fewer of them than the plan needs.
@@ -45,31 +45,29 @@ def local_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.de
     return [torch.device("cuda", i) for i in range(strategy.devices)]
 
 
-class PlacedModel(ParallelModel):
+class PlacedModel(ParallelModel[PlacedEngine]):
     """What ties a model to its placed plan.
 
-    A rank keeps the parameters that live on its device; of the others an empty one remains, so that
-    optimizers and gradient clipping do the same on all ranks. State dicts hold whole parameters on every
-    rank.
+    A rank keeps the parameters on its device; of the others an empty one remains, so that optimizers and
+    gradient clipping do the same on all ranks. State dicts hold whole parameters on every rank.
     """
 
     def __init__(self, model: nn.Module, captured: Capture, strategy: PlacedStrategy, seed: int):
         values = model_values(captured)
-        like = next((v.device for v in values.values()), torch.device("cpu"))
-        self.engine: PlacedEngine = PlacedEngine(
-            strategy, values, devices=local_devices(strategy, like), seed=seed
-        )
+        device = device_of(values)
+        engine = PlacedEngine(strategy, values, devices=all_devices(strategy, device), seed=seed)
         mesh = None
-        if self.engine.runtime.distributed:
-            mesh = init_device_mesh(like.type, (strategy.devices,), mesh_dim_names=("device",))
-        super().__init__(model, captured, strategy.graph.groups.atoms.graph, mesh)
+        if engine.runtime.distributed:
+            mesh = init_device_mesh(device.type, (strategy.devices,), mesh_dim_names=("device",))
+        super().__init__(model, captured, engine, mesh)
         self.engine.after_backward = self._show_absent
 
     def install(self) -> None:
         super().install()
+        # A compiler would reorder what the plan orders, so it is kept out; and the script is told, once.
         self._compiled = self._told = False
         self._run = torch.compiler.disable(self._uncompiled, reason=UNCOMPILED)
-        self.model.register_state_dict_pre_hook(lambda *_: self.engine.settle())
+        self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -96,10 +94,10 @@ class PlacedModel(ParallelModel):
         if name in leaves:
             return leaves[name].detach()
         tensor = self.source.tensors[name]
-        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.home)
+        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.runtime.device)
 
     def _show_absent(self) -> None:
-        """Give parameters that live elsewhere an empty gradient, so that they are treated like the others."""
+        """Give parameters of other ranks an empty gradient, so that they are treated like the others."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
@@ -116,17 +114,17 @@ class PlacedModel(ParallelModel):
             whole = value.detach().clone(memory_format=torch.contiguous_format)
         else:
             whole = torch.empty(self.shapes[key], dtype=value.dtype, device=value.device)
-        home = self.engine.shards.home.get(name)
-        if home is not None:
-            whole = self.engine.transport.broadcast(whole, home)
-        return DTensor.from_local(whole, self.mesh, [Replicate()], run_check=False)
+        device = self.engine.shards.device.get(name)
+        if device is not None:  # one that no operator reads is on every rank already
+            whole = self.engine.transport.broadcast(whole, device)
+        return self._replicated(whole, self.mesh)
 
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
         name = self.names[key]
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = self._whole(key, value)  # all ranks take part in it, those that drop the result too
         if name not in self.engine.shards.leaves:
-            return torch.empty(0, dtype=whole.dtype, device=self.engine.home)
-        return self.engine.shards.shard(name, whole.detach().reshape(self.shapes[key]))
+            return torch.empty(0, dtype=whole.dtype, device=self.engine.runtime.device)
+        return self.engine.shards.shard(name, whole)
 
     def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
         # A step counter has the shape of a scalar parameter, but is no state of its elements.

@@ -1,0 +1,61 @@
+"""A loss whose backward has been run already, or is run by the plan and not by autograd.
+
+Micro-batches run forward and backward inside the model's call, and a placed plan orders its backward
+itself. Both hand out a loss all the same, so that a script's ``loss.backward()`` stays what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+
+class DeferredStep:
+    """What a step keeps from its forward until the script calls ``loss.backward()``.
+
+    Attributes:
+        done: whether that call has come. It comes once: what the step kept is used up.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+S = TypeVar("S", bound=DeferredStep)
+
+
+class _DeferredBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        loss: torch.Tensor,
+        step: DeferredStep,
+        finish: Callable[[Any, torch.Tensor], None],
+    ) -> torch.Tensor:
+        ctx.step, ctx.finish = step, finish
+        # A function that returns its input as it is would hand out the input itself, with its own history.
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        if ctx.step.done:
+            raise RuntimeError("this loss was already used for backward(); run the model again")
+        ctx.step.done = True
+        ctx.finish(ctx.step, gradient)
+        return None, None, None, None
+
+
+def defer_backward(
+    anchor: torch.Tensor, loss: torch.Tensor, step: S, finish: Callable[[S, torch.Tensor], None]
+) -> torch.Tensor:
+    """The loss as the script gets it; its backward calls ``finish(step, gradient of the loss)``, once.
+
+    Args:
+        anchor: any tensor that requires a gradient. Autograd leaves out functions without such an input,
+            and the loss itself has no history left.
+    """
+    result: torch.Tensor = _DeferredBackward.apply(anchor, loss, step, finish)
+    return result

@@ -1,0 +1,71 @@
+"""Gathered or cast parameters that autograd does not keep: backward makes them again (ZeRO, stage 3).
+
+Rajbhandari et al., SC 2020, section 5: parameters are gathered for a layer's forward, dropped, and gathered
+once more for its backward.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+
+from tensoropt.engine.runtime import Runtime
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, travel
+
+
+class _Note(NamedTuple):
+    """What autograd saves in the place of a view of a gathered parameter: how to make it again."""
+
+    shard: torch.Tensor
+    spec: EdgeSpec
+    micro_batch: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+
+
+class RegatheredParameters:
+    """Saved-tensor hooks that put a note in the place of each gathered or cast parameter that autograd
+    would save.
+
+    Backward unpacks the note by casting the stored shard and issuing the edge's gather once more.
+    """
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        # By storage, as autograd also saves views (a transposed weight). The weak reference tells a
+        # parameter from another tensor that was later given the same storage address.
+        self._known: dict[int, tuple[weakref.ref, torch.Tensor, EdgeSpec]] = {}
+
+    def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
+        """Remember that ``gathered`` was made from ``shard`` along an edge."""
+        key = gathered.untyped_storage()._cdata
+        self._known[key] = (weakref.ref(gathered), shard.detach(), spec)
+
+    def hooks(self) -> AbstractContextManager[None]:
+        """The context in which a forward has to run for its gathered parameters to be dropped."""
+        hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
+            self._pack, self._unpack
+        )
+        return hooks
+
+    def _pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
+        known = self._known.get(value.untyped_storage()._cdata) if self._known else None
+        # A stored parameter that is used whole shares the storage of what was "gathered": it is there anyway.
+        if known is None or known[0]() is None or isinstance(value, torch.nn.Parameter):
+            return value
+        _, shard, spec = known
+        micro = self.runtime.micro_batch
+        return _Note(shard, spec, micro, tuple(value.shape), value.stride(), value.storage_offset())
+
+    def _unpack(self, packed: torch.Tensor | _Note) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        # The gather's group and shard are those of the micro-batch that forward ran.
+        self.runtime.micro_batch = packed.micro_batch
+        with torch.no_grad():
+            whole = travel(self.runtime, packed.shard, packed.spec)
+        return whole.as_strided(packed.shape, packed.stride, packed.offset)

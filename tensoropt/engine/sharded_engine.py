@@ -1,0 +1,152 @@
+"""One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers.
+
+With one micro-batch a call builds an ordinary autograd graph. With several, forward *and* backward of each
+happen inside the call (that is what saves the memory), gradients stay in the buckets, and the script's
+``loss.backward()`` scales and reduces them: the calling convention is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tensoropt.engine.counts import TargetCounts
+from tensoropt.engine.engine import Engine, device_of
+from tensoropt.engine.gradients import Pending
+from tensoropt.engine.lower import LoweredStrategy, lower
+from tensoropt.engine.parameters import ParameterShards
+from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.unsharded import UnshardedParameters
+from tensoropt.sharding.strategy import Strategy
+
+
+class ShardedEngine(Engine[LoweredStrategy, Pending]):
+    """Runs a strategy on this rank; every rank has all buffers, and they are the same after every step.
+
+    Args:
+        strategy: the plan.
+        values: the model's parameters and buffers by graph name.
+        runtime: where this rank stands; by default its place in the ``torch.distributed`` job.
+        seed: of dropout.
+
+    Attributes:
+        unsharded: parameters that are gathered once per step.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        values: Mapping[str, torch.Tensor],
+        *,
+        runtime: Runtime | None = None,
+        seed: int = 0,
+    ):
+        super().__init__(
+            strategy.graph.atoms.graph,
+            runtime or Runtime(strategy.mesh, seed=seed, device=device_of(values)),
+        )
+        self.strategy = strategy
+        edges = [node.meta["edge"] for node in self.module.graph.nodes if "edge" in node.meta]
+        self._gathers = any(edge.kind == "parameter" for edge in edges)
+        self.shards = ParameterShards(strategy, self.runtime, values)
+        self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
+        self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
+        self.counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
+        self._in_backward = False
+
+    def _lower(self, *, evaluating: bool) -> LoweredStrategy:
+        return lower(self.strategy, self.runtime, evaluating=evaluating)
+
+    def parameter_tensors(self) -> list[torch.Tensor]:
+        return [*super().parameter_tensors(), *self.unsharded.values.values()]
+
+    def gradient_tensors(self) -> list[torch.Tensor]:
+        return [*super().gradient_tensors(), *self.unsharded.unreduced.values()]
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    def _call(
+        self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
+    ) -> tuple[torch.Tensor, ...]:
+        self.unsharded.gather()
+        if self.strategy.micro_batches > 1:
+            return self._micro_batches(inputs, training, evaluating)
+        self.runtime.micro_batch = 0
+        outputs = self._micro_batch(inputs, evaluating)
+        if training and outputs[0].requires_grad:
+            # A tensor's hook runs before anything behind the tensor: nothing has been accumulated yet.
+            outputs[0].register_hook(self._begin_backward)
+        return outputs
+
+    def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
+        """Results of one micro-batch; buffers take their new values unless ``evaluating``."""
+        # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
+        leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}
+        drops = self._gathers and torch.is_grad_enabled()
+        with self.regathered.hooks() if drops else nullcontext():
+            results = self._run_lowered(inputs, {**self.shards.leaves, **leaves}, evaluating=evaluating)
+        count = len(self.lowered.outputs)
+        if not evaluating:
+            for name, value in zip(self.lowered.mutations, results[count:], strict=True):
+                # Not written in place: autograd may have saved the old value.
+                self.buffers[name] = value.detach().clone()
+        return results[:count]
+
+    def _micro_batches(
+        self, inputs: Sequence[torch.Tensor], training: bool, evaluating: bool
+    ) -> tuple[torch.Tensor, ...]:
+        step = Pending()
+        if training:
+            self.shards.accumulated.occupy(step)
+            self.unsharded.clear()
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for index in range(self.strategy.micro_batches):
+            self.runtime.micro_batch = index
+            outputs = self._micro_batch(inputs, evaluating)
+            if training:
+                # Only the loss is handed out in training: what else a micro-batch returns would keep its
+                # graph.
+                outputs[0].backward()
+                outputs = (outputs[0].detach(),)
+            parts.append(outputs)
+        self.runtime.micro_batch = 0
+        if not self.training:
+            return tuple(torch.cat(values) for values in zip(*parts, strict=True))
+        # Each micro-batch's mean divides by the whole batch's count, so losses and gradients add up.
+        loss = torch.stack([p[0] for p in parts]).sum(0)
+        if not training:
+            return (loss,)
+        self.unsharded.reduce_last(self.shards.accumulated)
+        self.shards.accumulated.hide()
+        return (self._defer(loss, step),)
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    def _begin_backward(self, grad: torch.Tensor) -> None:
+        # Several losses of one backward each call this; the buckets are made room in once.
+        if not self._in_backward:
+            self._in_backward = True
+            self.shards.accumulated.occupy()
+            self.unsharded.clear()
+            # Gradients arrive in whatever order autograd likes; this is called when the last one has.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _end_of_backward(self) -> None:
+        self._in_backward = False
+        self.unsharded.reduce_last(self.shards.accumulated)
+        self.shards.accumulated.finish()
+
+    def _finish_backward(self, step: Pending, gradient: torch.Tensor) -> None:
+        """Scale what the micro-batches accumulated by the loss's gradient, and reduce."""
+        self.shards.accumulated.recall(step)
+        if not _is_one(gradient):
+            self.shards.accumulated.scale(gradient)
+        self.shards.accumulated.finish()
+
+
+def _is_one(grad: torch.Tensor) -> bool:
+    """Whether a loss's gradient is 1; a fake one has no value, and only checks make it, without a scale."""
+    return isinstance(grad, FakeTensor) or float(grad) == 1.0

@@ -1,0 +1,59 @@
+"""A user's model run by a sharded plan: its parameters are DTensors over the engine's shards."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from tensoropt.capture import Capture
+from tensoropt.engine.models import model_values
+from tensoropt.engine.parallel_model import ParallelModel
+from tensoropt.engine.parameters import as_dtensor
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.sharding.strategy import Strategy
+
+
+class ShardedModel(ParallelModel[ShardedEngine]):
+    """What ties a model to its sharded plan."""
+
+    def __init__(self, model: nn.Module, captured: Capture, strategy: Strategy, seed: int):
+        self.strategy = strategy
+        engine = ShardedEngine(strategy, model_values(captured), seed=seed)
+        mesh: DeviceMesh | None = None
+        if engine.runtime.distributed:
+            names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))
+            mesh = init_device_mesh(engine.runtime.device.type, strategy.mesh[1:], mesh_dim_names=names)
+        super().__init__(model, captured, engine, mesh)
+
+    def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        if self.mesh is None:
+            return local
+        layout = self.strategy.stored[name]
+        return as_dtensor(local, self.strategy.atoms(name), layout, self.mesh, self.engine.runtime)
+
+    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        """A value that is laid out like the parameter ``key``, in the model's own shape.
+
+        A fused projection split on heads is stored as a DTensor of its unflattened view, whose shards are
+        no slices of the flat shape: it is gathered.
+        """
+        shape = self.shapes[key]
+        if tuple(value.shape) == shape or not isinstance(value, DTensor):
+            return value
+        return self._replicated(value.full_tensor().detach().view(shape), value.device_mesh)
+
+    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        name = self.names[key]
+        return self.shown(name, self.engine.shards.shard(name, self._whole(key, value)))
+
+    def lies_right(self, key: str, value: torch.Tensor) -> bool:
+        parameter = self.parameters[self.names[key]]
+        return (
+            isinstance(value, DTensor)
+            and isinstance(parameter, DTensor)
+            and value.shape == parameter.shape
+            and value.placements == parameter.placements
+            and value.device_mesh == parameter.device_mesh
+        )

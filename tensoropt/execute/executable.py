@@ -1,0 +1,199 @@
+"""Strategies as something that runs. This is the only place that tells the kinds of strategies apart."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tensoropt.capture import Capture
+from tensoropt.engine.engine import Engine
+from tensoropt.engine.parallel_model import ParallelModel
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.engine.sharded_model import ShardedModel
+from tensoropt.errors import PlanError
+from tensoropt.placement.execute.engine import PlacedEngine
+from tensoropt.placement.execute.model import PlacedModel
+from tensoropt.placement.plans import PlacedStrategy, placed_from_dict, placed_strategy, placed_to_dict
+from tensoropt.plan import Plan
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
+
+AnyStrategy = Strategy | PlacedStrategy
+
+
+class Executable(ABC):
+    """A strategy for a captured model, and how it is run. A kind of strategy is a subclass.
+
+    Attributes:
+        spmd: whether all ranks run the same program, so that what one rank sends and keeps stands for all.
+        strategy: what it runs.
+    """
+
+    spmd: ClassVar[bool]
+    strategy: AnyStrategy
+
+    @property
+    @abstractmethod
+    def graph(self) -> GroupGraph:
+        """The grouped graph of the model that the strategy is for."""
+
+    @property
+    @abstractmethod
+    def devices(self) -> int:
+        """How many ranks it takes."""
+
+    @property
+    @abstractmethod
+    def micro_batches(self) -> int:
+        """In how many pieces the global batch is run, one after another."""
+
+    @property
+    @abstractmethod
+    def mesh_text(self) -> str:
+        """The shape of its devices in words."""
+
+    @abstractmethod
+    def engine(self, values: Mapping[str, torch.Tensor], *, seed: int = 0) -> Engine:
+        """The engine of this rank.
+
+        Args:
+            values: the model's parameters and buffers by graph name.
+            seed: of dropout.
+        """
+
+    @abstractmethod
+    def parallel_model(self, model: nn.Module, captured: Capture, seed: int) -> ParallelModel:
+        """The tie between a user's model and its engine on this rank, not yet installed."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The strategy as plain data, for other processes; :func:`executable_from_dict` reads it."""
+
+    def for_graph(self, graph: GroupGraph) -> Executable:
+        """The same strategy for another capture of the same model.
+
+        Raises:
+            PlanError: it is another model.
+        """
+        return executable_from_dict(self.to_dict(), graph)
+
+
+@dataclass(frozen=True)
+class ShardedExecutable(Executable):
+    """A strategy that splits operators over a mesh."""
+
+    spmd = True
+
+    strategy: Strategy
+
+    @property
+    def graph(self) -> GroupGraph:
+        return self.strategy.graph
+
+    @property
+    def devices(self) -> int:
+        return prod(self.strategy.mesh[1:])
+
+    @property
+    def micro_batches(self) -> int:
+        return self.strategy.micro_batches
+
+    @property
+    def mesh_text(self) -> str:
+        return "x".join(map(str, self.strategy.mesh[1:])) or "1"
+
+    def engine(self, values: Mapping[str, torch.Tensor], *, seed: int = 0) -> ShardedEngine:
+        return ShardedEngine(self.strategy, values, seed=seed)
+
+    def parallel_model(self, model: nn.Module, captured: Capture, seed: int) -> ShardedModel:
+        return ShardedModel(model, captured, self.strategy, seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        return strategy_to_dict(self.strategy)
+
+
+@dataclass(frozen=True)
+class PlacedExecutable(Executable):
+    """A strategy that places each operator on one device."""
+
+    spmd = False
+
+    strategy: PlacedStrategy
+
+    @property
+    def graph(self) -> GroupGraph:
+        return self.strategy.graph.groups
+
+    @property
+    def devices(self) -> int:
+        return self.strategy.devices
+
+    @property
+    def micro_batches(self) -> int:
+        return 1
+
+    @property
+    def mesh_text(self) -> str:
+        return f"placed on {self.strategy.devices}"
+
+    def engine(self, values: Mapping[str, torch.Tensor], *, seed: int = 0) -> PlacedEngine:
+        return PlacedEngine(self.strategy, values, seed=seed)
+
+    def parallel_model(self, model: nn.Module, captured: Capture, seed: int) -> PlacedModel:
+        return PlacedModel(model, captured, self.strategy, seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"placed": placed_to_dict(self.strategy)}
+
+
+def executable_of(strategy: AnyStrategy) -> Executable:
+    """A strategy of any kind as something that runs."""
+    return PlacedExecutable(strategy) if isinstance(strategy, PlacedStrategy) else ShardedExecutable(strategy)
+
+
+def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
+    """The strategy of a plan, for the grouped graph of its model.
+
+    Raises:
+        PlanError: the plan is for another model.
+    """
+    if plan.placed is not None:
+        return PlacedExecutable(placed_strategy(plan, graph))
+    return ShardedExecutable(plan.strategy(graph))
+
+
+def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executable:
+    """Inverse of :meth:`Executable.to_dict`.
+
+    Raises:
+        PlanError: the data are for another model.
+    """
+    if "placed" in data:
+        return PlacedExecutable(placed_from_dict(data["placed"], graph))
+    return ShardedExecutable(strategy_from_dict(data, graph))
+
+
+def is_spmd(data: Mapping[str, Any]) -> bool:
+    """:attr:`Executable.spmd` of a strategy, from its plain data alone."""
+    return (PlacedExecutable if "placed" in data else ShardedExecutable).spmd
+
+
+def devices_in(data: Mapping[str, Any]) -> int:
+    """How many ranks a strategy takes, from its plain data alone.
+
+    Raises:
+        PlanError: the data do not say.
+    """
+    if "placed" in data:
+        return len(data["placed"]["forward"])
+    mesh = data.get("mesh")
+    if not isinstance(mesh, Sequence) or not mesh:
+        raise PlanError("the plan has no mesh")
+    return prod(mesh[1:])

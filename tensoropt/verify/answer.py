@@ -1,0 +1,89 @@
+"""The answer of ``verify``: what was predicted beside what was found, and whether that is in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensoropt.execute.executable import Executable
+from tensoropt.verify.findings import Findings
+from tensoropt.verify.places import Place
+from tensoropt.verify.predict import Prediction
+from tensoropt.verify.recorder import compare_collectives, shown_axes
+from tensoropt.verify.reference import ModuleFindings
+from tensoropt.verify.tolerances import Differences, within_tolerance
+
+
+def answer_of(
+    executables: Sequence[Executable],
+    predictions: Sequence[Prediction],
+    findings: Sequence[Findings],
+    place: Place,
+    module: ModuleFindings | None,
+) -> dict[str, Any]:
+    """The answer about strategies that were predicted and looked at, as plain data with fixed keys.
+
+    Args:
+        module: the unsplit graph against the module; None where they were not compared.
+
+    Returns:
+        ``ok``; ``checked_on`` in words; ``plans``, an entry for each (:func:`entry_of`); ``module``.
+    """
+    plans = [entry_of(*row) for row in zip(executables, predictions, findings, strict=True)]
+    faithful = module is None or within_tolerance(module.differences)
+    return {
+        "ok": faithful and all(p["ok"] for p in plans),
+        "checked_on": place.text,
+        "plans": plans,
+        "module": None if module is None else _module_data(module),
+    }
+
+
+def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> dict[str, Any]:
+    """The answer about one strategy.
+
+    ``ok`` says that its numbers agree to rounding, its replicas agree, and the collectives it issues are
+    those predicted, one by one. Memory and time are shown beside their predictions and decide nothing. None
+    stands for what was not looked at.
+    """
+    issued = [row | {"axes": shown_axes(row)} for row in found.collectives_issued]
+    unlike = [] if found.error else compare_collectives(predicted.collectives, issued)
+    unlike += found.ranks_unlike
+    return {
+        "ok": found.numerics_ok is not False and not found.error and not unlike,
+        "mesh": executable.mesh_text,
+        "micro_batches": executable.micro_batches,
+        "loss_difference": found.differences.loss,
+        "gradient_difference": found.differences.gradient,
+        "worst_gradient": found.worst_gradient,
+        "parameter_difference": found.differences.parameter,
+        "worst_parameter": found.worst_parameter,
+        "buffer_difference": found.differences.buffer,
+        "not_finite": dict(found.not_finite),
+        "replicas_agree": found.replicas_agree,
+        "compared_in": found.compared_in,
+        "narrow": None if found.narrow is None else _differences_data(found.narrow),
+        "ranks_checked": found.ranks_checked,
+        "memory_tracked_bytes": found.memory_tracked_bytes,
+        "memory_tracked": dict(found.memory_tracked),
+        "memory_tracked_of_ranks": found.memory_tracked_of_ranks,
+        "time_measured_s": found.time_measured_s,
+        "error": found.error,
+        "collectives_predicted": predicted.collectives,
+        "collectives_issued": issued,
+        "collectives_unlike": unlike,
+        "memory_predicted_bytes": round(predicted.memory_bytes),
+        "time_predicted_s": predicted.time_s,
+    }
+
+
+def _differences_data(differences: Differences) -> dict[str, float | None]:
+    return {f"{kind}_difference": value for kind, value in differences.by_kind.items()}
+
+
+def _module_data(module: ModuleFindings) -> dict[str, Any]:
+    return {
+        "loss_difference": module.differences.loss,
+        "gradient_difference": module.differences.gradient,
+        "not_finite": dict(module.not_finite),
+    }

@@ -1,0 +1,67 @@
+"""What was found of a strategy: the one form in which real ranks and fake ones report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.verify.tolerances import Differences
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What running a strategy showed; None stands for what was not looked at.
+
+    Attributes:
+        differences: from the unsplit model.
+        worst_gradient, worst_parameter: whose difference is the largest of its kind; "" where none is.
+        not_finite: how many values of the unsplit model itself are NaN or infinite, by what they are of.
+        replicas_agree: whether ranks with the same shard have the same bits.
+        numerics_ok: whether differences are rounding and replicas agree.
+        compared_in: the precision in which ``differences`` were taken.
+        narrow: the differences in the model's own precision, where it took double precision to tell.
+        collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; of the first rank
+            where all run the same program, else of all ranks.
+        ranks_checked: their numbers.
+        ranks_unlike: where ranks that should issue the same collectives do not, a line each.
+        memory_tracked: bytes of the fullest rank by what they are for, and their ``peak``.
+        memory_tracked_of_ranks: the peaks of all ranks.
+        time_measured_s: the median step of the slowest rank.
+        error: why the strategy could not be run, or that it is right in double precision only.
+    """
+
+    differences: Differences = field(default_factory=Differences)
+    worst_gradient: str | None = None
+    worst_parameter: str | None = None
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    replicas_agree: bool | None = None
+    numerics_ok: bool | None = None
+    compared_in: str | None = None
+    narrow: Differences | None = None
+    collectives_issued: list[dict[str, Any]] = field(default_factory=list)
+    ranks_checked: list[int] | None = None
+    ranks_unlike: list[str] = field(default_factory=list)
+    memory_tracked: Mapping[str, int] = field(default_factory=dict)
+    memory_tracked_of_ranks: list[int] = field(default_factory=list)
+    time_measured_s: float | None = None
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, error: str) -> Findings:
+        """Of a strategy that could not be run."""
+        return cls(
+            Differences.infinite(),
+            worst_gradient="",
+            worst_parameter="",
+            replicas_agree=False,
+            numerics_ok=False,
+            time_measured_s=math.inf,
+            error=error,
+        )
+
+    @property
+    def memory_tracked_bytes(self) -> int:
+        """The peak of the fullest rank."""
+        return self.memory_tracked.get("peak", 0)

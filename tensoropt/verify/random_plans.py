@@ -1,0 +1,118 @@
+"""Random legal strategies of a model: drawn, predicted as the search would, and run."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensoropt.api import MAX_AXES
+from tensoropt.cluster import Cluster, Mesh, load_cluster
+from tensoropt.costs.source import CostSource, real_shape
+from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.errors import TensorOptError
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.types import Progress
+from tensoropt.verify.places import Wanted, place_for
+from tensoropt.verify.predict import predict_placed, predicted
+from tensoropt.verify.random_placements import random_placement, random_splits
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.run import Predicted, predict_and_run
+
+RECOMPUTE = 0.3
+"""How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
+strategies to recompute something and to leave something."""
+
+
+def verify_random(
+    source: str,
+    cluster: str | Cluster,
+    count: int,
+    *,
+    seed: int = 0,
+    batch: int | None = None,
+    dtype: str = "float32",
+    onnx: OnnxOptions | None = None,
+    where: Wanted = "auto",
+    placed: bool = False,
+    store: ProfileStore | None = None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Whether random legal strategies of a model do what they should; as
+    :func:`tensoropt.verify.verify_plans`.
+
+    They go where no frontier does: mistakes in rules, lowering and prices have nowhere to hide.
+
+    Args:
+        source: of the model.
+        cluster: its meshes are drawn from.
+        count: how many strategies.
+        seed: decides the weights and the strategies.
+        batch: of a zoo model.
+        dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
+        onnx: what an ONNX file leaves open.
+        where: as for :func:`tensoropt.verify.verify_plans`.
+        placed: random placements instead, some operators in pieces, in random orders.
+        store: of measurements that predictions need; by default that of this machine.
+
+    Raises:
+        TensorOptError: no strategies are asked for, or the place cannot be had.
+    """
+    if count < 1:
+        raise TensorOptError(f"{count} random strategies prove nothing; ask for at least 1")
+    target = load_cluster(cluster)
+    place = place_for(target.device_count, target.device_type, target.name, where)
+    sizes = () if batch is None else (("batch", batch),)
+    spec = ModelSpec(source, seed, settings=sizes, compute_dtype=dtype, onnx=onnx, device=place.device)
+    progress("capture", 0, 1, source)
+    loaded = load_model(spec)
+    problem = _problem(loaded)
+    progress("capture", 1, 1, source)
+    if placed:
+        drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
+            _placements, loaded, target, count, seed
+        )
+    else:
+        drawn = functools.partial(predicted, draw_strategies(loaded, problem, target, count, seed))
+    return predict_and_run(spec, drawn, target, place, Settings(dtype=dtype), store, progress)
+
+
+def draw_strategies(
+    loaded: LoadedModel, problem: Problem, cluster: Cluster, count: int, seed: int
+) -> list[tuple[Strategy, Mesh]]:
+    """Random legal strategies on random meshes of a cluster, with random micro-batch counts."""
+    meshes, counts = cluster.meshes(MAX_AXES), micro_batch_counts(problem, Settings())
+    rng = random.Random(seed)
+    drawn = []
+    for _ in range(count):
+        mesh, micro = rng.choice(meshes), rng.choice(counts)
+        per_group = micro_strategies(loaded.graph, micro)
+        strategy = random_strategy(loaded.graph, (micro, *real_shape(mesh)), per_group, rng, RECOMPUTE)
+        drawn.append((strategy, mesh))
+    return drawn
+
+
+def _problem(loaded: LoadedModel) -> Problem:
+    try:
+        return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
+    except MicroBatchRefused as refusal:
+        return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
+
+
+def _placements(
+    loaded: LoadedModel, cluster: Cluster, count: int, seed: int, costs: CostSource
+) -> list[Predicted]:
+    """Random placements of a model, which take prices to put their transfers in order, and what to expect."""
+    rng, devices = random.Random(seed), cluster.device_count
+    prices = PlacedPrices(loaded.graph, cluster, costs)
+    drawn: list[Predicted] = []
+    for _ in range(count):
+        graph = prices.price(random_splits(loaded.graph, devices, rng))
+        drawn.append(predict_placed(graph, random_placement(graph.graph, devices, rng)))
+    return drawn

@@ -1,0 +1,113 @@
+"""Strategies run where they can be: the one way from predictions to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from tensoropt.cluster import Cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.plan.problem import Settings
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.local_hardware import local_backend
+from tensoropt.ranks.pool import RankPool
+from tensoropt.types import Progress
+from tensoropt.verify.answer import answer_of
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tensoropt.verify.findings import Findings
+from tensoropt.verify.places import Place
+from tensoropt.verify.predict import Prediction
+from tensoropt.verify.rank_checks import CheckOptions
+from tensoropt.verify.real_ranks import verify_module, verify_strategies
+from tensoropt.verify.reference import ModuleFindings
+
+Predicted = tuple[AnyStrategy, Prediction]
+TIMEOUT_S = 600.0
+"""For one strategy; big models on small machines take minutes."""
+
+
+def predict_and_run(
+    spec: ModelSpec,
+    predict_all: Callable[[CostSource], Sequence[Predicted]],
+    cluster: Cluster,
+    place: Place,
+    settings: Settings,
+    store: ProfileStore | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """The answer (:func:`tensoropt.verify.answer.answer_of`) about strategies that have yet to be predicted.
+
+    Args:
+        spec: the model.
+        predict_all: gives the strategies with their predictions, asking for the figures that it needs.
+        cluster: that they are for.
+        store: of measurements that predictions need; None for that of this machine.
+    """
+    with ExitStack() as stack:
+        own = store or stack.enter_context(ProfileStore())
+        pool: RankPool | None = None
+        if place.kind != "fake":
+            pool = stack.enter_context(
+                RankPool(cluster.device_count, timeout_s=TIMEOUT_S, backend=place.backend)
+            )
+        # Ranks of another kind than the cluster's devices run its strategies, but say nothing of its speed.
+        measured_on = pool if pool is not None and pool.backend == local_backend(cluster) else None
+        predicted = predict_all(CostSource(cluster, own, settings, measured_on, progress))
+        return run_and_answer(spec, predicted, place, pool, settings.optimizer, progress)
+
+
+def run_and_answer(
+    spec: ModelSpec,
+    predicted: Sequence[Predicted],
+    place: Place,
+    pool: RankPool | None,
+    optimizer: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Run strategies at ``place`` and put what was found beside the predictions (:func:`answer_of`).
+
+    Args:
+        spec: the model.
+        pool: ranks of the place's kind; None for fake ranks.
+        optimizer: for memory and time of a step.
+    """
+    strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
+    module: ModuleFindings | None = None
+    if pool is None:
+        findings = _on_fake_ranks(spec, strategies, optimizer, progress)
+    else:
+        progress("reference", 0, 1, "the unsplit graph against the model itself")
+        # In float32 whatever the plan computes in: the module itself knows nothing of the plan's precision.
+        module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
+        progress("reference", 1, 1, "")
+        findings = _on_real_ranks(spec, strategies, pool, optimizer, progress)
+    return answer_of(list(map(executable_of, strategies)), predictions, findings, place, module)
+
+
+def _on_real_ranks(
+    spec: ModelSpec, strategies: Sequence[AnyStrategy], pool: RankPool, optimizer: str, progress: Progress
+) -> list[Findings]:
+    progress("run", 0, len(strategies), "")
+    return verify_strategies(
+        spec,
+        [executable_of(strategy).to_dict() for strategy in strategies],
+        pool=pool,
+        options=CheckOptions(optimizer=optimizer, seed=spec.seed),
+        progress=progress,
+    )
+
+
+def _on_fake_ranks(
+    spec: ModelSpec, strategies: Sequence[AnyStrategy], optimizer: str, progress: Progress
+) -> list[Findings]:
+    loaded = load_model(spec)
+    findings = []
+    for done, strategy in enumerate(strategies):
+        progress("fake ranks", done, len(strategies), "")
+        findings.append(check_on_fake_ranks(loaded, strategy, optimizer))
+    progress("fake ranks", len(strategies), len(strategies), "")
+    return findings

@@ -1,0 +1,64 @@
+"""The unsplit model as a plan for one device: what the others are compared with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from tensoropt.cluster import load_cluster
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.plan import Plan
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
+from tensoropt.plan.problem import Settings
+from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.types import Progress
+from tensoropt.verify.places import place_for
+from tensoropt.verify.predict import predicted
+from tensoropt.verify.run import predict_and_run
+
+
+def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> dict[str, Any]:
+    """The unsplit model on one rank, predicted and run like a plan; as
+    :func:`tensoropt.verify.verify_plans`."""
+    loaded = load_model(spec)
+    one = load_cluster("local:1")
+    drawn = [(unsplit_strategy(loaded.graph), one.meshes(1)[0])]
+    settings = Settings(mode=spec.mode, optimizer=optimizer)
+    place = place_for(1, "cpu", one.name, "ranks")
+    return predict_and_run(spec, functools.partial(predicted, drawn), one, place, settings, None, progress)
+
+
+def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
+    """The unsplit model as a plan for one device, which runs as others do.
+
+    Args:
+        like: a plan of the same model.
+        found: what :func:`verify_unsplit` found.
+    """
+    data = strategy_to_dict(unsplit_strategy(load_model(ModelSpec.of(like)).graph))
+    return like.model_copy(
+        update={
+            "planner": "unsplit",
+            "cluster": load_cluster("local:1").to_dict(),
+            "mesh": MeshInfo(shape=(), names=()),
+            "micro_batches": 1,
+            "operators": {
+                name: OperatorPlan(axes={}, micro=labels[0], members=like.operators[name].members)
+                for name, labels in data["groups"].items()
+            },
+            "hubs": {name: tuple(layout) for name, layout in data["hubs"].items()},
+            "parameters": {
+                name: ParameterPlan(key=like.parameters[name].key, stored=tuple(layout))
+                for name, layout in data["stored"].items()
+            },
+            "predicted": Predicted(
+                memory_bytes=found["memory_predicted_bytes"],
+                time_s=found["time_predicted_s"],
+                compute_s=found["time_predicted_s"],
+                communication_s=0.0,
+                additive_memory_bytes=found["memory_predicted_bytes"],
+            ),
+        }
+    )

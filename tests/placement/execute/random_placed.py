@@ -1,0 +1,79 @@
+"""Random placements with an order of their transfers that takes no simulator to find."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+from tensoropt.placement import Placement
+from tensoropt.placement.graph import PlacedGraph, placed_graph
+from tensoropt.placement.plans import PlacedStrategy, ValueTransfer, needed_routes
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.verify.random_placements import (
+    random_placement,
+    random_splits,
+    readers_of_operators,
+    reversed_edges,
+)
+
+
+def random_placed(groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3) -> PlacedStrategy:
+    """A random placement of a model, some of its groups cut."""
+    graph = placed_graph(groups, random_splits(groups, devices, rng, share))
+    return in_any_order(graph, random_placement(graph, devices, rng))
+
+
+def in_any_order(graph: PlacedGraph, placement: Placement) -> PlacedStrategy:
+    """A placement with an order of its transfers that its own orders allow.
+
+    Both directions are sorted by when operators of one length each would be done.
+    """
+    forward, backward = _times(graph, placement)
+    makers = {v.name: i for i, op in enumerate(graph.operators) for v in op.writes}
+    readers: dict[str, list[int]] = {}
+    for number, op in enumerate(graph.operators):
+        for value in op.reads:
+            readers.setdefault(value.name, []).append(number)
+
+    def key(route: ValueTransfer) -> tuple[bool, int, str, int]:
+        name, source, target, back = route
+        if not back:
+            return back, forward[makers[name]], name, target
+        done = [backward[r] for r in readers[name] if placement.device[r] == source]
+        return back, max(done), name, source
+
+    return PlacedStrategy(graph, placement, tuple(sorted(needed_routes(graph, placement), key=key)))
+
+
+def _times(graph: PlacedGraph, placement: Placement) -> tuple[list[int], list[int]]:
+    """When each operator is done, forward and backward."""
+    after = readers_of_operators(graph)
+    before = reversed_edges(after)
+    return (
+        _done(before, placement.forward),
+        _done(after, placement.backward_orders) if placement.backward_orders else [],
+    )
+
+
+def _done(before: Sequence[Sequence[int]], orders: Sequence[Sequence[int]]) -> list[int]:
+    time = [0] * len(before)
+    needs = [set(row) for row in before]
+    for order in orders:
+        for one, other in itertools.pairwise(order):
+            needs[other].add(one)
+    left = [len(row) for row in needs]
+    after: list[list[int]] = [[] for _ in needs]
+    for node, row in enumerate(needs):
+        for other in row:
+            after[other].append(node)
+    ready = [node for node, count in enumerate(left) if not count]
+    while ready:
+        node = ready.pop()
+        time[node] += 1
+        for other in after[node]:
+            time[other] = max(time[other], time[node])
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    return time

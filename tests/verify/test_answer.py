@@ -1,0 +1,83 @@
+"""The answer of ``verify``: its keys are fixed, and what decides ``ok``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tensoropt.engine.models import load_model
+from tensoropt.execute.executable import executable_of
+from tensoropt.verify.answer import answer_of, entry_of
+from tensoropt.verify.findings import Findings
+from tensoropt.verify.places import Place
+from tensoropt.verify.predict import Prediction
+from tensoropt.verify.reference import ModuleFindings
+from tensoropt.verify.tolerances import Differences
+from tests.execute import jobs
+
+KEYS = [
+    "ok", "mesh", "micro_batches", "loss_difference", "gradient_difference", "worst_gradient",
+    "parameter_difference", "worst_parameter", "buffer_difference", "not_finite", "replicas_agree",
+    "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes", "memory_tracked",
+    "memory_tracked_of_ranks", "time_measured_s", "error", "collectives_predicted", "collectives_issued",
+    "collectives_unlike", "memory_predicted_bytes", "time_predicted_s",
+]  # fmt: skip
+SENT = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 1}
+PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5)
+RIGHT = Findings(
+    Differences(1e-7, 1e-6, 1e-6, 0.0),
+    replicas_agree=True,
+    numerics_ok=True,
+    compared_in="float32",
+    collectives_issued=[SENT],
+    memory_tracked={"parameters": 40, "peak": 96},
+    time_measured_s=0.25,
+)
+
+
+def executable():
+    loaded = load_model(jobs.spec("mlp"))
+    return executable_of(jobs.strategy_of(loaded, (1, 2), 1))
+
+
+def test_an_entry_has_its_keys_in_order() -> None:
+    entry = entry_of(executable(), PREDICTED, RIGHT)
+    assert list(entry) == KEYS
+    assert json.loads(json.dumps(entry)) == entry
+    assert entry["ok"]
+    assert (entry["memory_predicted_bytes"], entry["memory_tracked_bytes"]) == (100, 96)
+    assert entry["collectives_issued"] == entry["collectives_predicted"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(RIGHT, numerics_ok=False),
+        replace(RIGHT, collectives_issued=[SENT, SENT | {"bytes": 4}]),
+        replace(RIGHT, ranks_unlike=["rank 1 issues other kinds of collectives"]),
+        Findings.failed("a rank died"),
+    ],
+)
+def test_what_is_wrong_decides(found: Findings) -> None:
+    assert not entry_of(executable(), PREDICTED, found)["ok"]
+
+
+def test_what_was_not_looked_at_decides_nothing() -> None:
+    """Fake ranks compute no numbers and take no time."""
+    entry = entry_of(executable(), PREDICTED, Findings(collectives_issued=[SENT]))
+    assert entry["ok"]
+    assert [entry[key] for key in ("loss_difference", "replicas_agree", "time_measured_s", "error")] == [
+        None
+    ] * 4
+
+
+def test_a_graph_unlike_its_module_fails_all() -> None:
+    place = Place("cpu", "run here")
+    for module, ok in ((None, True), (ModuleFindings(Differences(1e-7, 1e-6), {}), True),
+                       (ModuleFindings(Differences(1e-7, 0.1), {}), False)):  # fmt: skip
+        answer = answer_of([executable()], [PREDICTED], [RIGHT], place, module)
+        assert list(answer) == ["ok", "checked_on", "plans", "module"]
+        assert answer["ok"] is ok
+        assert answer["plans"][0]["ok"]

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from .library import Library
     from .server import create_app, serve
 
-_HOMES = {"Library": ".library", "create_app": ".server", "serve": ".server"}
+_MODULE_OF = {"Library": ".library", "create_app": ".server", "serve": ".server"}
 
 __all__ = ["Library", "create_app", "serve"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    return getattr(importlib.import_module(_MODULE_OF[name], __name__), name)

@@ -25,7 +25,7 @@ SHOTS = {
     "explore": ("explore", "", "#start"),
 }
 """Name -> page, what the URL asks for, and what must be there before the picture is taken."""
-SETTLE_MS = 2500
+WAIT_MS = 2500
 
 
 def main() -> int:
@@ -36,8 +36,8 @@ def main() -> int:
     if chromium is None:
         raise TensorOptError("no Chromium: apt-get install chromium")
     OUT.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as home:
-        jobs = JobManager(Path(home))
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = JobManager(Path(folder))
         server = listen(create_app(Library(jobs=jobs.results), jobs), "127.0.0.1", 0)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with sync_playwright() as playwright:
@@ -56,7 +56,7 @@ def _shoot(browser: Any, address: str, name: str, scheme: str) -> None:
     page = browser.new_page(viewport=SIZE, color_scheme=scheme)
     page.goto(f"{address}{path}?{query}")
     page.wait_for_selector(ready, timeout=120_000)
-    page.wait_for_timeout(SETTLE_MS)
+    page.wait_for_timeout(WAIT_MS)
     page.screenshot(path=OUT / f"{name}-{scheme}.png")
     page.close()
     print(f"{name}, {scheme}", file=sys.stderr)

@@ -130,7 +130,7 @@ def _positive(value: float | None) -> float | None:
 # -- changes ------------------------------------------------------------------------------------------
 
 
-def settled(view: View, exploration: Exploration) -> View:
+def with_point(view: View, exploration: Exploration) -> View:
     """The view with a point that exists: the one named, else what the limits select, else the knee."""
     count = len(exploration.all_points)
     point = view.point if view.point is not None and view.point < count else None

@@ -8,41 +8,118 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tensoropt import errors
+from tensoropt.errors import (
+    CaptureError,
+    ClusterError,
+    InfeasibleError,
+    MeasurementError,
+    MissingExtraError,
+    PlanError,
+    TensorOptError,
+)
+from tensoropt.version import __version__
 
 if TYPE_CHECKING:
-    from tensoropt.api import explore
+    from tensoropt.api import compare, explore, recost
     from tensoropt.capture.onnx import load_onnx
+    from tensoropt.catalogue import list_clusters, list_models, list_planners
+    from tensoropt.cluster import Cluster, load_cluster
+    from tensoropt.demo import run_demo
     from tensoropt.execute import parallelize, shutdown
-    from tensoropt.plan import Exploration, Plan, load_plan
+    from tensoropt.machine import dashboard, measure_links, profiles
+    from tensoropt.plan import Exploration, Plan, Point, Space, load_model, load_plan
     from tensoropt.plan import load_exploration as load
+    from tensoropt.plan.settings import Settings
+    from tensoropt.saved import choose, device_profile, export_csv, show
+    from tensoropt.sharding.constraints import ConstraintError
+    from tensoropt.verify import verify_plan, verify_random
 
-_HOMES = {
-    "explore": ("tensoropt.api", "explore"),
-    "parallelize": ("tensoropt.execute", "parallelize"),
-    "shutdown": ("tensoropt.execute", "shutdown"),
-    "load": ("tensoropt.plan", "load_exploration"),
-    "load_onnx": ("tensoropt.capture.onnx", "load_onnx"),
-    "load_plan": ("tensoropt.plan", "load_plan"),
-    "Exploration": ("tensoropt.plan", "Exploration"),
-    "Plan": ("tensoropt.plan", "Plan"),
+_MODULE_OF = {
+    "Cluster": "tensoropt.cluster",
+    "ConstraintError": "tensoropt.sharding.constraints",
+    "Exploration": "tensoropt.plan",
+    "Plan": "tensoropt.plan",
+    "Point": "tensoropt.plan",
+    "Settings": "tensoropt.plan.settings",
+    "Space": "tensoropt.plan",
+    "choose": "tensoropt.saved",
+    "compare": "tensoropt.api",
+    "dashboard": "tensoropt.machine",
+    "device_profile": "tensoropt.saved",
+    "explore": "tensoropt.api",
+    "export_csv": "tensoropt.saved",
+    "list_clusters": "tensoropt.catalogue",
+    "list_models": "tensoropt.catalogue",
+    "list_planners": "tensoropt.catalogue",
+    "load": "tensoropt.plan",
+    "load_cluster": "tensoropt.cluster",
+    "load_model": "tensoropt.plan",
+    "load_onnx": "tensoropt.capture.onnx",
+    "load_plan": "tensoropt.plan",
+    "measure_links": "tensoropt.machine",
+    "parallelize": "tensoropt.execute",
+    "profiles": "tensoropt.machine",
+    "recost": "tensoropt.api",
+    "run_demo": "tensoropt.demo",
+    "show": "tensoropt.saved",
+    "shutdown": "tensoropt.execute",
+    "verify_plan": "tensoropt.verify",
+    "verify_random": "tensoropt.verify",
 }
+"""The module that each name is imported from when it is first used. Of the verbs ``demo`` and ``verify`` are
+modules, so that their functions are :func:`run_demo`, :func:`verify_plan` and :func:`verify_random`."""
+_NAMED_THERE = {"load": "load_exploration"}
 
 __all__ = [
+    "CaptureError",
+    "Cluster",
+    "ClusterError",
+    "ConstraintError",
     "Exploration",
+    "InfeasibleError",
+    "MeasurementError",
+    "MissingExtraError",
     "Plan",
+    "PlanError",
+    "Point",
+    "Settings",
+    "Space",
+    "TensorOptError",
     "__version__",
+    "choose",
+    "compare",
+    "dashboard",
+    "device_profile",
+    "errors",
     "explore",
+    "export_csv",
+    "list_clusters",
+    "list_models",
+    "list_planners",
     "load",
+    "load_cluster",
+    "load_model",
     "load_onnx",
     "load_plan",
+    "measure_links",
     "parallelize",
+    "profiles",
+    "recost",
+    "run_demo",
+    "show",
     "shutdown",
+    "verify_plan",
+    "verify_random",
 ]
 
 
+def __dir__() -> list[str]:
+    """The public names; submodules are left out, as they are imported by their own."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'tensoropt' has no attribute '{name}'")
-    module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(_MODULE_OF[name]), _NAMED_THERE.get(name, name))

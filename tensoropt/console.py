@@ -19,8 +19,9 @@ LINE_EVERY_S = 10.0
 """In a log a long stage writes a line this often, so that it neither floods nor looks dead."""
 
 
-class Progress:
-    """Progress of named stages; callable as the pipeline's callbacks are: (stage, done, total, what).
+class ProgressDisplay:
+    """A display of the progress of named stages; a :class:`~tensoropt.types.Progress` that is called with
+    (stage, done, total, what).
 
     On a terminal one line is redrawn; elsewhere a stage writes a line when it begins, every few seconds, and
     when it ends.

@@ -9,45 +9,72 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tensoropt import api, verify
+from tensoropt import verify
+from tensoropt.api import explore
 from tensoropt.cluster import load_cluster
-from tensoropt.console import Progress, columns
+from tensoropt.console import columns
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.plan import Exploration, Plan, load_model
+from tensoropt.plan.frontier_picture import frontier_svg
+from tensoropt.plan.frontier_table import frontier_text
 from tensoropt.ranks.local_hardware import has_local_cores
-from tensoropt.report.picture import frontier_svg
-from tensoropt.report.table import frontier_text, point_lines, run_line, summary_lines
+from tensoropt.report.table import point_lines, run_line, summary_lines
+from tensoropt.types import Progress, silent
 from tensoropt.units import format_bytes, format_seconds
 
 RUN_TIMEOUT_S = 300.0
-Say = Callable[[str], None]
+"""For one job under torchrun; an assumption: a few steps of a model that a demo can explore take seconds."""
+Say = Callable[[str], object]
+
+
+class DemoResult(NamedTuple):
+    """What the demo found.
+
+    Attributes:
+        data: ``ok``, ``runs`` and where files were left, as plain data.
+        text: predicted beside measured, as a table.
+        ok: whether every run agrees with the unsplit model.
+    """
+
+    data: dict[str, Any]
+    text: str
+    ok: bool
 
 
 def run_demo(
-    source: str, cluster: str, folder: Path, *, steps: int, progress: Progress, say: Say
-) -> tuple[dict[str, Any], str, int]:
-    """Explore, choose, run and compare; the frontier, the plans and their runs are left in ``folder``.
+    source: str = "zoo:gpt2-demo",
+    cluster: str = "local",
+    folder: str | os.PathLike[str] = "out/demo",
+    *,
+    steps: int = 4,
+    progress: Progress = silent,
+    say: Say = print,
+) -> DemoResult:
+    """What exploring, choosing and running a model gave, beside what was predicted.
+
+    The frontier, the plans and their runs are left in ``folder``.
 
     Args:
         source: of the model.
         cluster: ``local`` or ``local:N``; the plans are run here.
         steps: of training under torchrun.
+        progress: called with (stage, done, total, what).
         say: prints what is known already, while the rest goes on.
 
-    Returns:
-        (data, text, exit code): 1 if a run does not agree with the unsplit model.
+    Raises:
+        TensorOptError: the cluster is not this machine's CPU ranks, or the model cannot be explored.
+        MeasurementError: a run failed.
     """
+    folder = Path(folder)
     where = load_cluster(cluster)
     if not has_local_cores(where):
         raise TensorOptError(
             f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: use local:N"
         )
     loaded = load_model(source)
-    found = api.explore(
-        loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress
-    )
+    found = explore(loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress)
     found.save(folder)
     frontier_svg(found, folder / "frontier.svg", title=f"{source} on {where.device_count} CPU ranks")
     say("\n".join([frontier_text(found), "", *summary_lines(found)]))
@@ -70,13 +97,15 @@ def run_demo(
         )
     )
     del plans["chosen"]
-    data = compare(plans, folder, steps, progress)
+    data = run_beside_unsplit(plans, folder, steps, progress)
     data |= {"out": str(folder), "points": len(found.points), "budget_bytes": budget, "chosen": chosen}
     text = "\n".join([result_text(data["runs"]), "", *file_lines(found, folder)])
-    return data, text, 0 if data["ok"] else 1
+    return DemoResult(data, text, bool(data["ok"]))
 
 
-def compare(plans: Mapping[str, Plan], folder: Path, steps: int, progress: Progress) -> dict[str, Any]:
+def run_beside_unsplit(
+    plans: Mapping[str, Plan], folder: Path, steps: int, progress: Progress
+) -> dict[str, Any]:
     """``ok`` and ``runs``: per plan, and for the unsplit model, what was predicted and what happened."""
     first = next(iter(plans.values()))
     unsplit = verify.verify_unsplit(verify.model_spec(first), first.optimizer, progress=progress)
@@ -93,7 +122,7 @@ def compare(plans: Mapping[str, Plan], folder: Path, steps: int, progress: Progr
 
 
 def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]:
-    """Train some steps by a plan file, as a person would from the shell.
+    """What some steps of training by a plan file gave, run as a person would from the shell.
 
     Raises:
         MeasurementError: the job failed; ends with what it said last.
@@ -120,7 +149,7 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
 
 
 def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Predicted beside measured."""
+    """Predicted beside measured, a row per run, and what went wrong."""
     rows = [
         ["", "memory pred.", "tracked", "off by", "time pred.", "measured", "off by", "torchrun", "last loss",
          "loss diff.", "gradient diff.", "collectives", "verdict"]

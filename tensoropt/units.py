@@ -1,7 +1,7 @@
 """Units at the edge between people and code.
 
 Inside the code everything is bytes, seconds, FLOP and bytes/second; GiB and ms exist only where a
-person reads or types (DESIGN, "Words").
+person reads or types.
 """
 
 from __future__ import annotations

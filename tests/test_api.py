@@ -198,7 +198,7 @@ def test_progress_names_the_stages(store):
     seen = []
     explored(store, two_layers, progress=lambda stage, done, total, what: seen.append(stage))
     assert seen[0] == "capture"
-    assert {"capture", "configurations", "search", "judge"} <= set(seen)
+    assert {"capture", "configurations", "search", "simulate"} <= set(seen)
 
 
 @torch.library.custom_op("tensoropt_api_tests::aborting", mutates_args=())

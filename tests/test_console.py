@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from tensoropt.console import Progress, json_text, reserved_stdout
+from tensoropt.console import ProgressDisplay, json_text, reserved_stdout
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, np.float64("nan")])
@@ -26,7 +26,7 @@ def test_stdout_is_the_answers_alone_and_comes_back(capfd):
     with reserved_stdout(for_good=False) as answers:
         print("a user's")
         os.write(1, b"and theirs\n")
-        Progress(answers=answers).say("ours")
+        ProgressDisplay(answers=answers).say("ours")
     assert sys.stdout is before
     os.write(1, b"after\n")
     assert capfd.readouterr() == ("ours\nafter\n", "a user's\nand theirs\n")
@@ -42,4 +42,4 @@ def test_stdout_comes_back_after_an_error(capfd):
 def test_a_closed_stdout_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with reserved_stdout(for_good=False) as answers:
-        Progress(io.StringIO(), answers).say("to nobody")
+        ProgressDisplay(io.StringIO(), answers).say("to nobody")

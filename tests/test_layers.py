@@ -39,7 +39,7 @@ def test_every_stage_has_its_layer() -> None:
         "capture | cluster | zoo",
         "ops",
         "graph",
-        "errors : types : units : console",
+        "errors : types : units : console : version",
     ]
 
 

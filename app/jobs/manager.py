@@ -23,7 +23,7 @@ from ..safety import LOG as LOGGER
 from .record import LOG, Job, is_alive, read_job, tail, this_server
 from .request import Wanted
 from .uploads import Uploads
-from .worker import home_folder, run
+from .worker import data_folder, run
 
 SAVE_EVERY_S = 1.0
 MOST_RUNNING = 2
@@ -39,19 +39,19 @@ class _Running:
 
 
 class JobManager:
-    """The jobs of one home folder.
+    """The jobs kept under one folder.
 
     Args:
-        home: private folder for jobs and uploads; by default beside the profile store.
+        root: private folder for jobs and uploads; by default beside the profile store.
         target: what runs in the child, for tests.
     """
 
-    def __init__(self, home: Path | None = None, target: Callable[..., None] = run):
-        self.home = home or home_folder()
-        self.folder = self.home / "jobs"
+    def __init__(self, root: Path | None = None, target: Callable[..., None] = run):
+        self.root = root or data_folder()
+        self.folder = self.root / "jobs"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.home.chmod(0o700)
-        self.uploads = Uploads(self.home / "uploads")
+        self.root.chmod(0o700)
+        self.uploads = Uploads(self.root / "uploads")
         self._target = target
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.RLock()
@@ -62,9 +62,9 @@ class JobManager:
         for child in self.folder.iterdir():
             job = read_job(child)
             if job is not None:
-                self._jobs[job.id] = self._settled(job)
+                self._jobs[job.id] = self._ended_if_lost(job)
 
-    def _settled(self, job: Job) -> Job:
+    def _ended_if_lost(self, job: Job) -> Job:
         """A job that another, dead server was running when it died is interrupted."""
         if not job.active or is_alive(job.server):
             return job
@@ -79,7 +79,7 @@ class JobManager:
         with self._lock:
             for id, job in self._jobs.items():
                 if job.active and job.server != self._server:  # another dashboard's: its file knows better
-                    self._jobs[id] = self._settled(read_job(self.folder / id) or job)
+                    self._jobs[id] = self._ended_if_lost(read_job(self.folder / id) or job)
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
 
     def results(self) -> list[tuple[str, Path]]:

@@ -68,9 +68,9 @@ class Uploads:
                 f"'{label}' has {len(data) / 2**20:.0f} MiB; at most {MAX_UPLOAD_BYTES // 2**20} MiB are "
                 "taken. Use the command line for larger files"
             )
-        held = sum(f.stat().st_size for f in self.folder.iterdir())
-        if held + len(data) > MOST_TOGETHER_BYTES:
-            raise UploadError(f"{held / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
+        together = sum(f.stat().st_size for f in self.folder.iterdir())
+        if together + len(data) > MOST_TOGETHER_BYTES:
+            raise UploadError(f"{together / 2**30:.1f} GiB of uploads are kept; delete some in {self.folder}")
         token = f"upload-{secrets.token_hex(8)}"
         _write(self.folder / f"{token}.onnx", data)
         _write(self.folder / f"{token}.json", json.dumps({"label": label}).encode())

@@ -40,10 +40,10 @@ def _end_with(parent: int) -> None:
 def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
     from tensoropt.cli.parser import parser, sentence
     from tensoropt.cli.verbs import VERBS
-    from tensoropt.console import Progress
+    from tensoropt.console import ProgressDisplay
     from tensoropt.errors import TensorOptError
 
-    class Sent(Progress):
+    class Sent(ProgressDisplay):
         """Lines for the log, and every step for the page."""
 
         def __call__(self, stage: str, done: int, total: int, what: str = "") -> None:
@@ -54,7 +54,7 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
     progress = Sent()
     try:
         options = parser().parse_args(arguments)
-        _, text, code = VERBS[options.run](options, progress)
+        _, text, code = VERBS[options.verb].answer(options, progress)
         print(text)
         return ("done", "") if code == 0 else ("failed", f"ended with exit code {code}")
     except TensorOptError as error:
@@ -74,7 +74,7 @@ def _explored(arguments: list[str], messages: Connection) -> tuple[str, Any]:
         )
 
 
-def home_folder() -> Path:
+def data_folder() -> Path:
     """Where jobs and uploads live: beside the profile store, under the user's cache directory."""
     from tensoropt.profiling.store import default_path
 

@@ -12,8 +12,8 @@ from ..state import View
 from ..views.export import commands, files
 from ..views.frontier import FrontierData
 from ..views.point import point_card
-from .held import shown_point
 from .parts import copyable, empty, facts, panel
+from .view_store import shown_point
 
 
 def layout() -> Any:

@@ -29,9 +29,9 @@ from ..views.library import choices
 from ..views.point import point_card
 from ..views.units import plural
 from . import planners
-from .held import stored, view_of
 from .parts import empty, facts, note, plain_table, visible
 from .points import big, difference_table
+from .view_store import stored, view_of
 
 
 def register(app: Dash, context: Context) -> None:
@@ -87,21 +87,21 @@ def _register_events(app: Dash, context: Context) -> None:
         State("click-mode", "value"),
     )
     def change(*values: Any) -> Any:
-        held, handled, filled, order, budget_text, target_text, mode = values[len(inputs) :]
+        kept, handled, filled, order, budget_text, target_text, mode = values[len(inputs) :]
         now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
         fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
-        if held is None or "url" in fired:
+        if kept is None or "url" in fired:
             opened = _from_url(context, values[0])
-            news = no_update if held is not None and opened == view_of(held) else stored(opened)
+            news = no_update if kept is not None and opened == view_of(kept) else stored(opened)
             return news, None, None, _number(fired.get("key")), now
-        view = view_of(held)
+        view = view_of(kept)
         if fired.get("exploration"):
             view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
         typed = {"budget-text": budget_text, "target-text": target_text}
         fired |= {name: text for name, text in typed.items() if name in fired}
         view, errors = _applied(context.frontier(view), view, fired, mode)
         return (
-            no_update if view == view_of(held) else stored(view),
+            no_update if view == view_of(kept) else stored(view),
             *(errors.get(name) for name in typed),
             _number(fired.get("key")),
             now,
@@ -171,7 +171,7 @@ def _opened(context: Context, view: View) -> View:
         found = context.exploration(view)
     except TensorOptError:
         return view  # the page says what is wrong with it
-    return state.settled(view, found) if found is not None and found.points else view
+    return state.with_point(view, found) if found is not None and found.points else view
 
 
 def _register_controls(app: Dash, context: Context) -> None:
@@ -201,9 +201,9 @@ def _register_controls(app: Dash, context: Context) -> None:
         *(State(n, p) for n, p in scales),
         prevent_initial_call=True,
     )
-    def follow(held: Any, *have: Any) -> Any:
+    def follow(kept: Any, *have: Any) -> Any:
         """Controls show the state, except those that show it already: they may be what is being moved."""
-        view, values, limits = view_of(held), have[: len(controls)], have[len(controls) :]
+        view, values, limits = view_of(kept), have[: len(controls)], have[len(controls) :]
         data = context.frontier(view)
         if data is None:
             kept = [no_update] * (len(controls) + len(scales) + len(filters) - 1)
@@ -255,10 +255,10 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("drawn", "data"),
         State("points", "columnDefs"),
     )
-    def draw(frame: Any, scheme: Any, page: Any, held: Any, drawn: Any, columns: Any) -> Any:
+    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, columns: Any) -> Any:
         key = [frame, scheme]
-        view = view_of(held)
-        data = context.frontier(view) if page == "frontier" and held else None
+        view = view_of(kept)
+        data = context.frontier(view) if page == "frontier" and kept else None
         if data is None or drawn == key:
             return (no_update,) * 5
         figure = drawing.frontier_figure(data, view, str(scheme))
@@ -276,8 +276,8 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("state", "data"),
         prevent_initial_call=True,
     )
-    def mark(_: Any, drawn: Any, scheme: Any, held: Any) -> Any:
-        view = view_of(held)
+    def mark(_: Any, drawn: Any, scheme: Any, kept: Any) -> Any:
+        view = view_of(kept)
         data = context.frontier(view)
         if data is None or not drawn or view.point is None:
             return no_update, no_update, no_update
@@ -330,8 +330,8 @@ def _register_words(app: Dash, context: Context) -> None:
         Input("frame", "data"),
         State("state", "data"),
     )
-    def surroundings(_: Any, held: Any) -> Any:
-        view = view_of(held)
+    def surroundings(_: Any, kept: Any) -> Any:
+        view = view_of(kept)
         if not view.exploration:
             text = empty("No exploration yet", "Start one on the Explore page; its frontier appears here.")
             return text, visible(False), None, None

@@ -28,9 +28,9 @@ from ..views.plan import (
 )
 from ..views.point import point_card
 from ..views.units import plural
-from .held import shown_point
 from .parts import aria, empty, note, plain_table
 from .points import big, difference_table
+from .view_store import shown_point
 
 MOST_CHANGED = 60
 """Rows of the difference of two plans; how many more there are is said."""

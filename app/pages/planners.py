@@ -17,8 +17,8 @@ from ..jobs.request import Beside, RequestError, planners_from
 from ..state import View
 from ..views.library import title_of
 from ..views.planners import planner_rows
-from .held import view_of
 from .parts import aria, note, panel, plain_table, planner_choice
+from .view_store import view_of
 
 USUAL = ("data_parallel", "zero", "megatron")
 """Run unless others are chosen: what people do by hand, and quick to find."""
@@ -52,13 +52,13 @@ def layout(context: Context) -> Any:
 
 def register(app: Dash, context: Context) -> None:
     @app.callback(Output("planner-table", "children"), Input("frame", "data"), State("state", "data"))
-    def table(_: Any, held: Any) -> Any:
-        data = context.frontier(view_of(held))
+    def table(_: Any, kept: Any) -> Any:
+        data = context.frontier(view_of(kept))
         rows = planner_rows(data) if data is not None else ()
         if not rows:
             return html.P(
-                "None was run beside this frontier. Their plans become marks in the plot, scored by the same "
-                "judge.",
+                "None was run beside this frontier. Their plans become marks in the plot, evaluated by the "
+                "same simulator.",
                 className="hint",
             )
         cells = [[r.title, r.limit, r.memory, r.time, r.gap, r.points, r.search, r.remark] for r in rows]
@@ -78,11 +78,11 @@ def _register_start(app: Dash, context: Context, jobs: JobManager) -> None:
         State("state", "data"),
         prevent_initial_call=True,
     )
-    def start(clicks: Any, names: Any, held: Any) -> Any:
+    def start(clicks: Any, names: Any, kept: Any) -> Any:
         if not clicks:
             return no_update
         try:
-            return {"id": jobs.submit(_wanted(context, view_of(held), names)).id}
+            return {"id": jobs.submit(_wanted(context, view_of(kept), names)).id}
         except TensorOptError as error:
             return {"refused": str(error), "click": clicks}
 

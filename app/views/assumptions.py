@@ -44,8 +44,8 @@ def assumptions(
         Fact("recompute", _recompute(settings.get("recompute", "auto"))),
         Fact("micro-batches", _micro(settings.get("micro_batches"))),
         Fact("allowed gap", percent(float(settings.get("epsilon") or 0.0))),
-        Fact("time", "one step by the judge: compute, communication it waits for, idle"),
-        Fact("memory", "peak of the largest device, by the judge; inputs and buffers left out"),
+        Fact("time", "one simulated step: compute, communication it waits for, idle"),
+        Fact("memory", "simulated peak of the largest device; inputs and buffers left out"),
         Fact("price", "unknown" if price is None else f"{digits(price)} per device-hour"),
         Fact("figures", timing_words(exploration)),
         *(

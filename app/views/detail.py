@@ -39,14 +39,14 @@ def graph_edges(exploration: Exploration, detail: Any) -> list[tuple[str, str, b
         {(e.producer, e.consumer) for e in detail.edges if e.bytes > 0} if detail is not None else set()
     )
     grouped = recorded.grouped
-    producer, home = grouped.atoms.graph.producer, grouped.group_of
+    producer, group_of = grouped.atoms.graph.producer, grouped.group_of
     found: dict[tuple[str, str], bool] = {}
     for group in grouped.groups:
         for op in group.operators:
             for tensor in op.inputs():
                 maker = producer.get(tensor)
-                if maker is not None and home[maker.name].name != group.name:
-                    pair = (home[maker.name].name, group.name)
+                if maker is not None and group_of[maker.name].name != group.name:
+                    pair = (group_of[maker.name].name, group.name)
                     found[pair] = pair in resharded
     return [(a, b, r) for (a, b), r in found.items()]
 

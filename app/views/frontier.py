@@ -11,7 +11,7 @@ import numpy as np
 
 from tensoropt.frontier import knee
 from tensoropt.plan import Exploration, Point
-from tensoropt.report.table import split_words
+from tensoropt.plan.frontier_table import split_words
 
 from ..state import View
 from .units import Unit, Units, at_most, digits, percent, plural
@@ -245,8 +245,8 @@ def mark_sentence(data: FrontierData) -> str:
     if not below:
         return ""
     return (
-        f"{', '.join(dict.fromkeys(below))}: below the line. The search adds costs up, the judge then plays "
-        "every plan; a mark can come out better than the points that looked best before."
+        f"{', '.join(dict.fromkeys(below))}: below the line. The search adds costs up, then every plan "
+        "is simulated in time; a mark can come out better than the points that looked best before."
     )
 
 

@@ -58,14 +58,14 @@ def picture(
         aspect: wanted width by height.
     """
     depth = _depth(rows)
-    home = {o.group: _key(o, depth) for o in rows}
+    module_of = {o.group: _key(o, depth) for o in rows}
     inside: dict[str, list[OperatorRow]] = {}
     for o in rows:
-        inside.setdefault(home[o.group], []).append(o)
+        inside.setdefault(module_of[o.group], []).append(o)
     joined: dict[tuple[str, str], bool] = {}
     for a, b, resharded in edges:
-        if a in home and b in home and home[a] != home[b]:
-            joined[home[a], home[b]] = joined.get((home[a], home[b]), False) or resharded
+        if a in module_of and b in module_of and module_of[a] != module_of[b]:
+            joined[module_of[a], module_of[b]] = joined.get((module_of[a], module_of[b]), False) or resharded
     kinds = Counter(o.axes for o in rows)
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.

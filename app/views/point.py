@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensoropt.plan import Exploration, Point
+from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.plan.verified import Verified
-from tensoropt.report.table import source_words, split_words
 from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.plan import Exploration
-from tensoropt.report.table import units_of
+from tensoropt.plan.frontier_table import units_of
 
 
 @dataclass(frozen=True)

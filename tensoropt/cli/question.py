@@ -1,90 +1,138 @@
-"""From a command line to an exploration: the model, the cluster, what may be chosen."""
+"""The question of ``explore`` and ``compare``: which model, on which cluster, and what may be chosen."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensoropt.console import Progress
+from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, onnx_options, writable_folder
+from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes
 
 
-def explored(
-    options: argparse.Namespace, progress: Progress, memory_bytes: float | None, **more: Any
-) -> tuple[Path | None, Any]:
-    """(the folder of ``--out`` if there is one, the exploration, saved there); none is left empty."""
-    counts = micro_batch_option(options.micro_batches)
-    from tensoropt.plan.constraints import constraints_of
+def add_question(verb: argparse.ArgumentParser) -> None:
+    """Which model on which cluster, and what may be chosen."""
+    verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
+    verb.add_argument("--mode", choices=("train", "inference"), default="train", help="default: %(default)s")
+    verb.add_argument(
+        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="default: %(default)s"
+    )
+    verb.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="what operators compute in; bfloat16 keeps float32 master weights; default: %(default)s",
+    )
+    verb.add_argument(
+        "--micro-batches",
+        default="auto",
+        metavar="auto|1,2,4",
+        help="counts to search; auto: 1,2,4,8 that divide",
+    )
+    verb.add_argument(
+        "--recompute",
+        choices=("auto", "never"),
+        default="auto",
+        help="whether repeated blocks may be computed again in backward; default: %(default)s",
+    )
+    verb.add_argument(
+        "--epsilon",
+        type=float,
+        default=1e-3,
+        metavar="E",
+        help="allowed gap, 0 for exact; default: %(default)s",
+    )
+    verb.add_argument(
+        "--max-points", type=int, metavar="N", help="keep at most N points per table while searching"
+    )
+    verb.add_argument(
+        "--batch", type=int, metavar="N", help="global batch of a zoo model; default: the model's"
+    )
+    verb.add_argument(
+        "--constraints",
+        metavar="FILE",
+        help="YAML or JSON: pins of operators and parameters, what belongs together, device kinds",
+    )
+    verb.add_argument(
+        "--measure",
+        choices=("all", "never"),
+        default="all",
+        help="never: price from the profile store and a fit to it instead of timing; default: %(default)s",
+    )
+    verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
+    add_onnx(verb)
 
-    constraints = constraints_of(options.constraints)
+
+def explored(
+    options: argparse.Namespace, progress: ProgressDisplay, memory_bytes: float | None, **more: Any
+) -> tuple[Path | None, Any]:
+    """The folder of ``--out`` if there is one, and the exploration saved there; no folder is left empty."""
+    settings = settings_option(options, memory_bytes)
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)
     with writable_folder(options.out) if options.out else contextlib.nullcontext() as folder:
-        return folder, _explored(options, progress, cluster, constraints, counts, memory_bytes, folder, more)
+        found = _explored(options, progress, cluster, settings, more)
+        if folder is not None:
+            found.save(folder)
+        return folder, found
 
 
 def _explored(
     options: argparse.Namespace,
-    progress: Progress,
+    progress: ProgressDisplay,
     cluster: Any,
-    constraints: Any,
-    counts: str | tuple[int, ...],
-    memory_bytes: float | None,
-    folder: Path | None,
+    settings: Any,
     more: Mapping[str, Any],
 ) -> Any:
-    from tensoropt import api
-    from tensoropt.plan.problem import Settings
+    from tensoropt.api import explore
     from tensoropt.ranks.local_hardware import has_local_cores
 
-    settings = Settings(
-        options.mode,
-        options.optimizer,
-        counts,
-        memory_bytes,
-        options.epsilon,
-        options.max_points,
-        options.dtype,
-        options.recompute,
-        constraints,
-        options.measure,
-    )
     progress.note(defaults_line(options, cluster, settings))
     loaded = build_model(options, on_meta=not has_local_cores(cluster))
-    found = api.explore(
+    found = explore(
         loaded.model,
         loaded.args,
         loaded.kwargs,
         cluster=cluster,
-        mode=settings.mode,
-        optimizer=settings.optimizer,
-        micro_batches=counts,
-        memory_bytes=memory_bytes,
-        epsilon=settings.epsilon,
-        max_points=settings.max_points,
-        dtype=settings.dtype,
-        recompute=settings.recompute,
-        constraints=constraints,
-        measure=options.measure,
+        settings=settings,
         source=options.model,
         seed=options.seed,
         progress=progress,
         **more,
     )
-    found = with_origin(found, options, loaded.notes)
-    if folder is not None:
-        found.save(folder)
-    return found
+    return with_origin(found, options, loaded.notes)
+
+
+def settings_option(options: argparse.Namespace, memory_bytes: float | None) -> Any:
+    """What the command line chooses, as :class:`~tensoropt.plan.settings.Settings`."""
+    counts = micro_batch_option(options.micro_batches)
+    from tensoropt.plan.settings import settings_of
+
+    return settings_of(
+        None,
+        {
+            "mode": options.mode,
+            "optimizer": options.optimizer,
+            "micro_batches": counts,
+            "memory_bytes": memory_bytes,
+            "epsilon": options.epsilon,
+            "max_points": options.max_points,
+            "dtype": options.dtype,
+            "recompute": options.recompute,
+            "constraints": options.constraints,
+            "measure": options.measure,
+        },
+    )
 
 
 def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:
-    """The model; without memory for its weights where they are not needed and its code allows it."""
+    """The model, without memory for its weights where they are not needed and its code allows it."""
     from tensoropt.plan import load_model
     from tensoropt.plan.model_source import ModelSourceError
 
@@ -99,54 +147,14 @@ def build_model(options: argparse.Namespace, *, on_meta: bool) -> Any:
     return load_model(options.model, device="cpu", seed=options.seed, batch=options.batch, onnx=onnx)
 
 
-def onnx_options(options: argparse.Namespace, *, training: bool) -> Any:
-    """What ``--dim``, ``--output`` and ``--loss`` say of an ONNX file; None where nothing is said."""
-    from tensoropt.plan.model_source import OnnxOptions, is_onnx
-
-    source = getattr(options, "model", None) or options.target
-    if not is_onnx(source) and not (options.dim or options.output or options.loss):
-        return None
-    if options.loss is not None and not training:
-        raise TensorOptError("--loss is for training; leave it out with --mode inference")
-    dims: dict[str, int] = {}
-    for text in options.dim:
-        name, _, size = text.rpartition("=")
-        if not name or not size.isdecimal():
-            raise TensorOptError(f"--dim '{text}' is not NAME=SIZE, for example --dim batch=8")
-        dims[name] = int(size)
-    return OnnxOptions.of(dims, options.output, (options.loss or "auto") if training else None)
-
-
 def micro_batch_option(text: str) -> str | tuple[int, ...]:
-    """``auto`` or ``1,2,4``."""
+    """``auto``, or the counts of ``1,2,4``."""
     if text == "auto":
         return text
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise TensorOptError(f"--micro-batches '{text}' is neither auto nor a list such as 1,2,4") from None
-
-
-@contextlib.contextmanager
-def writable_folder(path: str) -> Iterator[Path]:
-    """The folder, made if need be: refused before hours are spent, not after; made in vain, it is removed."""
-    folder = Path(path)
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
-            pass
-    except OSError as error:
-        raise TensorOptError(
-            f"cannot write into {folder} ({error.strerror or error}); choose another --out"
-        ) from error
-    try:
-        yield folder
-    except BaseException:
-        with contextlib.suppress(OSError):  # not empty: something was saved
-            for place in made:
-                place.rmdir()
-        raise
 
 
 def with_origin(exploration: Any, options: argparse.Namespace, notes: tuple[str, ...]) -> Any:
@@ -164,7 +172,7 @@ def with_origin(exploration: Any, options: argparse.Namespace, notes: tuple[str,
 
 
 def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> str:
-    """Everything in effect, defaults included."""
+    """Everything in effect, defaults included, in one line."""
     micro = (
         settings.micro_batches if isinstance(settings.micro_batches, str) else list(settings.micro_batches)
     )

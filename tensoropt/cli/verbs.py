@@ -1,29 +1,35 @@
-"""What each verb of the command line calls, and how it words the answer."""
+"""The verbs of the command line, in the order in which ``--help`` lists them."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
+from tensoropt.cli import (
+    choose,
+    compare,
+    dashboard,
+    demo,
+    explore,
+    export,
+    list_names,
+    measure_links,
+    profiles,
+    recost,
+    show,
+    verify,
+)
+from tensoropt.cli.verb import Verb
 
-from tensoropt.cli.answer import Answer as Answer
-from tensoropt.cli.checking import verify
-from tensoropt.cli.listing import listing
-from tensoropt.cli.machine import dashboard, demo, measure_links, profiles
-from tensoropt.cli.saved import choose, export, recost, show
-from tensoropt.cli.searching import compare, explore
-from tensoropt.console import Progress
-
-VERBS: dict[str, Callable[[argparse.Namespace, Progress], Answer]] = {
-    "explore": explore,
-    "compare": compare,
-    "choose": choose,
-    "show": show,
-    "recost": recost,
-    "export": export,
-    "verify": verify,
-    "list": listing,
-    "measure-links": measure_links,
-    "profiles": profiles,
-    "dashboard": dashboard,
-    "demo": demo,
-}
+_IN_ORDER = (
+    explore.VERB,
+    compare.VERB,
+    choose.VERB,
+    show.VERB,
+    recost.VERB,
+    export.VERB,
+    verify.VERB,
+    list_names.VERB,
+    measure_links.VERB,
+    profiles.VERB,
+    dashboard.VERB,
+    demo.VERB,
+)
+VERBS: dict[str, Verb] = {verb.name: verb for verb in _IN_ORDER}

@@ -15,8 +15,9 @@ from tensoropt.cluster import Cluster
 from tensoropt.placement.plans import plan_part
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.simulate import SimulatedPlacement, device_name
-from tensoropt.plan.exploration import Point, Space
 from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS, OperatorRow, StepTime
 from tensoropt.simulate.timeline import joined, length_s
 

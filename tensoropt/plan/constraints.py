@@ -1,21 +1,19 @@
-"""A person's constraints (``--constraints FILE``, YAML or JSON) and what they leave to search."""
+"""A person's constraints: given as such, as data, or as a file (``--constraints FILE``, YAML or JSON)."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
-from tensoropt.plan.problem import Problem
-from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict, match
+from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
 LARGEST_BYTES = 1 << 20
+"""No larger file is read. An assumption: what a person writes, with patterns for names, is far smaller."""
 
 Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 """Constraints, their content, or the path of their file."""
@@ -61,23 +59,3 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
         return constraints_from_dict(data)
     except ConstraintError as error:
         raise ConstraintError(f"constraints file '{file}': {error}") from None
-
-
-def left_to_search(
-    constraints: Constraints | None,
-    problem: Problem,
-    cluster: Cluster,
-    meshes: Sequence[Mesh],
-    counts: Sequence[int],
-) -> Restrictions:
-    """What is left of the spaces of each mesh and micro-batch count, with what is to be said about it.
-
-    Raises:
-        ConstraintError: constraints speak of nothing, contradict each other or hold nowhere.
-    """
-    if constraints is None:
-        return Restrictions()
-    matched = match(constraints, problem.graph)
-    supported = check_devices(constraints, cluster)
-    found = restrict(matched, problem.graph, problem.micro, meshes, counts)
-    return Restrictions(found.spaces, (*found.notes, *supported))

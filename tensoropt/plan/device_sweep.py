@@ -1,6 +1,7 @@
 """One model on several numbers of devices: the paper's profiling mode, and mini-parallelism.
 
-A family is a folder of explorations, one per number of devices, as ``tensoropt explore --devices`` leaves it.
+A device sweep is a folder of explorations, one per number of devices, as ``tensoropt explore --devices``
+leaves it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tensoropt.units import format_bytes
 
 FILE = "exploration.json"
 BUDGETS = 6
-"""Columns of a profile."""
+"""Columns of a profile: as many as fit into a terminal's width."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
             yield child
 
 
-def load_family(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
+def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
     """The explorations of a folder, ascending in devices; one where the folder is an exploration itself.
 
     Raises:
@@ -123,40 +124,40 @@ def _fastest(rows: Sequence[tuple[float, float, int, int]], budget_bytes: float)
     return Cell(time_s, number, point)
 
 
-def member(family: Sequence[Exploration], devices: int) -> Exploration:
+def member(sweep: Sequence[Exploration], devices: int) -> Exploration:
     """The exploration on that many devices.
 
     Raises:
         TensorOptError: there is none; names the numbers there are.
     """
-    for found in family:
+    for found in sweep:
         if found.devices == devices:
             return found
-    raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(family)}")
+    raise TensorOptError(f"there is no exploration on {devices} devices; there are {_counts(sweep)}")
 
 
 def fewest_devices(
-    family: Sequence[Exploration], memory_bytes: float | None, time_s: float | None
+    sweep: Sequence[Exploration], memory_bytes: float | None, time_s: float | None
 ) -> Exploration:
     """Mini-parallelism: the exploration on the fewest devices that has a plan within both limits.
 
     Raises:
         InfeasibleError: none has; says what would fit.
     """
-    for found in family:
+    for found in sweep:
         try:
             found.index(memory_bytes=memory_bytes, time_s=time_s)
         except InfeasibleError:
             continue
         return found
-    leanest = min(family, key=lambda found: found.points[0].memory_bytes)
-    fastest = min(family, key=lambda found: found.points[-1].time_s)
+    leanest = min(sweep, key=lambda found: found.points[0].memory_bytes)
+    fastest = min(sweep, key=lambda found: found.points[-1].time_s)
     raise InfeasibleError(
-        f"no plan on {_counts(family)} devices is within the limits; the leanest needs "
+        f"no plan on {_counts(sweep)} devices is within the limits; the leanest needs "
         f"{format_bytes(leanest.points[0].memory_bytes)} on {leanest.devices} devices, the fastest takes "
         f"{fastest.points[-1].time_s:.3g} s on {fastest.devices}"
     )
 
 
-def _counts(family: Sequence[Exploration]) -> str:
-    return ", ".join(str(found.devices) for found in family)
+def _counts(sweep: Sequence[Exploration]) -> str:
+    return ", ".join(str(found.devices) for found in sweep)

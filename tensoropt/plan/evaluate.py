@@ -15,9 +15,10 @@ from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import layout_names
-from tensoropt.plan.exploration import Point, Space
 from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.point import Point
 from tensoropt.plan.problem import Problem
+from tensoropt.plan.space import Space
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.regions import region_of

@@ -1,17 +1,21 @@
-"""CSV of a frontier (DESIGN section 8; the first columns are fixed) and of its strategies. RFC 4180."""
+"""The CSV files (RFC 4180) of a frontier, of its strategies and of a comparison of planners.
+
+The first columns of a frontier's file are fixed, since other people's programs read them by name and place;
+further ones may be added behind.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensoropt.plan.files import written_whole
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.point import Point
+from tensoropt.plan.point_plan import plan_of
 from tensoropt.sharding.storage import stored_words
-
-if TYPE_CHECKING:
-    from tensoropt.plan.exploration import Exploration, Point
 
 FIXED_COLUMNS = (
     "point", "memory_bytes", "time_s", "devices", "mesh", "micro_batches", "compute_s", "communication_s",
@@ -31,7 +35,7 @@ def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[S
         writer.writerows(rows)
 
 
-def write_frontier_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:
+def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
     """One row per point, ascending in memory, strictly descending in time."""
     rows = []
     for i, p in enumerate(exploration.points):
@@ -56,14 +60,14 @@ def _gap(point: Point) -> str:
     return "" if point.gap is None else repr(point.gap)
 
 
-def write_strategies_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:
+def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
     """One row per point and operator group: what each mesh axis splits, how parameters are stored."""
     axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
     header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []
-    for i in range(len(exploration.points)):
-        plan = exploration.plan(i)
-        members = exploration.spaces[exploration.points[i].space].groups
+    for i, point in enumerate(exploration.points):
+        plan = plan_of(exploration, point)
+        members = exploration.spaces[point.space].groups
         for name, operator in plan.operators.items():
             if operator.device is not None:
                 rows.append([i, name, *[""] * axes, f"device {operator.device}, position {operator.order}"])
@@ -89,7 +93,7 @@ COMPARISON_COLUMNS = (
 )
 
 
-def write_comparison_csv(exploration: Exploration, path: str | os.PathLike[str]) -> None:
+def write_comparison_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
     """One row per planner and memory limit; what does not apply is empty."""
 
     def cell(value: Any) -> Any:

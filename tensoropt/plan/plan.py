@@ -11,8 +11,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tensoropt.errors import PlanError
+from tensoropt.plan.facts_table import facts_html, facts_text
 from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.plan/1"
 
@@ -116,9 +118,9 @@ class CollectiveCount(_Strict):
 
 
 class Predicted(_Strict):
-    """What the cost tables and the judge say. Bytes and seconds of one rank and one step.
+    """What the cost tables and the simulator say. Bytes and seconds of one rank and one step.
 
-    ``memory_bytes`` and ``time_s`` are what the judge found; ``additive_memory_bytes`` and
+    ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
     ``additive_time_s`` what the search added up. ``memory`` splits the peak by kind; ``communication_s`` is
     all of it, ``exposed_s`` what is waited for.
     """
@@ -229,9 +231,48 @@ class Plan(_Strict):
         """Write the plan; an existing file is replaced only when the new one is whole."""
         write_text(path, self.to_json())
 
+    def facts(self) -> list[tuple[str, str]]:
+        """What the plan does and is predicted to take, in words, each with its label."""
+        told = self.predicted
+        memory = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in told.memory.items() if size)
+        sends = sum(collective.count for collective in told.collectives)
+        cut = f", {len(self.placed.splits)} of them cut" if self.placed and self.placed.splits else ""
+        rows = [
+            ("devices", f"{self.devices} of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}"),
+            ("step", f"{self.model.mode}, {self.micro_batches} micro-batch(es), {self.optimizer}"),
+            ("memory per device", format_bytes(told.memory_bytes)),
+            ("", memory),
+            ("time per step", format_seconds(told.time_s)),
+            (
+                "",
+                f"compute {format_seconds(told.compute_s)}, communication "
+                f"{format_seconds(told.communication_s)}, idle {format_seconds(told.idle_s)}",
+            ),
+            ("operators", f"{len(self.operators)} groups{cut}, {self._split_words()}"),
+            ("parameters", f"{len(self.parameters)} tensors"),
+            ("recomputed", f"{len(self.recomputed)} blocks" if self.recomputed else ""),
+            ("sends", f"{sends:,} per step and rank" if sends else ""),
+        ]
+        return [(label, said) for label, said in rows if said]
+
+    def _split_words(self) -> str:
+        """How many groups each device has a part of, or where they lie."""
+        if self.placed is not None:
+            return f"placed on {len({operator.device for operator in self.operators.values()})} devices"
+        split = sum(any(label != "none" for label in op.axes.values()) for op in self.operators.values())
+        return f"{split} of them split"
+
+    def __repr__(self) -> str:
+        return facts_text(f"Plan of {self.model.source or 'a model'} by {self.planner}", self.facts())
+
+    __str__ = __repr__  # pydantic's own would list every field
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"Plan of {self.model.source or 'a model'} by {self.planner}", self.facts())
+
 
 def placed_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a plan the record of a placed point says (:mod:`tensoropt.placement.points`)."""
+    """The fields of a plan that the record of a placed point says (:mod:`tensoropt.placement.points`)."""
     return {
         "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
         "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},
@@ -241,7 +282,7 @@ def placed_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Read and check a plan file.
+    """The plan of a file, checked.
 
     Raises:
         PlanError: there is no such file, or it is not a plan; names the first field that is wrong.

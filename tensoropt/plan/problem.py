@@ -1,79 +1,27 @@
-"""The question: a model made ready for costs, and what may be chosen about its answer."""
+"""The question: a model made ready for costs, and the micro-batch counts that may be searched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from tensoropt.capture import COMPUTE_DTYPES, Capture, Mode
+from tensoropt.capture import Capture
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
+from tensoropt.plan.settings import Settings
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import (
     MicroBatchRefused,
     batch_placements,
     micro_batch_strategies,
 )
-from tensoropt.sharding.constraints import Constraints, constraints_from_dict
 from tensoropt.sharding.discovery.discover import Kept
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, group_operators
 from tensoropt.sharding.regions import Region, find_regions
 
 AUTO_MICRO_BATCHES = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What can be chosen about an exploration; the defaults are the command line's."""
-
-    mode: Mode = "train"
-    optimizer: str = "adam"
-    micro_batches: str | Sequence[int] = "auto"
-    memory_bytes: float | None = None
-    epsilon: float = 1e-3
-    max_points: int | None = None
-    dtype: str = "float32"
-    recompute: str = "auto"
-    constraints: Constraints | None = None
-    measure: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in COMPUTE_DTYPES:
-            raise TensorOptError(f"unknown dtype '{self.dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
-        if self.recompute not in ("auto", "never"):
-            raise TensorOptError(f"unknown recompute '{self.recompute}'; use auto or never")
-        if self.measure not in ("all", "never"):
-            raise TensorOptError(f"unknown measure '{self.measure}'; use all or never")
-        if self.optimizer not in ("sgd", "momentum", "adam"):
-            raise TensorOptError(f"unknown optimizer '{self.optimizer}'; use sgd, momentum or adam")
-        if self.mode not in ("train", "inference"):
-            raise TensorOptError(f"unknown mode '{self.mode}'; use train or inference")
-        if not 0 <= self.epsilon < 1:
-            raise TensorOptError(f"epsilon {self.epsilon} is not between 0 and 1; 0.001 means 0.1 %")
-        if self.max_points is not None and self.max_points < 2:
-            raise TensorOptError(f"max_points {self.max_points} leaves no frontier; use at least 2")
-        if not self.micro_batches:
-            raise TensorOptError("no micro-batch count to search; use at least one, or 'auto'")
-        if not isinstance(self.micro_batches, str) and any(m < 1 for m in self.micro_batches):
-            raise TensorOptError(f"micro-batch counts {list(self.micro_batches)} must be at least 1")
-
-    def to_dict(self) -> dict[str, Any]:
-        micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
-        constraints = dict(self.constraints.data) if self.constraints else None
-        return {**vars(self), "micro_batches": micro, "constraints": constraints}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Settings:
-        """Inverse of :meth:`to_dict`."""
-        micro, constraints = data["micro_batches"], data.get("constraints")
-        return cls(
-            **{
-                **data,
-                "micro_batches": micro if isinstance(micro, str) else tuple(micro),
-                "constraints": constraints_from_dict(constraints) if constraints else None,
-            }
-        )
+"""Counts that ``auto`` searches where they divide the batch; each is a search more. Where they end is an
+assumption."""
 
 
 @dataclass
@@ -93,14 +41,14 @@ class Problem:
 
 
 def prepare(captured: Capture, kept: Kept | None = None) -> Problem:
-    """Atoms, groups and micro-batch strategies of a captured model."""
+    """The captured model as atoms and groups, with the groups' strategies on the micro-batch axis."""
     return prepare_graph(captured.graph, captured, kept)
 
 
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Atoms, groups and micro-batch strategies of an operator graph.
+    """The operator graph as atoms and groups, with the groups' strategies on the micro-batch axis.
 
     Args:
         kept: what was discovered before of operators without a rule; what is found now is added.

@@ -33,7 +33,6 @@ from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph, group_operators
 
 SCHEMA = "tensoropt.recorded/1"
-FILE = "recorded.json.gz"
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,8 @@ def load_recorded(path: Path) -> Recorded:
         data = json.loads(gzip.decompress(path.read_bytes()))
         if data.get("schema") != SCHEMA:
             raise TensorOptError(f"{path} has schema {data.get('schema')!r}, not '{SCHEMA}'; explore again")
+        if _is_old(data):
+            raise TensorOptError(f"{path} was saved by an older version of tensoropt; explore again")
         works = {key: _work_from_list(work) for key, work in data["works"].items()}
         return Recorded(
             graph_from_dict(data["graph"]),
@@ -128,6 +129,19 @@ def load_recorded(path: Path) -> Recorded:
         raise
     except Exception as error:
         raise TensorOptError(f"{path} is damaged ({type(error).__name__}: {error}); explore again") from error
+
+
+def _is_old(data: Mapping[str, Any]) -> bool:
+    """Whether the links were timed in a form that versions before 0.1 had under the same schema.
+
+    They knew one extra time after work whatever the size of the message (``arrivals``), or whatever the
+    amount of work (a flat ``leaving_s``).
+    """
+    return any(
+        "transitions" not in fits
+        or any(not isinstance(each["leaving_s"][0], list) for _, each in fits["transitions"])
+        for fits in data["links"].values()
+    )
 
 
 def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, int]]]) -> Recorded | None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.plan.exploration import Point, reduce_points
+from tensoropt.plan.point import Point, reduce_points
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.solvers import cp_sat
 from tensoropt.planners.task import PlanningTask

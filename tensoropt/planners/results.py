@@ -11,7 +11,7 @@ from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import CHUNK, evaluate
-from tensoropt.plan.exploration import Point, reduce_points
+from tensoropt.plan.point import Point, reduce_points
 from tensoropt.planners.placed.common.answer import PlacedAnswer
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.overlap import overlap_of

@@ -16,7 +16,8 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import problem as prepared
-from tensoropt.plan.exploration import Exploration, Space
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.space import Space
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def _operators(rows: Sequence[OperatorRow]) -> str:
 
 
 def _consumer(row: EdgeRow) -> str:
-    return row.consumer or ("home" if row.kind == "activation" else row.kind)
+    return row.consumer or ("hub" if row.kind == "activation" else row.kind)
 
 
 def _edges(rows: Sequence[EdgeRow]) -> str:

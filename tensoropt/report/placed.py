@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.placement.points import OVERLAP
-from tensoropt.plan.exploration import Point
+from tensoropt.plan.point import Point
 from tensoropt.report.rows import Detail
 from tensoropt.simulate.recording import MemoryAt, OperatorRow, StepTime, TimelineEvent
 

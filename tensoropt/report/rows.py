@@ -19,9 +19,17 @@ from tensoropt.simulate.recording import (
 from tensoropt.units import format_bytes, format_seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Detail:
-    """All about one point. ``overlap``: what is assumed to run beside what, in words."""
+    """All about one point of a frontier.
+
+    Attributes:
+        point: its number.
+        operators, edges: what each group of operators, and each resharding, takes.
+        timeline, memory_curve: one rank's step in time.
+        overlap: what is assumed to run beside what, in words.
+        sources: shares of all seconds by where they come from.
+    """
 
     point: int
     operators: tuple[OperatorRow, ...]
@@ -32,8 +40,15 @@ class Detail:
     overlap: str
     sources: Mapping[str, float]
 
+    def __repr__(self) -> str:
+        counts = (
+            f"{len(self.operators)} operators, {len(self.edges)} reshardings, {len(self.timeline)} events"
+        )
+        return f"Detail of point {self.point} ({counts})\n{self.headline()}"
+
     @property
     def peak(self) -> MemoryAt:
+        """The moment of the largest memory."""
         return max(self.memory_curve, key=lambda at: at.total)
 
     def trace(self) -> dict[str, Any]:

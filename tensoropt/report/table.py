@@ -1,137 +1,17 @@
-"""An exploration as text: the frontier as a table, what was found out on the way, one point in words."""
+"""An exploration as text: what was found out on the way, one point in words, planners side by side."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensoropt.console import columns
-from tensoropt.plan.exploration import Exploration, Point
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.frontier_table import source_words, split_words
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.units import format_bytes, format_seconds
-
-UNSPLIT = ("none", "partial", "partial_grad")
-SHOWN = 20
-Row = list[str]
-
-HEADER: Row = [
-    "point", "memory/{size}", "time/{time}", "compute/{time}", "comm./{time}", "mesh", "micro",
-    "parameters/{size}", "operators split by", "figures", "gap", "",
-]  # fmt: skip
-LEFT = (8, 9, 11)
-"""Columns that hold words."""
-
-
-def shown_points(exploration: Exploration, most: int = SHOWN) -> list[int]:
-    """At most ``most`` points spread evenly over the logarithm of time, both ends and the knee among them."""
-    count = len(exploration.points)
-    if count <= most:
-        return list(range(count))
-    kept = {0, count - 1, exploration.index(knee_point=True)}
-    times = np.log([p.time_s for p in exploration.points])
-    for wanted in np.linspace(times[0], times[-1], most):
-        if len(kept) >= most:
-            break
-        kept.add(int(np.argmin(np.abs(times - wanted))))
-    for index in np.linspace(0, count - 1, most).astype(int):  # where the frontier is flat in time
-        if len(kept) >= most:
-            break
-        kept.add(int(index))
-    return sorted(kept)
-
-
-def split_words(exploration: Exploration, index: int) -> str:
-    """Shares of operators (groups) split along the batch (data), otherwise (model), not at all (whole)."""
-    point = exploration.all_points[index]
-    space = exploration.spaces[point.space]
-    if point.placed is not None:
-        used = len({o["device"] for o in point.placed["operators"].values()})
-        pieces = len(point.placed["placed"]["splits"])
-        return f"placed on {used} devices" + (f", {pieces} operators cut" if pieces else "")
-    if not space.mesh.shape:
-        return "one device"
-    known = any(group["micro"] not in UNSPLIT for group in space.groups.values())
-    counts: Counter[str] = Counter()
-    for which, (name, group) in zip(point.choice, space.groups.items(), strict=False):
-        labels = space.labels(name, which)
-        kinds = {_kind(label, group["micro"], known) for label in labels} - {"whole"}
-        counts["+".join(sorted(kinds)) or "whole"] += 1
-    total = sum(counts.values())
-    parts = [f"{kind} {round(100 * n / total)} %" for kind, n in counts.most_common()]
-    again = len(space.recomputed(point.choice))
-    if again:
-        parts.append(f"{again} of {len(set(space.regions.values()))} blocks recomputed")
-    return ", ".join(parts)
-
-
-def _kind(label: str, batch: str, known: bool) -> str:
-    """``data`` for a split along the batch, ``model`` for any other, ``split`` where that is not known."""
-    if label in UNSPLIT:
-        return "whole"
-    if not known:
-        return "split"
-    return "data" if label == batch else "model"
-
-
-def source_words(sources: dict[str, float]) -> str:
-    """Where the time comes from, largest share first."""
-    parts = [(share, name) for name, share in sources.items() if share >= 0.005]
-    return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
-
-
-def table_rows(exploration: Exploration, indices: Sequence[int]) -> list[Row]:
-    """Header and one row of words per point."""
-    marks = marks_of(exploration)
-    (size, size_bytes), (time, time_s) = units_of(exploration)
-    rows = [[cell.format(size=size, time=time) for cell in HEADER]]
-    for i in indices:
-        p = exploration.points[i]
-        space = exploration.spaces[p.space]
-        rows.append(
-            [
-                str(i),
-                f"{p.memory_bytes / size_bytes:.2f}",
-                f"{p.time_s / time_s:.2f}",
-                f"{p.compute_s / time_s:.2f}",
-                f"{p.communication_s / time_s:.2f}",
-                space.mesh.label,
-                str(space.micro_batches),
-                f"{p.memory[0] / size_bytes:.2f}",
-                split_words(exploration, i),
-                source_words(dict(p.sources)),
-                _proven(p),
-                "<- " + ", ".join(marks[i]) if i in marks else "",
-            ]
-        )
-    return rows
-
-
-def frontier_text(exploration: Exploration) -> str:
-    """The frontier as a table, thinned for the eye."""
-    indices = shown_points(exploration)
-    text = columns(table_rows(exploration, indices), left=LEFT)
-    if len(indices) < len(exploration.points):
-        text += f"\n{len(indices)} of {len(exploration.points)} points shown; frontier.csv has them all"
-    return text
-
-
-def units_of(exploration: Exploration) -> tuple[tuple[str, float], tuple[str, float]]:
-    """((name, bytes), (name, seconds)) in which a person reads this frontier: one unit for a whole column."""
-    memory, time_s = exploration.points[-1].memory_bytes, exploration.points[0].time_s
-    size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
-    return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)
-
-
-def marks_of(exploration: Exploration) -> dict[int, list[str]]:
-    """What is special about a point: ``leanest``, ``knee``, ``fastest``."""
-    marks: dict[int, list[str]] = {}
-    last = len(exploration.points) - 1
-    for index, word in ((0, "leanest"), (exploration.index(knee_point=True), "knee"), (last, "fastest")):
-        marks.setdefault(index, []).append(word)
-    return marks
 
 
 def timing_words(exploration: Exploration) -> str:
@@ -198,8 +78,8 @@ def summary_lines(exploration: Exploration) -> list[str]:
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:
         lines.append(
-            f"judged: all {report['points_before_judging']:,} strategies that the search found were played "
-            f"in {seconds.get('judge', 0.0):.1f} s; {len(exploration.points):,} are beaten by none"
+            f"simulated: all {report['points_before_judging']:,} strategies that the search found, in "
+            f"{seconds.get('judge', 0.0):.1f} s; {len(exploration.points):,} are beaten by none"
         )
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines
@@ -252,15 +132,7 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
     return rows
 
 
-def _proven(point: Point) -> str:
-    """What is proven of a point in the additive model, over all spaces searched."""
-    if point.gap is None:
-        return "-"
-    share = 100 * point.gap
-    return "exact" if point.exact else f"≤{share:.0f} %" if share >= 100 else f"≤{share:.2g} %"
-
-
-COMPARISON_HEADER: Row = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
+COMPARISON_HEADER = ["planner", "limit", "memory", "time", "points", "search", "gap", ""]
 
 
 GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
@@ -275,7 +147,7 @@ def comparison_text(exploration: Exploration) -> str:
     return "\n".join([columns(rows, left=(0, 7)), GAP_CAPTION])
 
 
-def _comparison_row(row: Mapping[str, Any]) -> Row:
+def _comparison_row(row: Mapping[str, Any]) -> list[str]:
     limit = format_bytes(row["limit_bytes"]) if row["limit_bytes"] is not None else "-"
     notes = "; ".join(row["notes"])
     spent = format_seconds(row["search_s"])

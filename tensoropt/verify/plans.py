@@ -11,18 +11,20 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import executable_of_plan
 from tensoropt.plan import Plan
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Progress
+from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, cluster_of, place_for
 from tensoropt.verify.predict import prediction_of
 from tensoropt.verify.run import TIMEOUT_S, Predicted, run_and_answer
 
 
-def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: Progress) -> dict[str, Any]:
+def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: Progress = silent) -> dict[str, Any]:
     """Whether a plan does what it should; :func:`verify_plans` for one plan."""
     return verify_plans([plan], where=where, progress=progress)
 
 
-def verify_plans(plans: Sequence[Plan], *, where: Wanted = "auto", progress: Progress) -> dict[str, Any]:
+def verify_plans(
+    plans: Sequence[Plan], *, where: Wanted = "auto", progress: Progress = silent
+) -> dict[str, Any]:
     """Whether plans of one model, cluster and optimizer do what they should, run beside the unsplit model.
 
     Args:

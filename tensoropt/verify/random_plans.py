@@ -7,18 +7,19 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensoropt.api import MAX_AXES
 from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
 from tensoropt.errors import TensorOptError
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.model_source import OnnxOptions
-from tensoropt.plan.problem import Problem, Settings, micro_batch_counts
+from tensoropt.plan.problem import Problem, micro_batch_counts
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.session.meshes import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.types import Progress
+from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, place_for
 from tensoropt.verify.predict import predict_placed, predicted
 from tensoropt.verify.random_placements import random_placement, random_splits
@@ -42,7 +43,7 @@ def verify_random(
     where: Wanted = "auto",
     placed: bool = False,
     store: ProfileStore | None = None,
-    progress: Progress,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Whether random legal strategies of a model do what they should; as
     :func:`tensoropt.verify.verify_plans`.

@@ -11,7 +11,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.execute.executable import AnyStrategy, executable_of
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import local_backend
 from tensoropt.ranks.pool import RankPool

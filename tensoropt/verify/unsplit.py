@@ -11,7 +11,7 @@ from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.plan import Plan
 from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Predicted
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.settings import Settings
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.types import Progress
 from tensoropt.verify.places import place_for

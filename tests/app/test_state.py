@@ -71,9 +71,9 @@ def test_a_page_can_hold_nothing_that_breaks_the_view(data: dict[str, object]) -
 
 def test_without_a_point_the_knee_is_shown() -> None:
     found = exploration()
-    assert state.settled(View(), found).point == found.index(knee_point=True)
-    assert state.settled(View(point=99), found).point == found.index(knee_point=True)
-    assert state.settled(View(point=3, other=3), found).other is None
+    assert state.with_point(View(), found).point == found.index(knee_point=True)
+    assert state.with_point(View(point=99), found).point == found.index(knee_point=True)
+    assert state.with_point(View(point=3, other=3), found).other is None
 
 
 def test_a_budget_selects_the_fastest_point_that_fits_and_a_target_the_leanest_that_is_fast_enough() -> None:

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensoropt.api import Problem, prepare
 from tensoropt.capture import capture
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.graph import OperatorGraph
+from tensoropt.plan.problem import Problem, prepare
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import Overheads

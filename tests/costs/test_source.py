@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.fact_finding import find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads

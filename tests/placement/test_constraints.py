@@ -14,7 +14,8 @@ from tensoropt.costs.source import CostSource
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan import load_model
 from tensoropt.plan.constraints import constraints_of
-from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.plan.problem import prepare_graph
+from tensoropt.plan.settings import Settings
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.constraints import ConstraintError

@@ -14,7 +14,8 @@ from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy, plan_part
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted
-from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.plan.problem import prepare_graph
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 
 

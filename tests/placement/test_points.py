@@ -11,11 +11,11 @@ from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.plan.frontier_table import split_words
 from tensoropt.planners.placed.common.answer import PlacedAnswer
 from tensoropt.planners.results import simulated_answer
 from tensoropt.report.detail import detail
 from tensoropt.report.explain import detail_lines
-from tensoropt.report.table import split_words
 from tests.planners.problems import frontier, small
 
 

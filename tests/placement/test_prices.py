@@ -10,7 +10,8 @@ from tensoropt.costs.source import CostSource
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph, lanes
 from tensoropt.plan import load_model
-from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.plan.problem import prepare_graph
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.sharding.configurations import batch_strategies
 

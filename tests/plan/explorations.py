@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tensoropt.plan.exploration import Exploration, Point, Space
+from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
 
 MIB = 2.0**20
 

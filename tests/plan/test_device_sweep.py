@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.plan.device_sweep import fewest_devices, folders_in, load_family, member, profile
+from tensoropt.plan.device_sweep import fewest_devices, folders_in, load_sweep, member, profile
 from tensoropt.plan.exploration import Exploration
 from tests.plan.explorations import MIB, point, small_exploration, space
 
@@ -60,20 +60,20 @@ def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
         member(FAMILY, 3)
 
 
-def test_a_folder_of_explorations_is_a_family(tmp_path: Path) -> None:
+def test_a_folder_of_explorations_is_a_sweep(tmp_path: Path) -> None:
     for one in reversed(FAMILY):
         one.save(tmp_path / f"{one.devices}-devices")
     (tmp_path / "notes").mkdir()
     assert [f.name for f in folders_in(tmp_path)] == ["1-devices", "2-devices", "4-devices"]
-    assert [one.devices for one in load_family(tmp_path)] == [1, 2, 4]
-    assert [one.devices for one in load_family(tmp_path / "2-devices")] == [2]
+    assert [one.devices for one in load_sweep(tmp_path)] == [1, 2, 4]
+    assert [one.devices for one in load_sweep(tmp_path / "2-devices")] == [2]
     with pytest.raises(TensorOptError, match="holds no exploration"):
-        load_family(tmp_path / "notes")
+        load_sweep(tmp_path / "notes")
 
 
-def test_different_models_are_no_family(tmp_path: Path) -> None:
+def test_different_models_are_no_sweep(tmp_path: Path) -> None:
     on(1, [(4, 1.0)]).save(tmp_path / "a")
     other = on(2, [(4, 1.0)])
     replace(other, settings={**other.settings, "optimizer": "sgd"}).save(tmp_path / "b")
     with pytest.raises(TensorOptError, match="different models or settings"):
-        load_family(tmp_path)
+        load_sweep(tmp_path)

@@ -12,8 +12,8 @@ import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.plan import Exploration, load_exploration
-from tensoropt.plan.exploration import reduce_points
 from tensoropt.plan.export import FIXED_COLUMNS, write_frontier_csv, write_strategies_csv
+from tensoropt.plan.point import reduce_points
 from tests.plan.explorations import MIB, small_exploration
 
 FIXED = "point,memory_bytes,time_s,devices,mesh,micro_batches,compute_s,communication_s,exact,gap,planner"
@@ -156,17 +156,10 @@ def test_reduce_keeps_what_nothing_beats() -> None:
     assert [i for i, _ in kept] == [1, 4, 0]
 
 
-def test_explorations_from_before_time_was_played_keep_their_additive_time(
-    found: Exploration, tmp_path: Path
-) -> None:
+def test_an_exploration_of_another_version_is_refused(found: Exploration, tmp_path: Path) -> None:
     found.save(tmp_path)
     file = tmp_path / "exploration.json"
     data = json.loads(file.read_text())
-    data["schema"] = "tensoropt.exploration/1"
-    for saved in data["points"]:
-        for name in ("exposed_s", "hidden_s", "idle_s", "additive_time_s"):
-            del saved[name]
-    file.write_text(json.dumps(data))
-    loaded = load_exploration(tmp_path)
-    assert [p.time_s for p in loaded.points] == [p.additive_time_s for p in loaded.points]
-    assert [p.exposed_s for p in loaded.points] == [p.communication_s for p in found.points]
+    file.write_text(json.dumps(data | {"schema": "tensoropt.exploration/1"}))
+    with pytest.raises(TensorOptError, match=r"schema 'tensoropt.exploration/1', not '.*/2'; explore again"):
+        load_exploration(tmp_path)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from functools import cache
 from math import prod
 
-from tensoropt.api import versions
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.mesh import Mesh
 from tensoropt.costs.source import CostSource
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.evaluate import space_of
-from tensoropt.plan.exploration import Exploration, Point, reduce_points
+from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.point import Point, reduce_points
+from tensoropt.plan.settings import Settings
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded.common.restricted import selections_of
 from tensoropt.planners.task import PlanningTask, TableSpace
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
-from tensoropt.spaces import cost_graph
+from tensoropt.session.run_report import versions
+from tensoropt.session.spaces import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "unrolled": unrolled}

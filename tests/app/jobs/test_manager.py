@@ -131,5 +131,5 @@ def test_a_damaged_record_is_left_out(
 
 def test_the_folder_is_private(managed: Callable[[Any], JobManager]) -> None:
     manager = managed(workers_app.quick)
-    assert manager.home.stat().st_mode & 0o077 == 0
+    assert manager.root.stat().st_mode & 0o077 == 0
     assert manager.uploads.folder.stat().st_mode & 0o077 == 0

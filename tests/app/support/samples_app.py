@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from tensoropt.cluster import load_cluster
-from tensoropt.plan.exploration import Exploration, Point, Space
+from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
 
 GIB = 2.0**30
 GROUPS = ("embedding", "attention", "mlp", "head")

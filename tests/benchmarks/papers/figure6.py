@@ -19,7 +19,7 @@ from typing import Any
 
 from tensoropt import zoo
 from tensoropt.api import explore
-from tensoropt.console import Progress
+from tensoropt.console import ProgressDisplay
 from tensoropt.plan.export import write_frontier_csv
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Results, described, rows_described
@@ -57,7 +57,7 @@ def measure(name: str, source: str, settings: dict[str, int], csv: Path) -> dict
     found = explore(
         built.model, built.args, built.kwargs, cluster=CLUSTER, optimizer=OPTIMIZER, micro_batches=(1,),
         recompute="never", max_points=POINTS, source=f"zoo:{source}", planners=tuple(RIVALS),
-        progress=Progress(),
+        progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     csv.parent.mkdir(parents=True, exist_ok=True)

@@ -22,12 +22,13 @@ from tensoropt import zoo
 from tensoropt.api import explore
 from tensoropt.capture import capture
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.console import Progress
+from tensoropt.console import ProgressDisplay
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.plan.problem import prepare_graph
+from tensoropt.plan.settings import Settings
 from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.charts import Chart, bars, figure
@@ -70,7 +71,7 @@ def _scaled(model: str, cluster: str, samples: int) -> Row:
     found = explore(
         built.model, built.args, built.kwargs, cluster=cluster, micro_batches=(1,),
         recompute="never", epsilon=EPSILON, max_points=POINTS, planners=("data_parallel",),
-        progress=Progress(),
+        progress=ProgressDisplay(),
     )  # fmt: skip
     played = {row["planner"]: row for row in found.comparison if row["planner"] != "frontier"}
     with ProfileStore() as store:

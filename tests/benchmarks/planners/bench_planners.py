@@ -22,7 +22,8 @@ from tensoropt.errors import TensorOptError
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import load_model
-from tensoropt.plan.problem import Settings, prepare_graph
+from tensoropt.plan.problem import prepare_graph
+from tensoropt.plan.settings import Settings
 from tensoropt.planners.placed.os_dpos import place_split
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import Taking, dated, described, part_described, write

@@ -13,7 +13,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import LoadedModel
 from tensoropt.placement.plans import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import check_on_fake_ranks

@@ -16,7 +16,7 @@ from tensoropt.placement.plans import plan_part
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Predicted
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.verify import verify_plan
 from tensoropt.verify.predict import predict_placed

@@ -1,31 +1,26 @@
-"""Search every space of an exploration, a mesh and a micro-batch count each, and let the judge play what was
-found.
+"""The spaces of an exploration, a mesh and a micro-batch count each, searched one after the other.
 
-The search adds memory up, the judge takes the peak. Where much of that is what operators need while they run,
-each space is searched again under caps on that (DESIGN section 6), and what the judge has seen of all these
-frontiers is reduced to one.
+The search adds memory up, while the simulator takes the peak. Where much of the sum is what operators need
+while they run, each space is searched again under caps on that, so that strategies are found whose sum is
+larger and whose peak is smaller; what the simulator has seen of all these frontiers is reduced to one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.evaluate import CHUNK, Evaluation, costs_of, evaluate
-from tensoropt.plan.exploration import Point, Space, reduce_points, unbeaten
-from tensoropt.plan.problem import Settings
-from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, certify, track_frontier
+from tensoropt.plan.settings import Settings
+from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.constraints import ConstraintError
-from tensoropt.simulate.overlap import overlap_of
 from tensoropt.types import Progress
 from tensoropt.units import format_bytes
 
@@ -80,7 +75,7 @@ class SearchedSpace:
 def cost_graph(
     tables: CostTables, working: WorkingSets | None = None, cap_bytes: float = np.inf
 ) -> CostGraph:
-    """The tables as the search takes them; without options that need more than a cap while they run."""
+    """The tables as the search takes them, without options that need more than a cap while they run."""
     graph = CostGraph()
     for variable in tables.variables:
         costs = variable.costs
@@ -96,7 +91,14 @@ def cost_graph(
 def search_all(
     built: Sequence[tuple[Mesh, CostTables, CommunicationModel]], settings: Settings, progress: Progress
 ) -> tuple[list[SearchedSpace], tuple[str, ...]]:
-    """(the frontiers, notes on spaces in which constraints leave no strategy)."""
+    """The frontiers of all spaces, and notes on those in which constraints leave no strategy.
+
+    Args:
+        built: per space its mesh, its tables and what prices its communication.
+
+    Raises:
+        InfeasibleError, ConstraintError: no space has a strategy; says what to take back.
+    """
     searched, refused = [], []
     for index, (mesh, tables, communication) in enumerate(built):
         progress("search", index, len(built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
@@ -125,7 +127,7 @@ def search_all(
 def _capped(
     tables: CostTables, frontier: TrackedFrontier, settings: Settings
 ) -> tuple[tuple[float, TrackedFrontier | None], ...]:
-    """Frontiers under the caps that are worth it."""
+    """Per cap worth searching under the frontier there, None where no strategy keeps to it."""
     working = working_sets(tables)
     found: list[tuple[float, TrackedFrontier | None]] = []
     for cap in working.caps(frontier.strategy(0), frontier.options(0), float(frontier.memory[0])):
@@ -136,46 +138,3 @@ def _capped(
             under = None
         found.append((cap, under))
     return tuple(found)
-
-
-def judge_all(
-    searched: Sequence[SearchedSpace],
-    spaces: Sequence[Space],
-    settings: Settings,
-    costs: CostSource,
-    progress: Progress,
-) -> tuple[tuple[Point, ...], int]:
-    """(what remains of all points once the judge has played them, how many were played)."""
-    judged: list[list[Evaluation]] = []
-    for number, found in enumerate(searched):
-        progress("judge", number, len(searched), f"mesh {found.mesh.label}, {len(found.found)} points")
-        chosen = [(frontier.strategy(i), frontier.options(i)) for frontier, i in found.found]
-        overlap = overlap_of(costs.cluster, found.mesh)
-        judged.append(evaluate(found.tables, chosen, overlap))
-    figures = [costs_of(of_space) for of_space in judged]
-    played = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
-    kept = reduce_points(played, lambda item: tuple(figures[item[0]][item[1]]))
-    points = [
-        judged[number][index // CHUNK].point(
-            index % CHUNK, spaces[number], number, additive=searched[number].additive(index)
-        )
-        for number, index in kept
-    ]
-    progress("judge", len(searched), len(searched), f"{len(points)} of {len(played)} points remain")
-    return certified(searched, points), len(played)
-
-
-def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
-    """The points with what is proven of them over all spaces together; of placed ones nothing is.
-
-    Under its cap or on its mesh a strategy may be the best, and yet another mesh's be better in the additive
-    model. It stays where the judge prefers it, with the gap that it has.
-    """
-    sharded = [i for i, point in enumerate(points) if point.placed is None]
-    memory = np.array([points[i].additive_memory_bytes for i in sharded])
-    time_s = np.array([points[i].additive_time_s for i in sharded])
-    gaps, exact = certify([s.frontier for s in searched], memory, time_s)
-    found = list(points)
-    for i, gap, proven in zip(sharded, gaps, exact, strict=True):
-        found[i] = replace(points[i], exact=bool(proven), gap=float(gap))
-    return unbeaten(found)

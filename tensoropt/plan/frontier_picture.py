@@ -1,20 +1,22 @@
-"""A frontier as a small SVG, drawn without any plotting library: for READMEs and reports."""
+"""A frontier as a small SVG, drawn without any plotting library: for notebooks, READMEs and reports."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.files import write_text
-from tensoropt.report.table import marks_of, units_of
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.frontier_table import marks_of, units_of
 from tensoropt.units import format_bytes, format_seconds
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 44, 52
 INK, GRID, LINE, MARK = "#1f2933", "#e4e7eb", "#2f6fb2", "#c2410c"
 TICKS = 6
+"""Lines of the grid each way: so few that their labels have room in a picture of 720 by 400 units."""
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -28,11 +30,21 @@ def ticks(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def frontier_svg(exploration: Exploration, path: str | os.PathLike[str], *, title: str) -> None:
-    """Draw memory against time as a staircase, with the ends and the knee named."""
-    (size_name, size), (time_name, second) = units_of(exploration)
-    xs = [p.memory_bytes / size for p in exploration.points]
-    ys = [p.time_s / second for p in exploration.points]
+def frontier_svg(found: Findings, path: str | os.PathLike[str], *, title: str) -> None:
+    """Write the picture that :func:`draw_frontier` gives into a file."""
+    write_text(path, draw_frontier(found, title=title) + "\n")
+
+
+def draw_frontier(found: Findings, *, title: str, indices: Sequence[int] | None = None) -> str:
+    """The SVG of memory against time as a staircase, with the ends and the knee named.
+
+    Args:
+        indices: ascending, of the points to draw; None for all. The ends and the knee must be among them.
+    """
+    (size_name, size), (time_name, second) = units_of(found)
+    drawn = range(len(found.points)) if indices is None else indices
+    xs = [found.points[i].memory_bytes / size for i in drawn]
+    ys = [found.points[i].time_s / second for i in drawn]
     pad_x, pad_y = 0.04 * (xs[-1] - xs[0]) or 0.1 * xs[0], 0.06 * (ys[0] - ys[-1]) or 0.1 * ys[0]
     x0, x1, y0, y1 = xs[0] - pad_x, xs[-1] + 3 * pad_x, ys[-1] - 2 * pad_y, ys[0] + pad_y
 
@@ -68,16 +80,16 @@ def frontier_svg(exploration: Exploration, path: str | os.PathLike[str], *, titl
     for x, y in zip(xs, ys, strict=True):
         px, py = at(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{LINE}"/>')
-    for index, words in marks_of(exploration).items():
-        px, py = at(xs[index], ys[index])
-        last = index == len(xs) - 1 and index > 0
+    for index, words in marks_of(found).items():
+        point = found.points[index]
+        px, py = at(point.memory_bytes / size, point.time_s / second)
+        last = index == len(found.points) - 1 and index > 0
         # The stairs come from above left: the last point's words stand below them, all others above.
         anchor, across, down = ("end", 4, 22) if last else ("start", 10, -10)
-        point = exploration.points[index]
         figures = f"{format_bytes(point.memory_bytes)}, {format_seconds(point.time_s)}"
         label = f"{', '.join(words)}: {figures}"
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="{MARK}"/>')
         parts.append(
             f'<text x="{px + across:.1f}" y="{py + down:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
         )
-    write_text(path, "\n".join([*parts, "</svg>"]) + "\n")
+    return "\n".join([*parts, "</svg>"])

@@ -15,13 +15,13 @@ from tensoropt.costs.source import silent
 from tensoropt.costs.working_sets import WorkingSets
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.exploration import unbeaten
 from tensoropt.plan.export import write_frontier_csv
-from tensoropt.plan.problem import Settings
+from tensoropt.plan.frontier_table import table_rows
+from tensoropt.plan.point import unbeaten
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.report.table import table_rows
 from tensoropt.search import NoStrategyError, TrackedFrontier
-from tensoropt.spaces import SearchedSpace, search_all
+from tensoropt.session.spaces import SearchedSpace, search_all
 from tests.plan import explorations
 
 
@@ -76,7 +76,7 @@ def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch):
     def refuse(*_, **__):
         raise NoStrategyError("no strategy is possible: operator 'fatal'")
 
-    monkeypatch.setattr("tensoropt.spaces.track_frontier", refuse)
+    monkeypatch.setattr("tensoropt.session.spaces.track_frontier", refuse)
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
     with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
         search_all([(Mesh(shape=(2,)), tables, None)], Settings(), silent)

@@ -1,0 +1,97 @@
+"""Arguments that several verbs have, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensoropt.errors import TensorOptError
+from tensoropt.units import parse_bytes, parse_seconds
+
+MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
+CLUSTER_HELP = "local, local:N (N CPU ranks), a preset (see: tensoropt list clusters) or a YAML/JSON file"
+
+
+def add_folder(verb: argparse.ArgumentParser) -> None:
+    """The folder of a saved exploration."""
+    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+
+
+def add_onnx(verb: argparse.ArgumentParser) -> None:
+    """What an ONNX file leaves open."""
+    group = verb.add_argument_group("ONNX files")
+    group.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="size of a dim the file leaves open (batch=8), or of one it fixes (x[0]=8)",
+    )
+    group.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="TENSOR",
+        help="import only what this tensor of the file depends on",
+    )
+    group.add_argument(
+        "--loss",
+        metavar="auto|cross_entropy|mean|mse",
+        help="what is trained, since a file has no loss; default: auto",
+    )
+
+
+def onnx_options(options: argparse.Namespace, *, training: bool) -> Any:
+    """What ``--dim``, ``--output`` and ``--loss`` say of an ONNX file; None where nothing is said."""
+    from tensoropt.plan.model_source import OnnxOptions, is_onnx
+
+    source = getattr(options, "model", None) or options.target
+    if not is_onnx(source) and not (options.dim or options.output or options.loss):
+        return None
+    if options.loss is not None and not training:
+        raise TensorOptError("--loss is for training; leave it out with --mode inference")
+    dims: dict[str, int] = {}
+    for text in options.dim:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal():
+            raise TensorOptError(f"--dim '{text}' is not NAME=SIZE, for example --dim batch=8")
+        dims[name] = int(size)
+    return OnnxOptions.of(dims, options.output, (options.loss or "auto") if training else None)
+
+
+def limits(options: argparse.Namespace) -> dict[str, Any]:
+    """``--memory``, ``--time`` and ``--knee`` as the functions that choose a point take them."""
+    return {
+        "memory_bytes": parse_bytes(options.memory) if options.memory is not None else None,
+        "time_s": parse_seconds(options.time) if options.time is not None else None,
+        "knee": options.knee,
+    }
+
+
+@contextlib.contextmanager
+def writable_folder(path: str) -> Iterator[Path]:
+    """The folder, made if need be; made in vain, it is removed again.
+
+    A folder that cannot be written is refused before hours are spent, not after.
+    """
+    folder = Path(path)
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
+            pass
+    except OSError as error:
+        raise TensorOptError(
+            f"cannot write into {folder} ({error.strerror or error}); choose another --out"
+        ) from error
+    try:
+        yield folder
+    except BaseException:
+        with contextlib.suppress(OSError):  # not empty: something was saved
+            for place in made:
+                place.rmdir()
+        raise

@@ -1,0 +1,57 @@
+"""``choose``: a point of a saved frontier as a plan."""
+
+from __future__ import annotations
+
+import argparse
+
+from tensoropt.cli.arguments import add_folder, limits
+from tensoropt.cli.device_profile import profile_answer
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    add_folder(verb)
+    verb.add_argument(
+        "--devices",
+        metavar="auto|N",
+        help="of a folder made with explore --devices: the plans for N, or for the fewest that will do",
+    )
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument("--profile", action="store_true", help="the table devices x memory -> time, no plan")
+    which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
+    which.add_argument(
+        "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, 500ms)"
+    )
+    which.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    wanted = limits(options)
+    if options.profile:
+        return Answer(*profile_answer(options.dir))
+    from tensoropt.plan.made_for import for_gpus
+    from tensoropt.report.table import point_lines, points_data, run_line
+    from tensoropt.saved import chosen_point
+
+    found, index = chosen_point(options.dir, devices=options.devices, **wanted)
+    plan = found.plan(index)
+    lines = point_lines(found, index)
+    if options.out:
+        plan.save(options.out)
+        gpus = for_gpus(found.cluster)
+        how = "run it on CPU ranks" if gpus else "run it"
+        lines.append(f"saved: {options.out}; {how}: {run_line(plan.devices, options.out, gpus=gpus)}")
+    else:
+        lines.append("not saved; give --out plan.json to keep it")
+    data = {
+        **points_data(found, [index])[0],
+        "out": options.out,
+        "plan": plan.model_dump(by_alias=True, mode="json"),
+    }
+    return Answer(data, "\n".join(lines))
+
+
+VERB = Verb("choose", "turn a point of a saved frontier into a plan", add_arguments, answer)

@@ -1,0 +1,39 @@
+"""``demo``: the whole loop on one model."""
+
+from __future__ import annotations
+
+import argparse
+
+from tensoropt.cli.arguments import writable_folder
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+from tensoropt.errors import TensorOptError
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    verb.add_argument("--out", default="out/demo", metavar="DIR", help="default: %(default)s")
+    verb.add_argument("--model", default="zoo:gpt2-demo", help="default: %(default)s")
+    verb.add_argument("--cluster", default="local", help="default: %(default)s")
+    verb.add_argument("--steps", type=int, default=4, help="training steps to run; default: %(default)s")
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    if options.steps < 1:
+        raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
+    from tensoropt.demo import run_demo
+
+    def say(text: str) -> None:
+        if not options.json:
+            progress.say(text)
+
+    with writable_folder(options.out) as folder:
+        found = run_demo(
+            options.model, options.cluster, folder, steps=options.steps, progress=progress, say=say
+        )
+    return Answer(found.data, found.text, 0 if found.ok else 1)
+
+
+VERB = Verb(
+    "demo", "the whole loop on a GPT-2-style model: explore, choose, run, compare", add_arguments, answer
+)

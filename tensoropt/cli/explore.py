@@ -1,0 +1,92 @@
+"""``explore``: the cost frontier of a model on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tensoropt.cli.arguments import writable_folder
+from tensoropt.cli.device_profile import profile_answer
+from tensoropt.cli.question import add_question, explored
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.units import parse_bytes
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    add_question(verb)
+    verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
+    verb.add_argument("--memory", metavar="24GiB", help="fail if no plan fits this much per device")
+    verb.add_argument(
+        "--devices",
+        metavar="auto|1,2,4",
+        help="profiling mode: explore on so many of the cluster's devices, a folder in DIR for each; auto: "
+        "1, 2, 4, ... up to all of them",
+    )
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    if options.devices:
+        return sweep(options, progress)
+    memory_bytes = parse_bytes(options.memory) if options.memory else None
+    folder, found = explored(options, progress, memory_bytes)
+    from tensoropt.plan.frontier_table import frontier_text
+    from tensoropt.report.table import points_data, summary_lines
+
+    data = {
+        "out": str(folder),
+        "files": ["exploration.json", "points.npz", "frontier.csv"],
+        "model": found.model.model_dump(mode="json"),
+        "settings": dict(found.settings),
+        "points": points_data(found),
+        "report": dict(found.report),
+    }
+    text = "\n".join(
+        [
+            frontier_text(found),
+            "",
+            *summary_lines(found),
+            f"saved: {folder}/frontier.csv and all that `tensoropt choose {folder} --memory ...` needs",
+        ]
+    )
+    return Answer(data, text)
+
+
+def sweep(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The same question on several numbers of devices, which the paper calls profiling mode."""
+    from tensoropt.cluster import load_cluster
+
+    sizes = part_sizes(options.devices, load_cluster(options.cluster))
+    memory_bytes = parse_bytes(options.memory) if options.memory else None
+    found, refused = [], []
+    with writable_folder(options.out) as folder:
+        for number, size in enumerate(sizes):
+            progress("devices", number, len(sizes), str(size))
+            part = argparse.Namespace(**vars(options))
+            part.cluster, part.out = f"{options.cluster}[{size}]", str(folder / f"{size}-devices")
+            try:
+                found.append(explored(part, progress, memory_bytes)[1])
+            except InfeasibleError as error:
+                refused.append(f"{size} devices: {error}")
+        progress("devices", len(sizes), len(sizes), "")
+        if not found:
+            raise InfeasibleError("; ".join(refused))
+    data, text = profile_answer(found)
+    data = {"out": str(folder), "refused": refused, **data}
+    return Answer(data, "\n".join([text, *refused, f"saved: {folder}/N-devices, one exploration each"]))
+
+
+def part_sizes(text: str, cluster: Any) -> tuple[int, ...]:
+    """The numbers of devices that ``auto`` or ``1,2,4`` mean; each is a part of the cluster."""
+    if text == "auto":
+        return tuple(cluster.part_sizes)
+    try:
+        wanted = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise TensorOptError(f"--devices '{text}' is neither auto nor a list such as 1,2,4") from None
+    return tuple(cluster.subset(size).device_count for size in wanted)
+
+
+VERB = Verb("explore", "find the cost frontier of a model on a cluster", add_arguments, answer)

@@ -1,0 +1,47 @@
+"""``measure-links``: how fast this machine's ranks talk to each other."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    verb.add_argument("--cluster", required=True, help="local or local:N")
+    verb.add_argument("--refresh", action="store_true", help="measure again what is known already")
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    from tensoropt.cluster import load_cluster
+
+    cluster = load_cluster(options.cluster)
+    from tensoropt.machine import measure_links
+
+    found = measure_links(cluster, refresh=options.refresh, progress=progress)
+    data = {"cluster": cluster.name, "meshes": [links_data(mesh, fits) for mesh, fits in found.items()]}
+    return Answer(data, "\n\n".join(f"mesh {mesh}\n{fits.table()}" for mesh, fits in found.items()))
+
+
+def links_data(mesh: str, fits: Any) -> dict[str, Any]:
+    """The fits of one mesh as plain data."""
+    return {
+        "mesh": mesh,
+        "collectives": [
+            {"kind": kind, "axes": list(axes), "groups": [fit.to_dict() for fit in group]}
+            for (kind, axes), group in fits.collectives.items()
+        ],
+        "pairs": [{"between": list(pair), **fit.to_dict()} for pair, fit in fits.pairs.items()],
+        "failed": dict(fits.failed),
+    }
+
+
+VERB = Verb(
+    "measure-links",
+    "time point-to-point messages and collectives of this machine's ranks",
+    add_arguments,
+    answer,
+)

@@ -1,0 +1,54 @@
+"""``recost``: a saved exploration at the costs of now."""
+
+from __future__ import annotations
+
+import argparse
+
+from tensoropt.cli.arguments import CLUSTER_HELP, add_folder, writable_folder
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    add_folder(verb)
+    verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
+    verb.add_argument("--cluster", help="another one; default: the saved one. " + CLUSTER_HELP)
+    verb.add_argument(
+        "--planners", metavar="all|a,b", help="published planners beside it; see: tensoropt list planners"
+    )
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    from tensoropt.saved import opened
+
+    before = opened(options.dir)
+    from tensoropt.api import recost
+    from tensoropt.plan.frontier_table import frontier_text
+    from tensoropt.report.explain import recosted_lines
+    from tensoropt.report.table import comparison_text, points_data, summary_lines
+
+    with writable_folder(options.out) as folder:
+        found, again = recost(
+            before, cluster=options.cluster, progress=progress, planners=options.planners or ()
+        )
+        found.save(folder)
+    data = {
+        "out": str(folder),
+        "points": points_data(found),
+        "report": dict(found.report),
+        "same_strategies": [vars(point) for point in again],
+    }
+    text = "\n".join(
+        [frontier_text(found), "", *summary_lines(found), *recosted_lines(before, found, again),
+         *([comparison_text(found)] if found.comparison else []), f"saved: {folder}"]
+    )  # fmt: skip
+    return Answer(data, text)
+
+
+VERB = Verb(
+    "recost",
+    "search a saved exploration again with the costs of now, without its model",
+    add_arguments,
+    answer,
+)

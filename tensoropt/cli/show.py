@@ -1,0 +1,50 @@
+"""``show``: why a point of a saved frontier costs what it costs."""
+
+from __future__ import annotations
+
+import argparse
+
+from tensoropt.cli.arguments import add_folder, limits
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+from tensoropt.errors import TensorOptError
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    add_folder(verb)
+    point = verb.add_mutually_exclusive_group()
+    point.add_argument("--point", type=int, metavar="N", help="its number; default: the fastest")
+    point.add_argument("--memory", metavar="24GiB", help="the fastest within this much per device")
+    point.add_argument("--time", metavar="0.5", help="the leanest within this time per step (seconds, 500ms)")
+    point.add_argument("--knee", action="store_true", help="the point from which both directions cost most")
+    verb.add_argument(
+        "--trace", metavar="FILE", help="write its timeline for ui.perfetto.dev, chrome://tracing"
+    )
+    verb.add_argument(
+        "--top", type=int, default=10, metavar="N", help="operators and edges listed; default: %(default)s"
+    )
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    wanted = limits(options)
+    if options.top < 1:
+        raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")
+    from tensoropt.report.explain import detail_lines
+    from tensoropt.report.table import point_lines
+    from tensoropt.report.trace import write_trace
+    from tensoropt.saved import opened, show
+
+    found = opened(options.dir)
+    told = show(found, options.point, **wanted)
+    lines = [*point_lines(found, told.point), "", *detail_lines(told, options.top)]
+    if options.trace:
+        write_trace(told.trace(), options.trace)
+        lines.append(
+            f"trace written to {options.trace}; open it at https://ui.perfetto.dev or chrome://tracing"
+        )
+    data = {**told.to_dict(), "headline": told.headline(), "trace": options.trace}
+    return Answer(data, "\n".join(lines))
+
+
+VERB = Verb("show", "say why a point of a saved frontier costs what it costs", add_arguments, answer)

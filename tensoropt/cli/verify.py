@@ -1,0 +1,180 @@
+"""``verify``: plans, or random strategies, run beside the unsplit model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tensoropt.cli.arguments import CLUSTER_HELP, MODEL_HELP, add_onnx, onnx_options
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay, columns
+from tensoropt.errors import TensorOptError
+from tensoropt.units import format_bytes, format_seconds
+
+RANDOM_CLUSTER = "local:2"
+"""Where ``verify --random`` runs unless told: the fewest ranks that can split anything, on any machine."""
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    verb.add_argument(
+        "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
+    )
+    verb.add_argument("--cluster", help="with --random, default local:2: " + CLUSTER_HELP)
+    verb.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
+    verb.add_argument(
+        "--placed", action="store_true",
+        help="with --random: random placements, every operator or piece of one on one device",
+    )  # fmt: skip
+    verb.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
+    verb.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
+    verb.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), help="with --random: what operators compute in"
+    )
+    verb.add_argument(
+        "--save", metavar="DIR", help="keep what was found beside the exploration that the plan is from"
+    )
+    add_onnx(verb)
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument(
+        "--fake", dest="where", action="store_const", const="fake",
+        help="check what is sent and kept on fake ranks, without numbers; default where devices are not here",
+    )  # fmt: skip
+    where.add_argument(
+        "--ranks", dest="where", action="store_const", const="ranks",
+        help="run on CPU ranks of this machine, whatever cluster the plan is for",
+    )  # fmt: skip
+    verb.set_defaults(where="auto")
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    data = _verify_plan(options, progress) if options.random is None else _verify_random(options, progress)
+    return Answer(data, verify_text(data), 0 if data["ok"] else 1)
+
+
+def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
+    given = (options.cluster, options.batch, options.dtype, options.loss)
+    if any(one is not None for one in given) or options.dim or options.output or options.placed:
+        raise TensorOptError(
+            "--cluster, --batch, --dtype, --dim, --output, --loss and --placed belong to --random N; a "
+            "plan names its own"
+        )
+    if ":" in options.target and not Path(options.target).exists():
+        raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
+    from tensoropt.plan import load_plan
+
+    plan = load_plan(options.target)
+    from tensoropt.verify import verify_plan
+
+    data = verify_plan(plan, where=options.where, progress=progress)
+    if options.save:
+        from tensoropt.plan.verified import save_verified
+
+        save_verified(options.save, plan, data)
+    return data
+
+
+def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
+    if options.save:
+        raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
+    from tensoropt.verify import verify_random
+
+    cluster = options.cluster or RANDOM_CLUSTER
+    what = "placements" if options.placed else "strategies"
+    progress.note(
+        f"verifying {options.random} random {what} of {options.target} on cluster {cluster}"
+        + ("" if options.cluster else " (the default; another: --cluster)")
+    )
+    data = verify_random(
+        options.target,
+        cluster,
+        options.random,
+        seed=options.seed,
+        batch=options.batch,
+        dtype=options.dtype or "float32",
+        onnx=onnx_options(options, training=True),
+        where=options.where,
+        placed=options.placed,
+        progress=progress,
+    )
+    data["cluster"] = cluster
+    return data
+
+
+def verify_text(data: dict[str, Any]) -> str:
+    """Predicted beside measured, one row per plan, and what went wrong; a dash for what was not looked at."""
+    rows = [
+        ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
+         "tracked", "time pred.", "measured", "verdict"]
+    ]  # fmt: skip
+    remarks = []
+    for i, p in enumerate(data["plans"]):
+        predicted, issued = (sum(c["count"] for c in p[f"collectives_{k}"]) for k in ("predicted", "issued"))
+        agree = {True: "agree", False: "DIFFER", None: "-"}[p["replicas_agree"]]
+        rows.append(
+            [
+                str(i), p["mesh"], str(p["micro_batches"]), _difference(p["loss_difference"]),
+                _difference(p["gradient_difference"]), agree,
+                f"{predicted} = {issued}" if not p["collectives_unlike"] else f"{predicted} != {issued}",
+                format_bytes(p["memory_predicted_bytes"]), format_bytes(p["memory_tracked_bytes"]),
+                format_seconds(p["time_predicted_s"]),
+                "-" if p["time_measured_s"] is None else format_seconds(p["time_measured_s"]),
+                "ok" if p["ok"] else "FAILED",
+            ]
+        )  # fmt: skip
+        remarks += [f"plan {i}: {line}" for line in _remarks(p)]
+    if data["module"] is not None:
+        remarks.append(
+            f"unsplit graph against the model itself: loss differs by "
+            f"{_difference(data['module']['loss_difference'])}, gradients by "
+            f"{_difference(data['module']['gradient_difference'])}"
+        )
+    elif all(p["compared_in"] is not None for p in data["plans"]):
+        remarks.append(
+            "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
+        )
+    passed = sum(p["ok"] for p in data["plans"])
+    return "\n".join(
+        [columns(rows), *remarks, data["checked_on"], f"{passed} of {len(data['plans'])} plans ok"]
+    )
+
+
+def _difference(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _undefined(counts: dict[str, int]) -> str:
+    """What the unsplit model itself does not define, of which nothing can be compared but the places."""
+    shown = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:3])
+    more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
+    return (
+        f"the unsplit model itself gives NaN or infinite values, which are compared by their places only: "
+        f"{shown}{more}"
+    )
+
+
+def _remarks(plan: dict[str, Any]) -> list[str]:
+    """What went wrong in one plan, and how it was looked at where that is not as usual."""
+    lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"]]
+    if not plan["ok"] and not lines:
+        lines.append(
+            f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "
+            f"after the optimizer's steps in {plan['worst_parameter']} ({plan['parameter_difference']:.1e})"
+        )
+    if plan["not_finite"]:
+        lines.append(_undefined(plan["not_finite"]))
+    if plan["narrow"]:
+        worst = max(v for v in plan["narrow"].values() if v is not None)
+        lines.append(
+            "compared in float64; in the model's own precision rounding crossed a kink (as ReLU's) and made "
+            f"{worst:.1e}"
+        )
+    if plan["compared_in"] is None and plan["ranks_checked"]:
+        lines.append(f"fake ranks looked at: {', '.join(map(str, plan['ranks_checked']))}")
+    return lines
+
+
+VERB = Verb(
+    "verify", "run a plan, or random strategies, beside the unsplit model and compare", add_arguments, answer
+)

@@ -1,0 +1,62 @@
+"""What an exploration found, as fields; :class:`~tensoropt.plan.exploration.Exploration` adds the verbs.
+
+The files (:mod:`tensoropt.plan.exploration_files`), the CSVs, the tables and the pictures are made from
+these fields alone, so that none of them needs the class that calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.point import Point, knee_index
+from tensoropt.plan.space import Space
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Points, the spaces they are from, and what is to be known of the run that found them.
+
+    Attributes:
+        points: ascending in memory, strictly descending in time.
+        spaces: what was searched.
+        model, cluster, settings, versions: as in a plan.
+        report: facts about the run: operators, groups, coverage, seconds per stage, notes.
+        others: what other planners found in the same spaces, each with its planner's name.
+        comparison: what every planner asked did, as :mod:`tensoropt.planners.compare` tells it.
+        captured: the capture, while in the process that explored; not saved.
+        recorded: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`); None
+            where an operator has an argument that no file can hold.
+    """
+
+    points: tuple[Point, ...]
+    spaces: tuple[Space, ...]
+    model: ModelInfo
+    cluster: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    report: Mapping[str, Any]
+    others: tuple[Point, ...] = ()
+    comparison: tuple[Mapping[str, Any], ...] = ()
+    captured: Any = field(default=None, repr=False, compare=False)
+    recorded: Any = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def all_points(self) -> tuple[Point, ...]:
+        """The frontier's points, then what other planners found that is not among them."""
+        known = {p.identity for p in self.points}
+        return (*self.points, *(p for p in self.others if p.identity not in known))
+
+    @property
+    def devices(self) -> int:
+        """How many devices the cluster has; 0 where nothing was searched."""
+        return math.prod(self.spaces[0].mesh.shape) if self.spaces else 0
+
+    @cached_property
+    def knee(self) -> int:
+        """The index of the frontier's knee: the point from which both memory and time get dearest."""
+        return knee_index(self.points)

@@ -1,0 +1,82 @@
+"""A point made a plan: its indices looked up in its space's catalogue of names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensoropt.costs.variables import Variable
+from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan import CollectiveCount, OperatorPlan, ParameterPlan, Plan, Predicted, placed_fields
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
+from tensoropt.simulate.recording import MEMORY_KINDS
+
+
+def plan_of(found: Findings, point: Point) -> Plan:
+    """The plan of a point of one of the exploration's spaces; neither model nor search is needed."""
+    space = found.spaces[point.space]
+    fields = _sharded_fields(space, point) if point.placed is None else placed_fields(point.placed)
+    return Plan(
+        planner=point.planner,
+        model=found.model,
+        cluster=dict(found.cluster),
+        mesh=space.mesh,
+        micro_batches=space.micro_batches,
+        optimizer=found.settings["optimizer"],
+        predicted=_predicted(point),
+        settings=dict(found.settings),
+        versions=dict(found.versions),
+        **fields,
+    )
+
+
+def _predicted(point: Point) -> Predicted:
+    return Predicted(
+        memory_bytes=point.memory_bytes,
+        time_s=point.time_s,
+        compute_s=point.compute_s,
+        communication_s=point.communication_s,
+        exposed_s=point.exposed_s,
+        hidden_s=point.hidden_s,
+        idle_s=point.idle_s,
+        additive_time_s=point.additive_time_s,
+        additive_memory_bytes=point.additive_memory_bytes,
+        memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
+        sources=dict(point.sources),
+        collectives=tuple(
+            CollectiveCount(kind=k, axes=tuple(a), bytes=b, count=c) for k, a, b, c in point.collectives
+        ),
+        exact=point.exact,
+        gap=point.gap,
+    )
+
+
+def _sharded_fields(space: Space, point: Point) -> dict[str, Any]:
+    """The fields of a plan that a sharded point's indices say."""
+    names = space.mesh.names
+    operators, parameters = {}, {}
+    position = dict(zip(space.variables, range(len(space.variables)), strict=True))
+    for name, group in space.groups.items():
+        which = point.choice[position[name]]
+        labels = space.labels(name, which)
+        operators[name] = OperatorPlan(
+            axes=dict(zip(names, labels, strict=True)),
+            micro=group["micro"],
+            members=tuple(group["members"]),
+        )
+        option = group["options"][space.position(name, which)][point.options[position[name]]]
+        for parameter, stored in zip(group["parameters"], option, strict=True):
+            parameters[parameter] = ParameterPlan(key=space.keys[parameter], stored=tuple(stored))
+    for name, layouts in space.shared.items():
+        stored = layouts[point.choice[position[Variable.of_parameter(name)]]]
+        parameters[name] = ParameterPlan(key=space.keys[name], stored=tuple(stored))
+    hubs = {
+        name: tuple(layouts[point.choice[position[Variable.of_hub(name)]]])
+        for name, layouts in space.hubs.items()
+    }
+    return {
+        "operators": operators,
+        "parameters": parameters,
+        "hubs": hubs,
+        "recomputed": space.recomputed(point.choice),
+    }

@@ -1,0 +1,86 @@
+"""The space that one mesh and one micro-batch count were searched for, by the names of its choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensoropt.costs.variables import variables
+from tensoropt.plan.facts_table import counted, facts_html
+from tensoropt.plan.plan import MeshInfo
+
+
+@dataclass(frozen=True, repr=False)
+class Space:
+    """The searched space of one mesh and micro-batch count, by names.
+
+    Attributes:
+        mesh: sizes and names of the axes.
+        micro_batches: how many.
+        groups: per group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
+            names), ``configurations`` (labels per axis) and ``options`` (per configuration, per option,
+            per parameter the stored placement names).
+        hubs, shared: per tensor the placement names of each configuration.
+        keys: parameter name in the graph -> the model's own name.
+        notes: what was heuristic.
+        regions: group -> the repeated block it is recomputed with; such a group's index counts its
+            configurations once plain, then once more recomputed.
+    """
+
+    mesh: MeshInfo
+    micro_batches: int
+    groups: Mapping[str, Mapping[str, Any]]
+    hubs: Mapping[str, Sequence[Sequence[str]]]
+    shared: Mapping[str, Sequence[Sequence[str]]]
+    keys: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    regions: Mapping[str, str] = field(default_factory=dict)
+
+    def position(self, group: str, index: int) -> int:
+        """Where in the group's lists configuration ``index`` of a point is."""
+        return index % len(self.groups[group]["configurations"])
+
+    def labels(self, group: str, index: int) -> Sequence[str]:
+        """Per axis what configuration ``index`` of a group splits."""
+        labels: Sequence[str] = self.groups[group]["configurations"][self.position(group, index)]
+        return labels
+
+    def recomputed(self, choice: Sequence[int]) -> tuple[str, ...]:
+        """The blocks that a point recomputes."""
+        found = {
+            self.regions[name]: None
+            for name, index in zip(self.groups, choice, strict=False)
+            if name in self.regions and index >= len(self.groups[name]["configurations"])
+        }
+        return tuple(found)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Order of the indices of a point; a hub and a group may share a tensor's name."""
+        return variables(self.groups, self.hubs, self.shared)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """What can be chosen here, in words, each with its label."""
+        configurations = sum(len(group["configurations"]) for group in self.groups.values())
+        axes = ", ".join(f"{n} {size}" for n, size in zip(self.mesh.names, self.mesh.shape, strict=True))
+        return [
+            ("mesh", f"{self.mesh.label} ({axes})" if axes else "one device"),
+            ("micro-batches", str(self.micro_batches)),
+            ("groups of operators", f"{len(self.groups)}, with {configurations} configurations in all"),
+            ("tensors with several readers", str(len(self.hubs))),
+            ("tied parameters", str(len(self.shared))),
+            ("parameters", str(len(self.keys))),
+            ("blocks that may be recomputed", str(len(set(self.regions.values())))),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def __repr__(self) -> str:
+        hubs = counted(len(self.hubs), "tensor with several readers", "tensors with several readers")
+        return (
+            f"Space(mesh {self.mesh.label}, {counted(self.micro_batches, 'micro-batch', 'micro-batches')}: "
+            f"{counted(len(self.groups), 'group')}, {hubs}, {counted(len(self.shared), 'tied parameter')})"
+        )
+
+    def _repr_html_(self) -> str:
+        return facts_html("Space", self.facts())

@@ -1,0 +1,134 @@
+"""What a saved exploration answers: a plan to run, why a point costs what it costs, its CSV files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.device_sweep import Profile, fewest_devices, folders_in, load_sweep, member, profile
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.export import write_frontier_csv, write_strategies_csv
+from tensoropt.plan.plan import Plan
+from tensoropt.report.detail import detail
+from tensoropt.report.rows import Detail
+
+Saved = Exploration | str | os.PathLike[str]
+"""An exploration, or the folder that it was saved in."""
+
+
+def choose(
+    saved: Saved,
+    *,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
+    knee: bool = False,
+    devices: int | str | None = None,
+) -> Plan:
+    """The plan that fits: the fastest within a budget of memory, the leanest within a time, or the knee.
+
+    Without any of them it is the fastest of all.
+
+    Args:
+        saved: an exploration, its folder, or a folder of explorations on several numbers of devices.
+        memory_bytes: per device.
+        time_s: per step.
+        devices: of such a folder the number meant; ``auto`` for the fewest that will do.
+
+    Raises:
+        TensorOptError: the folder holds no exploration, or several and ``devices`` is not given.
+        InfeasibleError: nothing fits; says what would.
+    """
+    found, index = chosen_point(saved, memory_bytes=memory_bytes, time_s=time_s, knee=knee, devices=devices)
+    return found.plan(index)
+
+
+def chosen_point(
+    saved: Saved,
+    *,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
+    knee: bool = False,
+    devices: int | str | None = None,
+) -> tuple[Exploration, int]:
+    """The exploration and the index of the point in it that :func:`choose` makes a plan of."""
+    found = _exploration_meant(saved, memory_bytes, time_s, knee, devices)
+    return found, found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+
+
+def show(
+    saved: Saved,
+    point: int | None = None,
+    *,
+    memory_bytes: float | None = None,
+    time_s: float | None = None,
+    knee: bool = False,
+) -> Detail:
+    """Why a point costs what it costs: its operators, reshardings, timeline and memory curve.
+
+    Args:
+        point: its number; without it the point that :func:`choose` would take.
+
+    Raises:
+        TensorOptError: there is no such point, or the exploration was saved without its costs.
+        InfeasibleError: nothing fits; says what would.
+    """
+    found = opened(saved)
+    if point is None:
+        point = found.index(memory_bytes=memory_bytes, time_s=time_s, knee_point=knee)
+    return detail(found, point)
+
+
+def export_csv(
+    saved: Saved, csv: str | os.PathLike[str], *, strategies: str | os.PathLike[str] | None = None
+) -> Exploration:
+    """The exploration, of which CSV files were written.
+
+    Args:
+        csv: gets a row per point of the frontier.
+        strategies: gets a row per point and operator.
+
+    Raises:
+        TensorOptError: there is no exploration, or a file cannot be written.
+    """
+    found = opened(saved)
+    write_frontier_csv(found, csv)
+    if strategies:
+        write_strategies_csv(found, strategies)
+    return found
+
+
+def device_profile(saved: str | os.PathLike[str] | Sequence[Exploration]) -> Profile:
+    """The table devices x memory -> time of the explorations in a folder, or of those given."""
+    return profile(load_sweep(saved) if isinstance(saved, (str, os.PathLike)) else saved)
+
+
+def opened(saved: Saved) -> Exploration:
+    """The exploration itself, loaded where a folder is given."""
+    return saved if isinstance(saved, Exploration) else load_exploration(saved)
+
+
+def _exploration_meant(
+    saved: Saved,
+    memory_bytes: float | None,
+    time_s: float | None,
+    knee: bool,
+    devices: int | str | None,
+) -> Exploration:
+    """The exploration itself, or of several in a folder the one on the number of devices that is meant."""
+    if isinstance(saved, Exploration):
+        return saved
+    if devices is None:
+        inside = list(folders_in(saved))
+        if len(inside) > 1:
+            raise TensorOptError(
+                f"{saved} holds {len(inside)} explorations; add --devices auto for the fewest devices "
+                "that will do, --devices N, or --profile for a table of all"
+            )
+        return load_exploration(inside[0] if inside else saved)
+    sweep = load_sweep(saved)
+    if devices == "auto":
+        return sweep[-1] if knee else fewest_devices(sweep, memory_bytes, time_s)
+    if not str(devices).isdecimal():
+        raise TensorOptError(f"--devices '{devices}' is neither auto nor a number")
+    return member(sweep, int(devices))

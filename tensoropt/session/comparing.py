@@ -1,0 +1,65 @@
+"""Published planners asked on the tables of an exploration, beside its frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from tensoropt.placement.points import placed_space
+from tensoropt.placement.prices import PlacedPrices
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.point import reduce_points, unbeaten
+from tensoropt.planners.compare import compare
+from tensoropt.planners.registry import Entry
+from tensoropt.planners.task import PlanningTask, TableSpace
+from tensoropt.session.evaluation import certified, record_used
+from tensoropt.session.searched import Searched
+from tensoropt.session.session import Session
+
+
+def with_planners(
+    session: Session,
+    searched: Searched,
+    exploration: Exploration,
+    entries: Sequence[Entry],
+    limits: Sequence[float | None],
+) -> Exploration:
+    """The exploration with what the planners find in the same tables, and a row of comparison for each.
+
+    Args:
+        limits: memory per device that they are given, bytes; None for all trade-offs they know.
+    """
+    frontier, keys = exploration.points, searched.problem.graph.atoms.graph.parameters
+    tables = tuple(
+        TableSpace(s.mesh, s.tables, names)
+        for s, names in zip(searched.spaces, exploration.spaces, strict=True)
+    )
+    with ExitStack() as stack:
+        prices = None
+        if any(entry.kind == "placed" for entry in entries):
+            prices = _placed_prices(session, searched, stack)
+            spaces = (*exploration.spaces, placed_space(session.cluster, {t.name: str(t.key) for t in keys}))
+            exploration = replace(exploration, spaces=spaces)
+        question = PlanningTask(searched.problem, session.cluster, tables, exploration, prices)
+        seed = exploration.model.seed
+        rows, others = compare(question, entries, limits, frontier, seed, session.progress)
+    others = certified(searched.spaces, others)
+    # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
+    # lie below the frontier that was tracked in those sums.
+    merged = unbeaten(reduce_points([*frontier, *others], lambda p: (p.memory_bytes, p.time_s)))
+    return replace(
+        exploration,
+        points=merged,
+        others=others,
+        comparison=tuple(row.to_dict() for row in rows),
+        recorded=record_used(searched, exploration.spaces, (*frontier, *others)),
+    )
+
+
+def _placed_prices(session: Session, searched: Searched, stack: ExitStack) -> PlacedPrices:
+    """Prices of single operators, from where the tables' came; ``stack`` closes what they need."""
+    store = stack.enter_context(session.open_store())
+    pool = stack.enter_context(session.open_ranks())
+    costs = replace(searched.costs, store=store, pool=pool, progress=session.progress)
+    return PlacedPrices(searched.problem.graph, session.cluster, costs, session.settings.constraints)

@@ -1,0 +1,60 @@
+"""A model searched on a cluster: cost tables of every space, and the frontiers found in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensoropt.costs.source import CostSource, build_tables
+from tensoropt.plan.coverage import shares_of_flops, undivided
+from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
+from tensoropt.session.meshes import left_to_search, searched_meshes
+from tensoropt.session.session import Session
+from tensoropt.session.spaces import SearchedSpace, search_all
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The frontiers of all spaces, with the costs that they rest on.
+
+    Attributes:
+        problem: the model made ready for costs.
+        costs: where the costs came from; it still knows those that were found.
+        spaces: one per mesh and micro-batch count in which there is a strategy.
+        split_share: of the forward FLOPs the share in groups that can be split in two or more ways.
+        notes: what constraints, refused spaces and undivided sizes left out, in words.
+    """
+
+    problem: Problem
+    costs: CostSource
+    spaces: tuple[SearchedSpace, ...]
+    split_share: float
+    notes: tuple[str, ...]
+
+
+def search(session: Session, problem: Problem) -> Searched:
+    """The frontiers of the problem on every mesh of the session's cluster, at every micro-batch count.
+
+    Raises:
+        TensorOptError: the settings ask for what the model refuses.
+        InfeasibleError, ConstraintError: no space has a strategy.
+    """
+    settings = session.settings
+    counts = micro_batch_counts(problem, settings)
+    meshes = searched_meshes(session.cluster)
+    left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
+    with session.open_store() as store, session.open_ranks() as pool, session.clock.stage("costs"):
+        costs = CostSource(session.cluster, store, settings, pool, session.progress)
+        built = build_tables(
+            problem.graph,
+            problem.micro,
+            costs,
+            meshes,
+            counts,
+            offered_regions(problem, settings),
+            left.spaces,
+        )
+        _, split_share = shares_of_flops(problem, costs.facts_of)
+    with session.clock.stage("search"):
+        spaces, refused = search_all(built, settings, session.progress)
+        notes = (*left.notes, *refused, *undivided((tables for _, tables, _ in built), left.groups))
+    return Searched(problem, costs, tuple(spaces), split_share, notes)

@@ -1,0 +1,100 @@
+"""The names that ``tensoropt`` shows, and what it takes to import them."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensoropt
+from tensoropt.cli.verbs import VERBS
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tests.plan.explorations import MIB, small_exploration
+
+ROOT = Path(__file__).parents[1]
+FUNCTIONS = {
+    "export": ["export_csv"],
+    "verify": ["verify_plan", "verify_random"],
+    "list": ["list_models", "list_clusters", "list_planners"],
+    "measure-links": ["measure_links"],
+    "demo": ["run_demo"],
+}
+"""Functions of verbs that are not called like them."""
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(tensoropt) == sorted(tensoropt.__all__)
+    assert set(tensoropt._MODULE_OF) <= set(tensoropt.__all__)
+    for name in tensoropt.__all__:
+        assert getattr(tensoropt, name) is not None
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_function(verb: str) -> None:
+    for name in FUNCTIONS.get(verb, [verb]):
+        function = getattr(tensoropt, name)
+        assert inspect.isfunction(function)
+        assert (function.__doc__ or "").strip()
+        assert name in dir(tensoropt)
+
+
+def test_errors_are_there_after_the_import_and_nothing_heavy() -> None:
+    code = (
+        "import sys, tensoropt\n"
+        "assert issubclass(tensoropt.InfeasibleError, tensoropt.errors.TensorOptError)\n"
+        "dir(tensoropt)\n"
+        "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_submodules_of_the_same_names_do_not_hide_functions() -> None:
+    import tensoropt.demo
+    import tensoropt.plan
+    import tensoropt.verify
+
+    for name in tensoropt._MODULE_OF:
+        assert not inspect.ismodule(getattr(tensoropt, name))
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'tensoropt' has no attribute 'exlpore'"):
+        tensoropt.exlpore  # noqa: B018
+
+
+def test_choosing_from_an_exploration_or_its_folder(tmp_path: Path) -> None:
+    found = small_exploration()
+    found.save(tmp_path)
+    for saved in (found, tmp_path, str(tmp_path)):
+        assert tensoropt.choose(saved) == found.plan(3)
+        assert tensoropt.choose(saved, memory_bytes=12 * MIB) == found.plan(1)
+        assert tensoropt.choose(saved, time_s=0.15) == found.plan(2)
+        assert tensoropt.choose(saved, knee=True) == found.plan(found.knee)
+    with pytest.raises(InfeasibleError, match="no plan fits 1 MiB"):
+        tensoropt.choose(found, memory_bytes=MIB)
+
+
+def test_the_csv_files_of_a_folder(tmp_path: Path) -> None:
+    small_exploration().save(tmp_path / "out")
+    tensoropt.export_csv(tmp_path / "out", tmp_path / "f.csv", strategies=tmp_path / "s.csv")
+    assert (tmp_path / "f.csv").read_bytes() == (tmp_path / "out" / "frontier.csv").read_bytes()
+    assert (tmp_path / "s.csv").read_text().startswith("point,operator,")
+
+
+def test_why_a_point_costs_what_it_costs() -> None:
+    folder = ROOT / "app" / "data" / "gpt2-dgx-h100"
+    told = tensoropt.show(folder, knee=True)
+    assert told.point == tensoropt.load(folder).knee
+    assert len(repr(told).splitlines()) < 25
+    with pytest.raises(TensorOptError, match="there is no point 99"):
+        tensoropt.show(folder, 99)
+
+
+def test_what_there_is_by_name() -> None:
+    assert "zoo:gpt2" in {model.name for model in tensoropt.list_models()}
+    assert {"local", "dgx-h100"} <= {cluster.name for cluster in tensoropt.list_clusters()}
+    assert "frontier" in {planner.name for planner in tensoropt.list_planners()}

@@ -13,8 +13,6 @@ import networkx as nx
 import pytest
 from importlinter import api
 
-from tests.not_yet import CIRCLES_NOT_YET
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -111,13 +109,4 @@ def import_graph() -> nx.DiGraph:
 def test_no_circle_of_imports() -> None:
     """A circle inside a layer is not seen by the contracts: neither file can be read or changed alone."""
     graph = import_graph()
-    graph.remove_edges_from(CIRCLES_NOT_YET)
     assert [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1] == []
-
-
-@pytest.mark.parametrize("edge", sorted(CIRCLES_NOT_YET), ids=" -> ".join)
-def test_circles_that_are_left_are_still_there(edge: tuple[str, str]) -> None:
-    graph = import_graph()
-    assert graph.has_edge(*edge), "no longer needed in tests/not_yet.py"
-    graph.remove_edges_from(CIRCLES_NOT_YET - {edge})
-    assert nx.has_path(graph, edge[1], edge[0]), "no longer needed in tests/not_yet.py"

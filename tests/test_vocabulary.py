@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.not_yet import README_NOT_YET, TWICE_NOT_YET, WORDS_NOT_YET
-
 ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = {
@@ -182,28 +180,20 @@ def advice(words_used: set[str]) -> str:
 
 @pytest.mark.parametrize("path", [*FILES, *PAGES], ids=short)
 def test_a_file_uses_the_words_of_the_glossary(path: Path) -> None:
-    found, known = banned(path), set(WORDS_NOT_YET.get(short(path), "").split())
-    assert not found - known, advice(found - known)
-    assert not known - found, f"no longer needed in tests/not_yet.py: {sorted(known - found)}"
-
-
-def test_exceptions_are_of_files_that_there_are() -> None:
-    assert not WORDS_NOT_YET.keys() - {short(path) for path in [*FILES, *PAGES]}
+    found = banned(path)
+    assert not found, advice(found)
 
 
 def test_names_of_the_seams_are_defined_once() -> None:
-    assert {name: sorted(files) for name, files in defined_more_than_once().items()} == TWICE_NOT_YET
+    assert {name: sorted(files) for name, files in defined_more_than_once().items()} == {}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_says_what_goes_in_and_what_comes_out(stage: str) -> None:
     page = ROOT / "tensoropt" / stage / "README.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    if stage in README_NOT_YET:
-        assert not text, f"no longer needed in tests/not_yet.py: {stage}"
-    else:
-        assert re.search(r"^(\*\*)?In:", text, re.MULTILINE), f"{stage}/README.md has no line 'In:'"
-        assert re.search(r"\bOut:", text), f"{stage}/README.md has no line 'Out:'"
+    assert re.search(r"^(\*\*)?In:", text, re.MULTILINE), f"{stage}/README.md has no line 'In:'"
+    assert re.search(r"\bOut:", text), f"{stage}/README.md has no line 'Out:'"
 
 
 def architecture() -> str:
@@ -220,12 +210,3 @@ def test_the_glossary_does_not_use_what_it_replaces() -> None:
     entries = re.findall(r"^- \*\*(.+?)\*\*", glossary, re.MULTILINE)
     assert len(entries) == len(set(entries))
     assert not {word for entry in entries for word in words(entry)} & NAMES.keys()
-
-
-if __name__ == "__main__":  # what tests/not_yet.py has to hold, printed
-    print("WORDS_NOT_YET = {")
-    for file in [*FILES, *PAGES]:
-        if found := banned(file):
-            print(f'    "{short(file)}": "{" ".join(sorted(found))}",')
-    print("}")
-    print("TWICE_NOT_YET =", {name: sorted(files) for name, files in defined_more_than_once().items()})

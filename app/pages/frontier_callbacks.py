@@ -392,7 +392,7 @@ def _profile(context: Context, view: View) -> Any:
         )
     rows = []
     for row in table.rows:
-        cells: list[Any] = [html.Strong(row.label) if row.here else row.label]
+        cells: list[Any] = [html.Strong(row.label) if row.current else row.label]
         for found in row.cells:
             if found is None:
                 cells.append(html.Span("—", title="no plan fits"))

@@ -25,11 +25,11 @@ class ProfileCell:
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One number of devices; ``here``: the exploration that is shown now is of it."""
+    """One number of devices; ``current``: the exploration that is shown now is of it."""
 
     label: str
     cells: tuple[ProfileCell | None, ...]
-    here: bool
+    current: bool
 
 
 @dataclass(frozen=True)

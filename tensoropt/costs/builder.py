@@ -10,7 +10,7 @@ import numpy as np
 from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
-from tensoropt.costs.parameters import held_options, storage_options
+from tensoropt.costs.parameters import storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
@@ -100,9 +100,11 @@ class TableBuilder:
             for configuration, work, facts in zip(
                 self.configurations[group.name], template.works, template.facts, strict=True
             ):
-                homes = self._homes(group.parameters, configuration)
-                tables.append(self._options(Choice(configuration, work, facts, {}, recomputed), homes))
-                options.append(homes)
+                stored_options = self._stored_options(group.parameters, configuration)
+                tables.append(
+                    self._options(Choice(configuration, work, facts, {}, recomputed), stored_options)
+                )
+                options.append(stored_options)
                 again.append(recomputed)
         memory, compute, communication = (tuple(t[:, i] for t in tables) for i in range(3))
         return VariableTable(
@@ -114,18 +116,22 @@ class TableBuilder:
             options=tuple(options),
         )
 
-    def _homes(self, names: tuple[str, ...], configuration: Configuration) -> tuple[tuple[Layout, ...], ...]:
+    def _stored_options(
+        self, names: tuple[str, ...], configuration: Configuration
+    ) -> tuple[tuple[Layout, ...], ...]:
         """The ways to store parameters of a group that are not restricted away."""
         tensors = tuple(self.tensors[n] for n in names)
         sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
         uses = tuple(configuration.layout(n) for n in names)
-        homes = storage_options(tensors, sizes, uses, self.mesh)
+        stored_options = storage_options(tensors, sizes, uses, self.mesh)
         if self.training:
-            homes += held_options(tensors, homes, self.mesh)
+            stored_options += unsharded_options(tensors, stored_options, self.mesh)
         stores = self.restriction.stores
-        return tuple(h for h in homes if all(stores(n, one) for n, one in zip(names, h, strict=True)))
+        return tuple(
+            h for h in stored_options if all(stores(n, one) for n, one in zip(names, h, strict=True))
+        )
 
-    def _options(self, choice: Choice, homes: Sequence[Sequence[Layout]]) -> np.ndarray:
+    def _options(self, choice: Choice, stored_options: Sequence[Sequence[Layout]]) -> np.ndarray:
         """(memory, compute, communication) of a configuration, a row per way to store its parameters."""
         group, effects = choice.configuration.group, self.effects
         outputs = (
@@ -139,7 +145,7 @@ class TableBuilder:
             *(self._sum(Effects(output)) for output in outputs),
         )
         rows = []
-        for stored in homes:
+        for stored in stored_options:
             own = choice._replace(stored=dict(zip(group.parameters, stored, strict=True)))
             parts = (
                 self._sum(part)
@@ -181,7 +187,9 @@ class TableBuilder:
             if name in g.shared
             for c in self.configurations[g.name]
         }
-        layouts = dict.fromkeys(home for use in uses.values() for (home,) in self._homes((name,), use))
+        layouts = dict.fromkeys(
+            stored for use in uses.values() for (stored,) in self._stored_options((name,), use)
+        )
         any_use = next(iter(uses))  # a shared copy lies alike for all of them
         effects = self.effects
         costs = [

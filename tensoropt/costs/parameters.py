@@ -2,7 +2,7 @@
 
 A parameter used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
 once per step) or sharded (ZeRO). A sharded one is gathered before forward and again before backward, its
-gradient reduce-scattered (stage 3); or its gathered copy is held over the step, with the gradient
+gradient reduce-scattered (stage 3); or it stays gathered over the step, with the gradient
 reduce-scattered in every micro-batch (stage 2) or once (stage 1). Each choice is an *option*: no neighbour
 sees it.
 """
@@ -26,7 +26,7 @@ OPTIMIZER_TRANSIENT = {"sgd": 0, "momentum": 0, "adam": 1}
 denominators, of all parameters at once)."""
 
 
-def sharded_home(
+def sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
     """The stored layout that shards ``axes`` of a parameter stored as ``whole`` otherwise.
@@ -35,12 +35,12 @@ def sharded_home(
     none (the parameter is too small or too odd and stays whole).
     """
     for atom, size in enumerate(atoms):
-        home = tuple(atom if a in axes else code for a, code in enumerate(whole))
-        if size % prod(mesh[a] for a, code in enumerate(home) if code == atom):
+        layout = tuple(atom if a in axes else code for a, code in enumerate(whole))
+        if size % prod(mesh[a] for a, code in enumerate(layout) if code == atom):
             continue
-        steps = resharding_steps(atoms, mesh, forward_placements(home), forward_placements(whole))
+        steps = resharding_steps(atoms, mesh, forward_placements(layout), forward_placements(whole))
         if [step.kind for step in steps] == ["all_gather"]:
-            return home
+            return layout
     return None
 
 
@@ -54,19 +54,19 @@ def storage_options(
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     for axes in _axis_sets(mesh):
-        homes = []
+        layouts = []
         for sizes, whole in zip(atoms, as_used, strict=True):
             free = tuple(a for a in axes if a in replicated_axes(whole))
-            home = sharded_home(sizes, mesh, whole, free) if free else None
-            homes.append(home if home is not None else whole)
-        found.setdefault(tuple(homes))
+            layout = sharded_layout(sizes, mesh, whole, free) if free else None
+            layouts.append(layout if layout is not None else whole)
+        found.setdefault(tuple(layouts))
     return tuple(found)
 
 
-def held_options(
+def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """The sharded ones of storage options with gathered copies held over the step.
+    """The sharded ones of storage options gathered once per step.
 
     With one micro-batch a gradient that waits for the last one costs memory and saves nothing, so it is no
     option. Nor is it in mixed precision: copies and their gradients are narrow, and sums over micro-batches
@@ -76,19 +76,19 @@ def held_options(
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
     for reduce in (each, last) if mesh[0] > 1 else (each,):
-        for homes in sharded:
-            held = tuple(
-                Storage(home, Gather.ONCE, reduce).stored
-                if home != whole and _holds(tensor, reduce)
-                else home
-                for tensor, home, whole in zip(tensors, homes, as_used, strict=True)
+        for layouts in sharded:
+            chosen = tuple(
+                Storage(layout, Gather.ONCE, reduce).stored
+                if layout != whole and _may_stay_gathered(tensor, reduce)
+                else layout
+                for tensor, layout, whole in zip(tensors, layouts, as_used, strict=True)
             )
-            if held != homes:
-                found[held] = None
+            if chosen != layouts:
+                found[chosen] = None
     return tuple(found)
 
 
-def _holds(tensor: Tensor, reduce: Reduce) -> bool:
+def _may_stay_gathered(tensor: Tensor, reduce: Reduce) -> bool:
     return tensor.requires_grad and (reduce is Reduce.EACH_MICRO_BATCH or tensor.master_dtype is None)
 
 

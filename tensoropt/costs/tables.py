@@ -119,8 +119,8 @@ class CostTables:
         for group in self.graph.groups:
             index = choice[group.name]
             configurations[group.name] = self.configuration(group, index)
-            homes = self.of[group.name].options[index][options.get(group.name, 0)]
-            stored.update(zip(group.parameters, homes, strict=True))
+            stored_so = self.of[group.name].options[index][options.get(group.name, 0)]
+            stored.update(zip(group.parameters, stored_so, strict=True))
         for name in self.graph.hubs:
             hub = Variable.of_hub(name)
             hubs[name] = self.of[hub].layouts[choice[hub]]

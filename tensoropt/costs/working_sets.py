@@ -69,8 +69,8 @@ def _bytes(sizes: MoveEffects, configuration: Configuration, facts: Facts, store
     reads = sum(sizes.bytes(n, configuration.layout(n)) for n in group.reads)
     gathered = sum(
         size
-        for n, home in zip(group.parameters, stored, strict=True)
-        if (size := sizes.bytes(n, configuration.layout(n))) > sizes.bytes(n, home)
+        for n, layout in zip(group.parameters, stored, strict=True)
+        if (size := sizes.bytes(n, configuration.layout(n))) > sizes.bytes(n, layout)
     )
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + gathered)
     backward = max(facts.backward_peak_bytes, facts.backward_parameters_peak_bytes + gathered)

@@ -105,7 +105,7 @@ def model_values(captured: Capture) -> dict[str, torch.Tensor]:
 
 
 @dataclass
-class LoadedModel:
+class CapturedModel:
     """A model built and captured in this process.
 
     Attributes:
@@ -125,10 +125,10 @@ class LoadedModel:
 
 
 # One model at the most: ranks are asked many things of one model after another, and two may not fit.
-_loaded: dict[ModelSpec, LoadedModel] = {}
+_loaded: dict[ModelSpec, CapturedModel] = {}
 
 
-def load_model(spec: ModelSpec) -> LoadedModel:
+def load_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model; the last one asked for is kept for the next call."""
     if spec not in _loaded:
         _loaded.clear()
@@ -136,7 +136,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     return _loaded[spec]
 
 
-def open_model(spec: ModelSpec) -> LoadedModel:
+def open_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model; nothing is kept."""
     assert spec.dtype in (None, "float64")
     model, args, kwargs = spec.build()
@@ -151,7 +151,7 @@ def open_model(spec: ModelSpec) -> LoadedModel:
     where = "cuda" if spec.device == "cuda" else None
     inputs = tuple(v.to(where) for v in leaves)
     values = {n: v.to(where, copy=True) for n, v in values.items()}
-    return LoadedModel(spec, captured, graph, args, kwargs, inputs, values)
+    return CapturedModel(spec, captured, graph, args, kwargs, inputs, values)
 
 
 def forget_models() -> None:

@@ -24,12 +24,13 @@ from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch, Known
-from tensoropt.simulate.candidates import Indices, StrategyCandidates, TableCandidates
+from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives
 from tensoropt.simulate.overlap import Overlap
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import SOURCES, StepMetrics, simulate
 from tensoropt.simulate.step_schedule import step_schedule
+from tensoropt.types import Indices
 
 CHUNK = 4096
 """Strategies simulated at once: enough for numpy, few enough for memory."""
@@ -48,7 +49,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             "parameters": list(group.parameters),
             "configurations": [[labels[i] for i in c] for c in tables.templates[group.name].choices],
             "options": [
-                [[list(layout_names(home)) for home in option] for option in options]
+                [[list(layout_names(layout)) for layout in option] for option in options]
                 for options in variable.options[: len(tables.templates[group.name].choices)]
             ],
         }

@@ -1,7 +1,7 @@
 """Why a point costs what it costs: operators, reshardings, the timeline and memory curve of its step.
 
 Works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs that
-were saved with it, and played again.
+were saved with it, and simulated again.
 """
 
 from __future__ import annotations

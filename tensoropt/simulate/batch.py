@@ -17,13 +17,14 @@ from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import whole_layout
-from tensoropt.simulate.candidates import Candidates, Indices
+from tensoropt.simulate.candidates import Candidates
 from tensoropt.simulate.gradient_aliases import GradientAliases
 from tensoropt.simulate.overlap import BLOCKING, Overlap
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
 from tensoropt.simulate.tensor_effects import TensorEffects
 from tensoropt.simulate.view_aliases import ViewAliases
+from tensoropt.types import Indices
 
 Known = dict[Hashable, Effects]
 """Effects by what they depend on, kept from one batch of the same candidates and prices to the next."""

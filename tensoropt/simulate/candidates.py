@@ -11,7 +11,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable, variables
@@ -22,8 +21,8 @@ from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.types import Indices
 
-Indices = NDArray[np.int64]
 Value = TypeVar("Value")
 
 

@@ -19,7 +19,14 @@ from tensoropt.simulate.reductions import reductions_of
 
 
 class Collective(NamedTuple):
-    """One collective of one rank; ``axes`` are the mesh's own, counted from 0."""
+    """A collective, or a message, of one rank, predicted or as it was issued.
+
+    Attributes:
+        kind: ``all_reduce``, ``all_gather``, ..., or ``send``.
+        axes: the mesh's own axes of its group, counted from 0; of a message the sender and the receiver.
+        bytes: of the reduced tensor, the gathered output, the scattered input, the exchanged input, the
+        message.
+    """
 
     kind: str
     axes: tuple[int, ...]

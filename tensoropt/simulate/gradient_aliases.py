@@ -21,10 +21,11 @@ from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
-from tensoropt.simulate.candidates import Candidates, Indices
+from tensoropt.simulate.candidates import Candidates
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import StepSchedule
 from tensoropt.simulate.tensor_effects import GradientStorage
+from tensoropt.types import Indices
 
 Flags = NDArray[np.bool_]
 Relation = tuple[str, tuple[str, ...]]
@@ -215,8 +216,8 @@ class GradientAliases:
             if of == name:
                 ends = [self._end(writer, member, size) for member in members]
                 done = np.where(active, np.maximum.reduce(ends), done)
-        home = self.schedule.position("backward", "hub", writer.name, name) + 1
-        return np.where(sent_back, at, np.where(self._hub_left(name), home, done))
+        left = self.schedule.position("backward", "hub", writer.name, name) + 1
+        return np.where(sent_back, at, np.where(self._hub_left(name), left, done))
 
     def _elements(self, name: str) -> int:
         return prod(self.graph.atoms.graph.tensors[name].shape)

@@ -12,7 +12,8 @@ from tensoropt.costs.effects import Reading
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.regions import region_of
-from tensoropt.simulate.candidates import Candidates, Indices
+from tensoropt.simulate.candidates import Candidates
+from tensoropt.types import Indices
 
 Value = TypeVar("Value")
 

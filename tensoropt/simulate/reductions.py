@@ -13,8 +13,8 @@ from tensoropt.costs.prices import Send
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.sharding.buckets import arrival_order, fill_buckets
 from tensoropt.simulate.batch import Batch, Owner
-from tensoropt.simulate.candidates import Indices
 from tensoropt.simulate.readings import distinct
+from tensoropt.types import Indices
 
 
 @dataclass(frozen=True)

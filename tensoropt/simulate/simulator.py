@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.costs.effects import Effects
 from tensoropt.simulate.batch import Batch, Owner
-from tensoropt.simulate.candidates import Indices
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
+from tensoropt.types import Floats, Indices
 
-Floats = NDArray[np.float64]
 Axes = tuple[int, ...]
 SOURCES = ("measured", "fitted", "data sheet")
 
@@ -147,7 +145,7 @@ class StepSimulator:
             self._advance(position)
             for issue in issued.get(position, ()):
                 self._reduce(issue)
-        self._settle(everywhere)
+        self._count_slower_work(everywhere)
         if micro > 1:
             self._repeat(micro)
             for issue in issued.get(schedule.last, ()):
@@ -156,7 +154,7 @@ class StepSimulator:
             self.time = np.maximum(self.time, busy)
         for position in range(schedule.last, len(schedule.moments)):
             self._advance(position)
-        self._settle(everywhere)
+        self._count_slower_work(everywhere)
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
         self.sources[:, SOURCES.index("measured")] += self.turns
@@ -210,7 +208,7 @@ class StepSimulator:
             self.at_peak[higher, 0] = self.alive[higher, 0]
             self.at_peak[higher, 1] = total[higher] - self.alive[higher, 0]
 
-    def _settle(self, where: Any) -> None:
+    def _count_slower_work(self, where: Any) -> None:
         """Count what the last collectives have cost the work since; of several in a row the worst."""
         longer = np.zeros(self.batch.count)
         worked = where & (self.since > 0)
@@ -250,7 +248,7 @@ class StepSimulator:
     def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
         """Seconds that the first collective after some work takes longer (others find the ranks in step);
         notes that work will take longer after it."""
-        self._settle(sending)
+        self._count_slower_work(sending)
         communication = self.batch.prices.communication
         extra = np.where(sending, communication.arriving_s(axes, self.since, size), 0.0)
         left = self.left.setdefault(axes, np.zeros(self.batch.count))

@@ -1,6 +1,6 @@
 """A schedule of tasks on devices and links: who runs when, and what is alive meanwhile.
 
-The core of the judge, for sharded plans (one device stands for all) and placed ones (devices run different
+The core of the simulator of placed plans (devices run different
 operators and send to each other). It knows nothing of models.
 
 A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
@@ -105,19 +105,19 @@ class Timeline:
         """Memory curves of all devices, in one walk."""
         now: dict[str, dict[str, float]] = {}
         for where, kind, size in self.initial:
-            held = now.setdefault(where, {})
-            held[kind] = held.get(kind, 0.0) + size
+            alive = now.setdefault(where, {})
+            alive[kind] = alive.get(kind, 0.0) + size
         curves: dict[str, list[tuple[float, Mapping[str, float]]]] = {
-            where: [(0.0, dict(held))] for where, held in now.items()
+            where: [(0.0, dict(alive))] for where, alive in now.items()
         }
         for time_s, holdings, sign in self._changes():
             touched = {}
             for where, kind, size in holdings:
                 if size:
-                    held = touched[where] = now.setdefault(where, {})
-                    held[kind] = held.get(kind, 0.0) + sign * size
-            for where, held in touched.items():
-                curves.setdefault(where, [(0.0, {})]).append((time_s, dict(held)))
+                    alive = touched[where] = now.setdefault(where, {})
+                    alive[kind] = alive.get(kind, 0.0) + sign * size
+            for where, alive in touched.items():
+                curves.setdefault(where, [(0.0, {})]).append((time_s, dict(alive)))
         return curves
 
     def _changes(self) -> list[tuple[float, tuple[Holding, ...], int]]:

@@ -14,10 +14,11 @@ from functools import cached_property
 
 from tensoropt.costs.move_effects import MoveEffects
 from tensoropt.sharding.groups import Group
-from tensoropt.simulate.candidates import Candidates, Indices
+from tensoropt.simulate.candidates import Candidates
 from tensoropt.simulate.readings import Readings
 from tensoropt.simulate.step_schedule import Reader, StepSchedule
 from tensoropt.simulate.tensor_effects import SOURCE, StorageUser
+from tensoropt.types import Indices
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class ViewAlias:
     leaves: bool
     inner: tuple[ViewAlias, ...]
 
-    def walk(self) -> Iterator[ViewAlias]:
+    def with_inner(self) -> Iterator[ViewAlias]:
         yield self
         for inner in self.inner:
-            yield from inner.walk()
+            yield from inner.with_inner()
 
 
 class ViewAliases:
@@ -78,13 +79,13 @@ class ViewAliases:
             inner = self.of(view, free + 1 + len(own))
             leaves = self.schedule.position("forward", "output", maker.name, view) >= 0
             made = ViewAlias(view, maker, through, maker.short_names[name], free, own, leaves, inner)
-            free += sum(1 + len(one.readers) for one in made.walk())
+            free += sum(1 + len(one.readers) for one in made.with_inner())
             found.append(made)
         return tuple(found)
 
     def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
         """All that decides who reads the views, per strategy."""
-        for one in (one for view in views for one in view.walk()):
+        for one in (one for view in views for one in view.with_inner()):
             yield self.readings.written(one.maker.name, one.name).which
             for group in one.readers:
                 yield self.readings.read(group.name, one.name).which
@@ -93,7 +94,7 @@ class ViewAliases:
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
         """Those who read views, in the order of their numbers; first of each view the hub it is put in."""
-        for one in (one for view in views for one in view.walk()):
+        for one in (one for view in views for one in view.with_inner()):
             yield Reader(one.maker.name, one.name, materialises=True)
             for group in one.readers:
                 yield Reader(group.name, one.name)

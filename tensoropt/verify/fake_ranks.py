@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tensoropt.engine.models import LoadedModel
+from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy, executable_of
+from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.findings import Findings
-from tensoropt.verify.recorder import Collective, all_sent, outgoing, summarise
+from tensoropt.verify.recorder import all_sent, outgoing, summarise
 from tensoropt.verify.steps import Step, issued, tracked_memory
 
 MOST_RANKS = 3
@@ -60,7 +61,7 @@ def looked_at(world_size: int) -> tuple[int, ...]:
 
 
 def check_on_fake_ranks(
-    loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int] | None = None
+    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int] | None = None
 ) -> Findings:
     """What ranks of a strategy send and keep alive in a step, without numbers and times.
 
@@ -74,7 +75,7 @@ def check_on_fake_ranks(
     return _each_its_own(loaded, strategy, optimizer, ranks or range(executable.devices))
 
 
-def _alike(loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]) -> Findings:
+def _alike(loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]) -> Findings:
     """Collectives and memory of the first rank, whose shards are the largest, and where another one's
     collectives differ in more than being smaller (uneven shards)."""
     first, *others = ranks
@@ -94,7 +95,7 @@ def _alike(loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Se
 
 
 def _each_its_own(
-    loaded: LoadedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]
+    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]
 ) -> Findings:
     """Collectives of all ranks together, memory of the fullest."""
     sent, memory = [], []
@@ -111,7 +112,7 @@ def _each_its_own(
 
 
 @contextlib.contextmanager
-def step_on(rank: int, loaded: LoadedModel, strategy: AnyStrategy, optimizer: str) -> Iterator[Step]:
+def step_on(rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: str) -> Iterator[Step]:
     """A step of a fake rank."""
     executable = executable_of(strategy)
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource, real_shape
-from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.errors import TensorOptError
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.model_source import OnnxOptions
@@ -85,7 +85,7 @@ def verify_random(
 
 
 def draw_strategies(
-    loaded: LoadedModel, problem: Problem, cluster: Cluster, count: int, seed: int
+    loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
 ) -> list[tuple[Strategy, Mesh]]:
     """Random legal strategies on random meshes of a cluster, with random micro-batch counts."""
     meshes, counts = cluster.meshes(MAX_AXES), micro_batch_counts(problem, Settings())
@@ -99,7 +99,7 @@ def draw_strategies(
     return drawn
 
 
-def _problem(loaded: LoadedModel) -> Problem:
+def _problem(loaded: CapturedModel) -> Problem:
     try:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:
@@ -107,7 +107,7 @@ def _problem(loaded: LoadedModel) -> Problem:
 
 
 def _placements(
-    loaded: LoadedModel, cluster: Cluster, count: int, seed: int, costs: CostSource
+    loaded: CapturedModel, cluster: Cluster, count: int, seed: int, costs: CostSource
 ) -> list[Predicted]:
     """Random placements of a model, which take prices to put their transfers in order, and what to expect."""
     rng, devices = random.Random(seed), cluster.device_count

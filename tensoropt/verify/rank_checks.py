@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tensoropt.engine.engine import Engine
-from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import executable_from_dict
 from tensoropt.verify.differences import Worst, difference, outputs_difference, worst
 from tensoropt.verify.recorder import outgoing, summarise
@@ -147,7 +147,7 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
-def _numerics(engine: Engine, loaded: LoadedModel, ref: Results, first: Results) -> RankNumerics:
+def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Results) -> RankNumerics:
     shard = engine.shards.shard
     per_gradient = {
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)

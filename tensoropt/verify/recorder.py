@@ -9,28 +9,14 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
-class Collective(NamedTuple):
-    """A collective, or a message, as a rank issues it.
-
-    Attributes:
-        kind: ``all_reduce``, ``all_gather``, ..., or ``send``.
-        axes: the mesh axes of its group; of a message the sender and the receiver.
-        bytes: of the reduced tensor, the gathered output, the scattered input, the exchanged input, the
-            message.
-    """
-
-    kind: str
-    axes: tuple[int, ...]
-    bytes: int
-
+from tensoropt.simulate.collectives import Collective
 
 # operator -> (kind, position of the argument that is counted)
 _COUNTED = {

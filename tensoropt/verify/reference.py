@@ -15,7 +15,7 @@ from tensoropt.capture import find_loss
 from tensoropt.capture.validity import valid_values
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
-from tensoropt.engine.models import LoadedModel, ModelSpec, load_model, open_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model, open_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.verify.differences import largest_of, named_difference, not_finite, outputs_difference
@@ -74,7 +74,7 @@ class Results:
 
 
 def first_step(
-    engine: Engine, loaded: LoadedModel
+    engine: Engine, loaded: CapturedModel
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
     """(outputs, gradients) of the first step; the gradients are copies."""
     engine.runtime.step = 0
@@ -87,7 +87,7 @@ def first_step(
 
 
 def after_steps(
-    engine: Engine, loaded: LoadedModel, floor: float
+    engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Parameters after the steps by optimizer, and buffers after them; the engine ends as it began."""
     after: dict[str, dict[str, torch.Tensor]] = {}
@@ -112,7 +112,7 @@ def after_steps(
     return after, buffers
 
 
-def reference(loaded: LoadedModel, seed: int, floor: float | None = None) -> Results:
+def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> Results:
     """Run the unsplit graph once; kept with the loaded model."""
     key = ("reference", seed)
     if key not in loaded.results:
@@ -194,7 +194,7 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
     return ModuleFindings(differences, ref.not_finite)
 
 
-def precision(loaded: LoadedModel) -> str:
+def precision(loaded: CapturedModel) -> str:
     """The lowest floating precision anything is computed in (some models cast to float32 inside)."""
     used = {t.dtype for t in loaded.captured.graph.tensors.values()}
     order = ("bfloat16", "float16", "float32", "float64")
@@ -207,14 +207,14 @@ _KINKED = re.compile(
 )
 
 
-def has_kinks(loaded: LoadedModel) -> bool:
+def has_kinks(loaded: CapturedModel) -> bool:
     """Whether a value that rounding moves can change gradients by whole elements: at a ReLU's zero, a maximum
     between equals, a comparison."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)
 
 
-def draws_at_random(loaded: LoadedModel) -> bool:
+def draws_at_random(loaded: CapturedModel) -> bool:
     """Whether a training step depends on random numbers: dropout, dropped paths, sampled masks."""
     if loaded.spec.mode == "inference":
         return False

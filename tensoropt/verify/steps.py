@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from tensoropt.engine.engine import Engine
 from tensoropt.profiling.optimizer_timing import make_optimizer
-from tensoropt.verify.recorder import Collective, CollectiveRecorder, MemoryTracker
+from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker
 
 
 class Step:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tensoropt.costs.parameters import held_options, sharded_home, storage_options
+from tensoropt.costs.parameters import sharded_layout, storage_options, unsharded_options
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
@@ -71,32 +71,32 @@ def test_every_option_comes_back_by_one_gather(mesh):
                 assert [s.kind for s in steps] == ["all_gather"]
             axes = tuple(a for a in range(1, len(mesh)) if whole[a] != 0)
             if axes:
-                home = sharded_home(sizes, mesh, whole, axes)
+                home = sharded_layout(sizes, mesh, whole, axes)
                 assert home is None or home in found
 
 
-def held(tensors, sizes, mesh):
+def unsharded(tensors, sizes, mesh):
     homes = storage_options(tensors, sizes, tuple((R, *(RP for _ in mesh[1:])) for _ in tensors), mesh)
-    return held_options(tensors, homes, mesh)
+    return unsharded_options(tensors, homes, mesh)
 
 
 def test_gathered_copies_can_be_held():
-    assert held((WEIGHT,), ((8, 6),), (1, 2)) == (((GATHERED_ONCE, 0),),)
-    every = held((WEIGHT,), ((8, 6),), (1, 2, 2))
+    assert unsharded((WEIGHT,), ((8, 6),), (1, 2)) == (((GATHERED_ONCE, 0),),)
+    every = unsharded((WEIGHT,), ((8, 6),), (1, 2, 2))
     assert every == (((GATHERED_ONCE, 0, 0),), ((GATHERED_ONCE, 0, RP),), ((GATHERED_ONCE, RP, 0),))
 
 
 def test_a_gradient_can_wait_for_the_last_of_several_micro_batches():
-    assert held((WEIGHT,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),), ((REDUCED_LAST, 0),))
+    assert unsharded((WEIGHT,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),), ((REDUCED_LAST, 0),))
 
 
 def test_only_what_is_trained_and_sharded_is_held():
     odd = Tensor("o", (7, 5), "float32", "parameter", True)
-    assert held((odd,), ((7, 5),), (2, 2)) == ()
-    assert held((FROZEN,), ((8, 6),), (2, 2)) == ()
-    assert held((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((GATHERED_ONCE, 0), (R, 0)),)
+    assert unsharded((odd,), ((7, 5),), (2, 2)) == ()
+    assert unsharded((FROZEN,), ((8, 6),), (2, 2)) == ()
+    assert unsharded((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((GATHERED_ONCE, 0), (R, 0)),)
 
 
 def test_narrow_gradients_do_not_wait():
     mixed = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
-    assert held((mixed,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),),)
+    assert unsharded((mixed,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),),)

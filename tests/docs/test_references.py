@@ -22,7 +22,6 @@ from tests.docs.pages import (
     shell_lines,
 )
 from tests.docs.programs import CHECKED_ELSEWHERE, PROGRAMS
-from tests.not_yet import FILES_NOT_YET
 
 PAGES = pages()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -67,11 +66,7 @@ def missing_paths(page: Path) -> set[str]:
 
 @each_page
 def test_named_files_exist(page: Path) -> None:
-    missing = missing_files(page) | missing_paths(page)
-    if str(page.relative_to(ROOT)) in FILES_NOT_YET:
-        assert missing, "no longer needed in tests/not_yet.py"
-    else:
-        assert not missing
+    assert not missing_files(page) | missing_paths(page)
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tensoropt.engine.counts import unsplit_strategy
-from tensoropt.engine.models import LoadedModel, load_model
+from tensoropt.engine.models import CapturedModel, load_model
 from tensoropt.engine.recompute import Recomputed
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import parallelize
@@ -17,11 +17,11 @@ from tests.execute import jobs
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> CapturedModel:
     return load_model(jobs.spec("transformer_dropout"))
 
 
-def engine(loaded: LoadedModel, recompute: bool) -> ShardedEngine:
+def engine(loaded: CapturedModel, recompute: bool) -> ShardedEngine:
     strategy = unsplit_strategy(loaded.graph)
     regions = find_regions(loaded.graph) if recompute else ()
     return ShardedEngine(replace(strategy, recomputed=regions), loaded.values)
@@ -86,5 +86,5 @@ def test_every_region_is_one_call_and_nothing_of_it_remains_outside(loaded):
     assert not outside & inside
 
 
-def ops(loaded: LoadedModel, group: str):
+def ops(loaded: CapturedModel, group: str):
     return loaded.graph.group_of[group].operators

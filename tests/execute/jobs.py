@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tensoropt.engine.gradients import Gradients
-from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize
 from tensoropt.placement.plans import PlacedStrategy
@@ -26,7 +26,7 @@ def spec(name: str, **more: Any) -> ModelSpec:
     return ModelSpec(f"tests.execute.models:{name}", **more)
 
 
-def strategy_of(loaded: LoadedModel, mesh: tuple[int, ...], seed: int) -> Strategy | PlacedStrategy:
+def strategy_of(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> Strategy | PlacedStrategy:
     """A random strategy on a mesh; on no mesh a random placement on all ranks."""
     if not mesh:
         return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed))

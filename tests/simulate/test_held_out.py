@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
@@ -23,7 +23,7 @@ MESHES = ((1, 8), (2, 2, 4), (1, 8, 8))
 WITHIN, PLANS = 0.02, 2
 
 
-def drawn(loaded: LoadedModel, mesh: tuple[int, ...], rng: random.Random) -> Strategy:
+def drawn(loaded: CapturedModel, mesh: tuple[int, ...], rng: random.Random) -> Strategy:
     """Any strategy, a third of the blocks recomputed; without micro-batches where they change the result."""
     try:
         micro = micro_strategies(loaded.graph, mesh[0])
@@ -34,7 +34,7 @@ def drawn(loaded: LoadedModel, mesh: tuple[int, ...], rng: random.Random) -> Str
 
 
 def errors(
-    loaded: LoadedModel, strategy: Strategy, optimizer: str, known: dict[str, Facts]
+    loaded: CapturedModel, strategy: Strategy, optimizer: str, known: dict[str, Facts]
 ) -> tuple[float, int]:
     """(the prediction's relative error, the peak it is of) on the fuller of the first and the last rank."""
     works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}

@@ -13,9 +13,10 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.serialise import strategy_to_dict
+from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
-from tensoropt.verify.recorder import Collective, compare_collectives
+from tensoropt.verify.recorder import compare_collectives
 from tests.execute import jobs
 from tests.verify.test_verify import predicted
 

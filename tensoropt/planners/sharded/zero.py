@@ -7,7 +7,7 @@ for backward. In stages 1 and 2 the gathered parameters stay unsharded over the 
 What is too small or too odd to shard stays whole in all of them.
 
 With one micro-batch stage 1 sends what stage 2 sends and keeps more, so that it is tried from two on; nor is
-it with mixed precision (:func:`tensoropt.costs.parameters.held_options`).
+it with mixed precision (:func:`tensoropt.costs.parameters.unsharded_options`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def test_every_figure_leads_to_its_point(tmp_path: Path) -> None:
     save(tmp_path / "other", 8, [(4, 0.1)], optimizer="sgd")  # another step, not to be compared
     table = devices_by_memory(Library(tmp_path), View(exploration="opened-two", price=3.6))
     assert table is not None
-    assert [(row.label, row.here) for row in table.rows] == [
+    assert [(row.label, row.current) for row in table.rows] == [
         ("2 × H100-80GB", True), ("4 × H100-80GB", False)
     ]  # fmt: skip
     assert table.rows[0].cells[0] is None

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensoropt.engine.models import LoadedModel, ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
@@ -65,7 +65,7 @@ class Row(NamedTuple):
         return self.predicted_bytes / self.tracked_bytes - 1
 
 
-def drawn(loaded: LoadedModel, plans: int) -> Iterator[Strategy]:
+def drawn(loaded: CapturedModel, plans: int) -> Iterator[Strategy]:
     """Random strategies on every mesh; where micro-batches would change the result, without."""
     rng = random.Random(0)
     for mesh in MESHES:

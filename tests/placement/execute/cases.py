@@ -11,7 +11,7 @@ import torch
 
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
-from tensoropt.engine.models import LoadedModel, open_model
+from tensoropt.engine.models import CapturedModel, open_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.lower import StepContext
@@ -24,23 +24,23 @@ CPU = torch.device("cpu")
 
 
 @cache
-def opened(name: str, **more: Any) -> LoadedModel:
+def opened(name: str, **more: Any) -> CapturedModel:
     return open_model(spec(name, **more))
 
 
-def placed(loaded: LoadedModel, seed: int, devices: int = 3, share: float = 0.4) -> PlacedStrategy:
+def placed(loaded: CapturedModel, seed: int, devices: int = 3, share: float = 0.4) -> PlacedStrategy:
     return random_placed(loaded.graph, devices, random.Random(seed), share)
 
 
-def in_one_process(loaded: LoadedModel, strategy: PlacedStrategy, seed: int = 0) -> PlacedEngine:
+def in_one_process(loaded: CapturedModel, strategy: PlacedStrategy, seed: int = 0) -> PlacedEngine:
     return PlacedEngine(strategy, loaded.values, devices=[CPU] * strategy.devices, seed=seed)
 
 
-def unsplit(loaded: LoadedModel, seed: int = 0) -> ShardedEngine:
+def unsplit(loaded: CapturedModel, seed: int = 0) -> ShardedEngine:
     return ShardedEngine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
 
 
-def step(engine: Engine, loaded: LoadedModel) -> float:
+def step(engine: Engine, loaded: CapturedModel) -> float:
     engine.shards.clear()
     loss = engine(*loaded.inputs)[0]
     loss.backward()

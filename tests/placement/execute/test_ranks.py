@@ -10,7 +10,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.engine.models import LoadedModel
+from tensoropt.engine.models import CapturedModel
 from tensoropt.placement.plans import PlacedStrategy, placed_to_dict
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.settings import Settings
@@ -34,7 +34,7 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> CostSource:
 
 
 def drawn(
-    loaded: LoadedModel, costs: CostSource, seed: int, devices: int, share: float = 0.3
+    loaded: CapturedModel, costs: CostSource, seed: int, devices: int, share: float = 0.3
 ) -> tuple[PlacedStrategy, Prediction]:
     rng = random.Random(seed)
     prices = PlacedPrices(loaded.graph, costs.cluster, costs)

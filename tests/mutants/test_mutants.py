@@ -168,6 +168,7 @@ def test_the_report_counts_what_is_equal_apart() -> None:
     assert "| a.py:f:compare:1 | `a\\|b` | `c` | **undecided** |  |" in text
 
 
+@pytest.mark.slow
 def test_a_toy_with_a_caught_a_hanging_and_a_surviving_mutant(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.mutants.toy", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -309,6 +309,7 @@ def namespaces():
 
 
 @pytest.mark.distributed
+@pytest.mark.slow
 def test_the_fit_follows_a_shaped_link(namespaces, few_turns):
     cluster = load_cluster("local:2")
     (mesh,) = cluster.meshes()

@@ -109,6 +109,7 @@ def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened:
     page.wait_for_selector("#card-title:text-matches('Point 4 of 8')")
 
 
+@pytest.mark.slow
 def test_twenty_thousand_points_follow_the_slider(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-long&point=19999")), "Point 19999")
     thumb = page.locator("#budget [role=slider]")
@@ -197,7 +198,14 @@ def remaining(page: Any, script: str) -> Any:
     return page.evaluate(script)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        pytest.param(1280, "dark", marks=pytest.mark.slow),
+        pytest.param(400, "dark", marks=pytest.mark.slow),
+    ],
+)
 def test_pages_fit_and_can_be_read(site: Any, opened: Callable[..., Any], width: int, scheme: str) -> None:
     """In both schemes, wide and narrow; every control says what it is for."""
     options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}

@@ -75,6 +75,7 @@ def test_the_whole_journey(site: Any, opened: Callable[..., Any], tmp_path: Path
     assert again.inner_text("#plan-headline .big strong >> nth=0") == memory
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_says_why(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url("explore"))
     form(page, micro="7")
@@ -119,6 +120,7 @@ def small_onnx(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
+@pytest.mark.slow
 def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
     small_onnx(tmp_path / "small.onnx")
     page = opened(site.url("explore"))
@@ -139,6 +141,7 @@ def test_an_uploaded_file_is_explored(site: Any, opened: Callable[..., Any], tmp
     page.wait_for_selector(".files a:text-is('cluster.json')")
 
 
+@pytest.mark.slow
 def test_fewer_devices_and_planners_beside(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url("explore"))
     form(page, micro="1", max_points="20", devices="1,2")
@@ -173,6 +176,7 @@ def test_cancel_ends_the_job_and_its_children(endless: Any, opened: Callable[...
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_two_people_do_not_get_in_each_others_way(endless: Any, opened: Callable[..., Any]) -> None:
     first = opened(endless.url(query="x=opened-small&point=1"))
     second = opened(endless.url(query="x=opened-small&point=6"))
@@ -212,6 +216,7 @@ def after(seconds: float, answer: Callable[..., Any]) -> Callable[..., Any]:
     return late
 
 
+@pytest.mark.slow
 def test_a_slow_server_is_heard(slow: Any, opened: Callable[..., Any]) -> None:
     page = opened(slow.url(query="x=opened-small"))
     page.wait_for_selector("#card-title")

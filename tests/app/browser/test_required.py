@@ -13,7 +13,10 @@ HERE = Path(__file__).parent
 ONE = f"{HERE / 'test_frontier_page.py'}::test_the_first_screen_is_never_empty"
 
 
-@pytest.mark.parametrize(("required", "code", "said"), [("", 0, "1 skipped"), ("1", 1, "1 error")])
+@pytest.mark.parametrize(
+    ("required", "code", "said"),
+    [pytest.param("", 0, "1 skipped", marks=pytest.mark.slow), ("1", 1, "1 error")],
+)
 def test_a_missing_browser(required: str, code: int, said: str) -> None:
     environment = {
         **os.environ,

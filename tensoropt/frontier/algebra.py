@@ -60,9 +60,12 @@ def reduce(memory: ArrayLike, time: ArrayLike, origin: IndexArray | None = None)
         raise ValueError("a cost is NaN; mark the impossible with inf")
     if origin is None:
         origin = np.stack([np.zeros(len(m), np.int32), np.arange(len(m), dtype=np.int32)], axis=1)
+    # The last key sorts first: by memory, then by time. lexsort is stable, so of equal points the first comes
+    # first, and it alone is below what came before it.
     order = np.lexsort((t, m))
     order = order[np.isfinite(m[order]) & np.isfinite(t[order])]
     sorted_time = t[order]
+    # The cut at the end is for no points at all, where the leading inf stands alone.
     best_before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_time)[:-1]])[: len(order)]
     kept = order[sorted_time < best_before]
     return Frontier(m[kept], t[kept], np.ascontiguousarray(origin[kept], dtype=np.int32))
@@ -74,6 +77,7 @@ def product(left: Frontier, right: Frontier) -> Frontier:
     j = np.tile(np.arange(len(right), dtype=np.int32), len(left))
     origin = np.stack([i, j], axis=1)
     memory, time = left.memory[i] + right.memory[j], left.time[i] + right.time[j]
+    # Shifting keeps the order, so nothing has to be sorted or reduced unless two sums round to one.
     if len(left) == 1 or len(right) == 1:
         distinct = np.all(np.diff(memory) > 0) and np.all(np.diff(time) < 0)  # rounding can join neighbours
         if distinct:
@@ -97,10 +101,13 @@ def union(frontiers: Sequence[Frontier]) -> Frontier:
 
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
     """Which points improve on the time of all earlier ones of their entry; sorted by entry, then memory."""
+    # A running minimum by doubling: after s passes ``best`` covers 2**s points. That is a few passes over the
+    # whole array instead of a Python loop over its entries.
     best = time.copy()
     longest = int(np.bincount(entry).max(initial=0)) if len(entry) else 0
     step = 1
     while step < longest:
+        # Entries are sorted, so that equal ends mean that everything between them is of the same entry.
         same = entry[step:] == entry[:-step]
         best[step:] = np.where(same, np.minimum(best[step:], best[:-step]), best[step:])
         step *= 2

@@ -2,7 +2,11 @@
 
 A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs are
 expected on a dyadic grid, so that sums are exact and equal points compare equal whatever the order
-of addition. No ``fastmath``: ``inf`` marks the impossible. Slow twins: ``tests/naive.py``.
+of addition. No ``fastmath``: ``inf`` marks the impossible. The plain versions that tests compare with:
+``tests/naive.py``.
+
+Every kernel is compiled with ``nogil``, as the search runs them on threads, and ``cache``, so that
+not every process compiles them anew.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+# Points that append_shifted drops by one comparison. An assumption: larger blocks are dropped more rarely,
+# smaller ones need more comparisons.
 BLOCK = 16
 
 
@@ -29,6 +35,8 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     Of equal points the first run's is kept, so the result does not depend on how the work was split.
     ``tm, tt, tk``: scratch with room for the first run.
     """
+    # Only the first run is copied: of j - middle + i points read at most as many have been written from
+    # ``start`` on, so that writing never overtakes reading in the second run.
     n = middle - start
     for i in range(n):
         tm[i] = m[start + i]
@@ -39,6 +47,7 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     out = start
     best = np.inf
     while i < n and j < end:
+        # At equal costs the first run's point wins, and the other then fails to improve on ``best``.
         if tm[i] < m[j] or (tm[i] == m[j] and tt[i] <= t[j]):
             if tt[i] < best:
                 best = tt[i]
@@ -55,6 +64,7 @@ def merge_runs(m, t, k, start, middle, end, tm, tt, tk):
                 k[out] = k[j]
                 out += 1
             j += 1
+    # What is left is one staircase, whose times descend: ``best`` need not be lowered any more.
     while i < n:
         if tt[i] < best:
             m[out] = tm[i]
@@ -96,6 +106,7 @@ def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, li
     Returns the new end; the arrays must have room.
     """
     count = limit_m.shape[0]
+    # No limit is an array without breakpoints: numba would compile the kernel again for None.
     if count == 0:
         for i in range(first, last):
             m[end] = sm[i] + dm
@@ -104,6 +115,7 @@ def append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, li
             end += 1
         return end
     g = locate(limit_m, sm[first] + dm)
+    # The ideal corner of the whole run: its least memory and its least time.
     if g >= 0 and st[last - 1] + dt > limit_t[g]:
         return end
     start = first
@@ -147,10 +159,12 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
         b1 = roff[right[c] + 1]
         if a0 == a1 or b0 == b1:
             continue
+        # The same test on the ideal corner of the whole product, before any of its shifts is made.
         if limit_m.shape[0] > 0:
             g = locate(limit_m, lm[a0] + rm[b0])
             if g >= 0 and lt[a1 - 1] + rt[b1 - 1] > limit_t[g]:
                 continue
+        # The longer factor is what is shifted: that makes fewer and longer runs to merge.
         swap = a1 - a0 > b1 - b0
         if swap:
             shifts0, shifts1, length = b0, b1, a1 - a0
@@ -173,6 +187,8 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
             runs[depth] = end
             depth += 1
             end = stop
+            # Each run stays more than twice as long as the next one, so that ``runs`` needs a place per power
+            # of two only: the caller's 64 serve for any number of points.
             while depth > 1 and runs[depth - 1] - runs[depth - 2] <= 2 * (end - runs[depth - 1]):
                 end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
                 depth -= 1
@@ -199,6 +215,7 @@ def thin(m, t, n, wanted, chosen, hull):
         while size > 1:
             a = hull[size - 2]
             b = hull[size - 1]
+            # A turn that is not strictly convex, points on one line included, takes the middle point off.
             if (m[b] - m[a]) * (t[i] - t[a]) - (t[b] - t[a]) * (m[i] - m[a]) <= 0:
                 size -= 1
             else:
@@ -207,6 +224,7 @@ def thin(m, t, n, wanted, chosen, hull):
         size += 1
     width = m[n - 1] - m[0]
     height = t[0] - t[n - 1]
+    # The two ends are chosen in any case.
     cells = wanted - 2
     count = 1
     chosen[0] = 0
@@ -219,6 +237,9 @@ def thin(m, t, n, wanted, chosen, hull):
         a = hull[h]
         b = hull[h + 1]
         slope = (t[b] - t[a]) / (m[b] - m[a])
+        # In the unit square a point lies ``above`` its hull edge; along the diagonal, with both costs lowered
+        # by the same share of their spans, it is this far away. The slope is negative, so nothing divides by
+        # 0.
         above = (t[i] - t[a] - slope * (m[i] - m[a])) / height
         distance = above / (1.0 - slope * width / height)
         along = ((m[i] - m[0]) / width + (t[0] - t[i]) / height) * 0.5
@@ -238,12 +259,15 @@ def thin(m, t, n, wanted, chosen, hull):
 @njit(cache=True, nogil=True)
 def find_pair(am, at, bm, bt, memory, time):
     """Indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) when there are none."""
+    # Both staircases ascend in memory, so that j only descends while i ascends: linear time.
     j = bm.shape[0] - 1
     for i in range(am.shape[0]):
         while j >= 0 and am[i] + bm[j] > memory:
             j -= 1
         if j < 0:
             break
+        # Exact comparison of sums is right on a dyadic grid only. Several pairs may share the memory, so that
+        # the time decides.
         if am[i] + bm[j] == memory and at[i] + bt[j] == time:
             return i, j
     return -1, -1

@@ -44,8 +44,7 @@ def merge(frontiers: Sequence[Points]) -> Frontier:
 
 
 def knee(points: Points) -> int:
-    """Index of the knee: the point farthest below the chord between the two ends, in logarithms of both
-    costs.
+    """Index of the knee: the point farthest below the chord between the ends, in logarithms of both costs.
 
     Logarithms, because a person trades percentages (factors), not bytes for seconds. The first of equals;
     0 for fewer than three points. Raises ``ValueError`` for no points.
@@ -56,12 +55,15 @@ def knee(points: Points) -> int:
     if len(memory) < 3:
         return 0
     x, y = _unit_log(memory), _unit_log(time)
+    # The ends are (0, 1) and (1, 0): up to a factor this is the distance below the chord between them.
     return int(np.argmax(1.0 - x - y))
 
 
 def _unit_log(values: Floats) -> Floats:
     positive = values[values > 0]
     floor = positive.min() if len(positive) else 1.0
+    # A cost of 0 has no logarithm; a thousandth of the least other cost stands for it. An assumption: the
+    # smaller the stand-in, the more the curve is stretched towards that end.
     logs = np.log(np.maximum(values, floor * 1e-3))
     span = logs.max() - logs.min()
     return (logs - logs.min()) / span if span > 0 else np.zeros_like(logs)
@@ -90,9 +92,11 @@ def distance(points: Points, reference: Points) -> float:
     ours, theirs = _matrix(points), _matrix(reference)
     if not len(ours) or not len(theirs):
         raise ValueError("the distance of an empty frontier is undefined")
+    # moocore refuses values that are not positive, since the indicator divides by them.
     if (ours > 0).all() and (theirs > 0).all():
         return float(moocore.epsilon_mult(ours, ref=theirs)) - 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
+        # 0 over 0 is 1, as nothing is lost there; anything else over 0 stays inf.
         ratio = np.where(ours[:, None] == theirs[None], 1.0, ours[:, None] / theirs[None])
     return float(ratio.max(axis=2).min(axis=0).max()) - 1.0
 

@@ -102,6 +102,8 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 def lines_that_fit(program: Program, wanted: int) -> int:
     """How many lines the messages of a program may have within their share of memory."""
+    # 16 bytes: an inside and an outside message, each a float64, for every entry and line. Four lines are the
+    # least that HullSearch makes: the two ends, and the two beside them.
     return max(4, min(wanted, MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
@@ -117,6 +119,8 @@ def useful_classes(
     inside, outside = search.messages()
     corners = corners_of(hull, known.memory, known.time, CORNERS)
     roof, of_leaf = corners.roof, {}
+    # Operators that are alike share a leaf, whose outside message is the least over its uses: a class goes
+    # only where it is useless to all of them.
     for leaf in set(program.reduced.node_leaf):
         first = int(program.base[leaf])
         span = slice(first, first + int(program.sizes[leaf]))
@@ -127,6 +131,7 @@ def useful_classes(
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
     """The frontier of a graph whose ``order`` fixes nothing; None when no strategy is possible."""
     program = build_program(reduced, order)
+    # Bounds cost a scalar pass per line, which small graphs do not earn back.
     if _sums(program) <= FEW_SUMS:
         return _unpruned(program, settings)
     sources: list[Source] = []
@@ -140,10 +145,14 @@ def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) ->
         if not all(mask.any() for mask in classes.values()):  # the rivals beat everything here
             return SearchResult(tuple(sources), merge(sources), hull, True)
         mean, worst = gaps(settings.with_rivals(sources), hull)
+        # A gap at worst is wide where two points are far apart; the mean has to be far below it before what
+        # is known is taken for good enough. A tenth is an assumption: less means more passes.
         if worst <= settings.epsilon and mean <= settings.epsilon / 10:
             return SearchResult(tuple(sources), merge(sources), hull, worst == 0.0)
         reduced = restrict(reduced, classes)
         log.debug("%d entries before narrowing", program.entries)
+        # With fewer classes another order may be cheaper, but it could fix operators as well; the given one
+        # fixes none and stays possible.
         again = greedy_order(reduced, 0.1)
         program = build_program(reduced, order if again.fixed else again)
     search = HullSearch(program, flatten(program))
@@ -160,6 +169,9 @@ def _sums(program: Program) -> int:
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
+    # Only an estimate: points per entry are taken to grow with the number of operators and of their options;
+    # the square is for a single entry of many options, which a mean hides. It decides whether bounds are
+    # made, never what is found.
     return int(program.work * len(program.reduced.domains) * mean + int(options.max()) ** 2)
 
 
@@ -182,6 +194,8 @@ def _passes(
     def below(goal: Points) -> Messages:
         return Messages.of(inside, outside, corners_of(hull, goal.memory, goal.time, CORNERS))
 
+    # Many pairs stay where the frontier is steep: so few lines then miss half of its vertices, and no corner
+    # is narrow. More vertices cost less than a pass over those pairs.
     if not search.complete and below(known).pairs(program) > MANY_PAIRS:
         more = search.find_hull(lines_that_fit(program, MORE_LINES))
         assert more is not None, "the hull had lines before"
@@ -195,6 +209,8 @@ def _passes(
         if gaps(known, hull)[1] <= settings.epsilon:
             break
         messages, is_targeted = below(known), False
+        # All passes but the last only look for strategies to prune by, so that they may be left out, thinned,
+        # or pruned by a target. The last may not, or it would prove nothing.
         if points != (settings.max_points or 0):
             pairs = messages.pairs(program)
             if pairs <= FEW_PAIRS:
@@ -226,6 +242,8 @@ def _passes(
         latest = PassSource(program, result)
         found = f"{result.points} points, {len(latest.time)} at the root"
         log.debug("%s pass, %d points per entry: %s", "targeted" if is_targeted else "plain", points, found)
+        # Nothing was dropped but what known strategies beat, and those lie within their own corners and
+        # survive: this pass alone has the whole frontier, and earlier sources add nothing.
         if not (is_targeted or result.thinned):
             return SearchResult((latest,), merge([latest]), hull, True)
         sources = [latest, *sources]
@@ -249,6 +267,7 @@ def gaps(known: Frontier, hull: Hull) -> tuple[float, float]:
     """
     if hull.weight_m[0] * known.memory[0] > hull.value[0]:
         return np.inf, np.inf  # something leaner may exist
+    # The gap of a point is widest just below the memory of the next, which does not fit yet.
     budgets = np.append(np.nextafter(known.memory[1:], 0), np.inf)
     lower = hull.bounds(budgets)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -66,10 +66,14 @@ def search_bands(
     if found is None:
         return []
     memory, time = found.frontier.memory, found.frontier.time
+    # Times descend, and searchsorted wants ascending values.
     first = int(np.searchsorted(-time, -caps.time))
     last = int(np.searchsorted(memory, caps.memory, side="right"))
     if first >= last:
         return [Band(caps, reduced, found, last, last)]
+    # Rounding moves a point by up to the error, so that one below error / RESOLUTION may move by more than
+    # RESOLUTION of itself. The least cost that the grid resolves decides, not the points found on it: one
+    # that the grid takes for nothing can hide others.
     coarse = Caps(reduced.memory_error / RESOLUTION, reduced.time_error / RESOLUTION)
     lean = int(np.searchsorted(memory, coarse.memory, side="right"))
     fast = int(np.searchsorted(-time, -coarse.time))
@@ -97,9 +101,12 @@ def _within(
 ) -> list[Band]:
     """The bands within ``caps``; empty when leaving entries out makes no grid finer."""
     inner = reduce_graph(reduced.graph, caps)
+    # Only a finer grid can tell more, and without this the recursion would not end.
     if inner.memory_grid >= reduced.memory_grid and inner.time_grid >= reduced.time_grid:
         return []
     memory, time = found.frontier.memory, found.frontier.time
+    # One rival is as slow as the cap and leaner than anything, one as fast as anything and as large as the
+    # cap: together they beat what lies outside of the band, so that the search prunes it.
     beyond_m = [max(memory[0] - 2 * reduced.memory_error, 0.0), caps.memory]
     beyond_t = [caps.time, max(time[-1] - 2 * reduced.time_error, 0.0)]
     beyond = reduce(beyond_m, beyond_t)  # all that needs no search, as if another graph offered it

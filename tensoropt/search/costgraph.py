@@ -35,6 +35,7 @@ class CostTable:
 
     @property
     def entries(self) -> int:
+        """How many entries the table has, impossible ones included."""
         return len(self.offsets) - 1
 
 
@@ -138,6 +139,7 @@ class CostGraph:
         open_: set[tuple[int, int, int]] = set()
         for edge in self.edges:
             key = id(edge.table), id(edge.rows), id(edge.cols)
+            # Layers that are alike share tables and maps; each is looked at once.
             if key in open_:
                 continue
             possible = (np.diff(edge.table.offsets) > 0).reshape(edge.table.shape)
@@ -151,6 +153,7 @@ class CostGraph:
         """Raise ``ValueError`` where costs of a strategy could add up to more than the search can hold."""
         tables = [*self.nodes, *(edge.table for edge in self.edges)]
         for what in ("memory", "time"):
+            # The largest cost of every table: no strategy can cost more, though none may cost as much.
             largest = [float(getattr(table, what).max(initial=0.0)) for table in tables]
             if sum(largest) > MOST_COST:
                 raise ValueError(
@@ -159,6 +162,8 @@ class CostGraph:
                 )
 
     def _shared(self, table: CostTable) -> CostTable:
+        # Equal tables become one object, so that later stages compare tables by identity: reduce_graph snaps
+        # each once, and equal steps of a program are found by it.
         digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
         for array in (table.offsets, table.memory, table.time, table.option):
             digest.update(array.tobytes())
@@ -279,7 +284,9 @@ def _reduced(entry: Indices, option: Indices, points: Floats, shape: tuple[int, 
     entry, option, points = entry[finite], option[finite], points[finite]
     entries = int(np.prod(shape))
     counts = np.bincount(entry, minlength=entries)
+    # Tables of one option per entry are reduced already and come in the order of their entries.
     if len(counts) and counts.max() > 1:
+        # By entry, then memory, then time, then option: of equal options the first is kept.
         order = np.lexsort((option, points[:, 1], points[:, 0], entry))
         entry, option, points = entry[order], option[order], points[order]
         kept = segmented_staircase(entry, points[:, 1])

@@ -44,6 +44,7 @@ def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> Mixes:
     low, high = np.arange(len(picks) - 1), np.arange(1, len(picks))
     heads, tails = np.append(low, high), np.append(high, low)
     memory, time = _Tables(reduced).cuts(np.stack(picks), heads, tails)
+    # Cuts 0 and n are the vertices themselves.
     pair, cut = np.nonzero(np.isfinite(memory[:, 1:n]))
     cut += 1
     return Mixes(memory[pair, cut], time[pair, cut], heads[pair], tails[pair], cut)
@@ -92,9 +93,13 @@ class _Tables:
             picks[heads][:, self.low, 0], picks[tails][:, self.high, 0]
         )
         possible = self.offsets[across] < self.offsets[across + 1]
+        # The offset of an empty entry at the end points behind all points; it is masked by ``possible``.
         mixed = np.minimum(self.offsets[across], len(self.memory) - 1)
         shape = len(heads), n + 2
         row = np.arange(len(heads))[:, None]
+        # Everything is a sum of steps along the cuts. An edge is cut where low < c <= high, so that its cost
+        # changes at low + 1 and at high + 1 only, and one cumulative sum gives all cuts of a pair. It is
+        # exact, as differences of costs on the grid are on the grid.
         blocked = np.zeros(shape)
         np.add.at(blocked, (row, self.low + 1), ~possible)
         np.add.at(blocked, (row, self.high + 1), -1.0 * ~possible)

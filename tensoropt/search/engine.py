@@ -46,6 +46,7 @@ class Pass:
 
     @property
     def points(self) -> int:
+        """Points of all tables together."""
         return sum(len(t.memory) for t in self.tables)
 
 
@@ -103,6 +104,8 @@ def step_entries(
     ``inside``, ``outside`` (entries, W), ``alive`` (entries,): the step's rows, or no rows for no pruning.
     ``most``: points kept per entry, 0 for all.
     """
+    # The signature is long because numba takes arrays and no dataclasses. Buffers start at 1,024 items, an
+    # assumption, and grow; they are made once per call and serve all of its entries.
     n_k = left_k.shape[0]
     counts = np.zeros(last - first, np.int64)
     out_m = np.empty(1024)
@@ -116,11 +119,13 @@ def step_entries(
     tk = np.empty(1024, np.int32)
     chosen = np.empty(1024, np.int64)
     hull = np.empty(1024, np.int64)
+    # Enough for any number of points, see union_of_products.
     runs = np.empty(64, np.int64)
     lines = weight_m.shape[0]
     slope = np.empty(lines)
     level = np.empty(lines)
     start = np.empty(lines)
+    # fill_limits halves a range of BREAKPOINTS, so that its depth is a logarithm of that.
     stack = np.empty((64, 4), np.int64)
     limit_m = np.empty(BREAKPOINTS)
     limit_t = np.empty(BREAKPOINTS)
@@ -140,6 +145,7 @@ def step_entries(
         if candidates == 0:
             continue
         use = 0
+        # A limit costs BREAKPOINTS evaluations, which so few candidates do not repay.
         if pruned and candidates > BREAKPOINTS:
             use = BREAKPOINTS
             breakpoints(inside[o], outside[o], corner_m, weight_m, weight_t, slope, level, start, limit_m)
@@ -174,6 +180,7 @@ def step_entries(
     return counts, out_m[:end], out_t[:end], out_k[:end], thinned
 
 
+# Arrays without rows instead of None, so that one compiled kernel serves passes with and without pruning.
 _NO_ROWS = np.empty((0, 1))
 _NO_LINES = np.empty(0)
 _ALL_ALIVE = np.empty(0, np.bool_)
@@ -184,12 +191,14 @@ class Engine:
 
     def __init__(self, program: Program, threads: int | None) -> None:
         self.program = program
+        # The cores that this process may use, which taskset or a container can make fewer than there are.
         self.threads = max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
         reduced = program.reduced
         self.leaves = tuple(
             Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
             for leaf in reduced.leaves
         )
+        # The empty product: one point that costs nothing.
         self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
     def run_pass(self, messages: Messages | None, most: int) -> Pass:
@@ -218,6 +227,8 @@ class Engine:
                     )  # fmt: skip
                 work = size * len(step.left_k)
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
+                # Entries differ much in cost, so that each thread gets several parts; eight is an assumption.
+                # Results are taken in the order of the parts, whichever ends first.
                 parts = min(size, 8 * self.threads) if self.threads > 1 and work > INLINE_WORK else 1
                 ends = [size * i // parts for i in range(parts + 1)]
                 spans = list(pairwise(ends))
@@ -227,6 +238,7 @@ class Engine:
                     jobs = [pool.submit(step_entries, a, b, *index, *points, *rest, most) for a, b in spans]
                     found = [j.result() for j in jobs]
                 tables.append(_joined(found))
+                # How many points survive is known only now.
                 used += BYTES_PER_POINT * len(tables[-1].memory)
                 if used > allowance:
                     raise TableTooLargeError(

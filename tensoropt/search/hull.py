@@ -45,6 +45,7 @@ class Hull:
     def bounds(self, memory: Floats) -> Floats:
         """(n,) :meth:`bound` for many budgets."""
         with np.errstate(invalid="ignore", divide="ignore"):
+            # The ends are exact and need no slack, the lines between them do.
             slack = SLACK * np.abs(self.value[1:-1])
             lines = (self.value[1:-1] - slack - self.weight_m[1:-1] * memory[:, None]) / self.weight_t[1:-1]
             lines = np.where(np.isnan(lines), -np.inf, lines)
@@ -54,6 +55,7 @@ class Hull:
 
 
 def power_of_two(value: float) -> float:
+    """A power of two above ``value`` and at most twice as large; 1 for 0."""
     return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
 
 
@@ -89,6 +91,7 @@ class HullSearch:
         self.weight_t += weight_t
         self.values += table[root].tolist()
         for w, point in enumerate(found):
+            # Of strategies of equal costs the first found stays, whatever is solved later.
             self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
         return found
 
@@ -99,10 +102,14 @@ class HullSearch:
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
+            # Each round at most doubles the lines: one pass serves many weights, while later chords are
+            # chosen among better ones.
             chords = self._open_chords(min(max(2, len(self.values)), lines - len(self.values)))
             if not chords:
                 break
             self.solve(
+                # The weights normal to the chord. Dividing by both spans, powers of two, keeps them near 1
+                # and changes no bit of their digits.
                 [(a[1] - b[1]) / self.span_t / self.span_m for a, b in chords],
                 [(b[0] - a[0]) / self.span_m / self.span_t for a, b in chords],
             )
@@ -123,6 +130,8 @@ class HullSearch:
             return False
         self.span_m = span_m = power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
         self.span_t = span_t = power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
+        # An assumption: small enough to leave the ends where they are as a rule, large enough to count in a
+        # float64.
         tiny = 2.0**-24
         # nearly lexicographic ends: the leanest strategy that is fast, the fastest that is lean
         self.solve([1 / span_m, tiny / span_m], [tiny / span_t, 1 / span_t])
@@ -153,6 +162,8 @@ class HullSearch:
     def _result(self) -> Hull:
         wm, wt, values = (np.array(x) for x in (self.weight_m, self.weight_t, self.values))
         with np.errstate(divide="ignore"):
+            # By slope and not by a weight: lines are scaled differently, and kernels rely on the order of
+            # slopes.
             order = np.lexsort((values, wt / wm))
         points = sorted(self.points)
         self.order = order
@@ -174,6 +185,7 @@ class HullSearch:
         value = np.empty((f.entries, len(self.order)))
         for lines, table in self.tables:
             value[:, place[lines]] = table
+        # The rounds' own tables are let go, or their memory would be needed twice.
         self.tables = [(self.order, value)]
         root = int(self.program.base[self.program.logical[self.program.root].table])
         down = pass_down(f.meta, f.left_out, f.left_k, f.right_out, f.right_k, value, root)

@@ -64,6 +64,8 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
         finite = np.isfinite(m) & np.isfinite(t)
         width = max(np.ptp(m[finite]), 1e-300)
         height = max(np.ptp(t[finite]), 1e-300)
+        # Distance along the staircase by memory, by time and by number of corners, so that neither a steep
+        # stretch nor a crowded one falls into a single cell.
         along = (np.where(finite, m, m[finite].min()) - m[finite].min()) / width
         along += (t[finite].max() - np.where(finite, t, t[finite].max())) / height
         along += 2.0 * np.arange(len(m)) / len(m)
@@ -71,6 +73,8 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
         cell = np.minimum(along * (most / 4.0), 4.0 * most).astype(np.int64)
         starts = np.flatnonzero(np.concatenate([[True], np.diff(cell) != 0]))
         ends = np.append(starts[1:], len(m)) - 1
+        # The largest memory and the largest time of a cell: a corner that leaves at least the room of each of
+        # those in whose place it stands, so that pruning stays exact.
         m, t = m[ends], t[starts]
     with np.errstate(invalid="ignore"):
         height_m = np.where(hull.weight_m[:, None] > 0, hull.weight_m[:, None] * m, 0.0)
@@ -85,6 +89,7 @@ def reachable(inside, outside, height, roof):
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """
     lines, count = height.shape
+    # What is impossible is so under all lines.
     if inside[0] == np.inf or outside[0] == np.inf:
         return False
     hint = 0  # the line that ruled one corner out rules out most others
@@ -129,6 +134,7 @@ def envelope(values, weight_m, weight_t, slope, level, start):
     """
     size = 0
     for w in range(values.shape[0]):
+        # The line of least memory says nothing of time; the callers take the least memory from it themselves.
         if weight_t[w] <= 0.0:
             continue
         s = weight_m[w] / weight_t[w]
@@ -137,6 +143,8 @@ def envelope(values, weight_m, weight_t, slope, level, start):
             if c <= level[size - 1]:
                 continue
             size -= 1
+        # As in the monotone chain of a hull: slopes fall, so that the lines which the new one covers stand
+        # last.
         while size > 0:
             x = (level[size - 1] - c) / (slope[size - 1] - s)
             if x <= start[size - 1]:
@@ -176,6 +184,7 @@ def breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, sta
         if corner_m[c] < np.inf:
             most = max(most, corner_m[c] - outside[0] / weight_m[0])
     size = envelope(inside, weight_m, weight_t, slope, level, start)
+    # Half of them by memory for the flat end of a frontier, half by time for the steep one.
     half = limit_m.shape[0] // 2
     top = least_time(least, size, slope, level, start)
     bottom = least_time(most, size, slope, level, start)
@@ -208,6 +217,8 @@ def fill_limits(
     size = envelope(outside, weight_m, weight_t, slope, level, start)
     needed = outside[0] / weight_m[0]
     corners = corner_m.shape[0]
+    # The corner without a limit of memory admits every completion: it gives the same room at all memories,
+    # and is left out of the search for the best corner.
     always = -np.inf
     last = corners
     if corner_m[corners - 1] == np.inf:
@@ -226,6 +237,7 @@ def fill_limits(
         pick = c0
         for c in range(c0, c1):
             x = corner_m[c] - limit_m[g]
+            # This corner has less memory than any completion needs; the best one lies further right.
             if x < needed:
                 pick = c
                 continue
@@ -238,12 +250,15 @@ def fill_limits(
                 best = room
                 pick = c
         limit_t[g] = max(best, always)
+        # The best corner only moves up with memory: leaner breakpoints need look no further than it, larger
+        # ones no earlier.
         if g > g0:
             stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = g0, g, c0, min(pick + 1, c1)
             depth += 1
         if g + 1 < g1:
             stack[depth, 0], stack[depth, 1], stack[depth, 2], stack[depth, 3] = g + 1, g1, pick, c1
             depth += 1
+    # Kernels drop whole blocks because the limit never ascends; rounding must not break that.
     for g in range(limit_m.shape[0] - 2, -1, -1):
         limit_t[g] = max(limit_t[g], limit_t[g + 1])
 

@@ -13,4 +13,5 @@ class TableTooLargeError(TensorOptError, MemoryError):
 
 def memory_allowance() -> int:
     """Bytes that tables may take: half of what the machine has free now."""
+    # Half is an assumption: it leaves room for index arrays, messages, and whatever else runs.
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -84,6 +84,8 @@ class _Greedy:
     def cheapest(self) -> int | None:
         """The operator to remove next; None when none is left."""
         while self.heap:
+            # Entries of the heap are not changed when costs do; outdated ones are known by their version and
+            # dropped.
             _, v, stamp = self.heap[0]
             if self.alive[v] and stamp == self.version[v]:
                 return v
@@ -96,6 +98,7 @@ class _Greedy:
             heapq.heappush(self.heap, (self.cost(u), u, self.version[u]))
 
     def fix(self, v: int) -> None:
+        # A fixed operator is a constant for its neighbours: unlike a removed one it joins none of them.
         self.alive[v] = False
         for u in self.neighbours[v]:
             self.neighbours[u].discard(v)
@@ -197,6 +200,7 @@ def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
             drop(min(easy, key=lambda v: (len(neighbours[v]), v)), removed)
         elif rest:
             drop(max(rest, key=lambda v: (len(neighbours[v]), -v)), fixed)
+        # The marked operators come last, in their order: Algorithm 3 proper.
         elif waiting:
             chain = [v for v in marked if v in waiting]
             if _is_linear(chain, neighbours):
@@ -220,6 +224,7 @@ def _is_linear(chain: list[int], neighbours: list[set[int]]) -> bool:
 def _mark_linear(reduced: ReducedGraph) -> list[int]:
     """A longest chain of operators along the edges, in the order in which operators were added."""
     n = len(reduced.domains)
+    # Edges are turned so that they go from the operator added first to the other, which leaves no cycle.
     length, before = [1] * n, [-1] * n
     arrows = sorted({(min(e.source, e.target), max(e.source, e.target)) for e in reduced.edges})
     incoming: dict[int, list[int]] = {}

@@ -21,7 +21,7 @@ from tensoropt.search.sources import PassSource, Source
 ASSIGNMENTS = 12
 """Assignments of the fixed operators that are tried; the paper leaves open how many (section 4.2)."""
 FINE_POINTS = 1024
-"""Points kept per table entry where a gap is allowed."""
+"""Points kept per table entry where a gap is allowed; an assumption: fewer are faster, with a wider gap."""
 
 
 def track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
@@ -36,6 +36,8 @@ def track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -
 
 def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
     program = build_program(reduced, order)
+    # The hull prunes nothing here. It tells whether any strategy exists, and certifies what a thinned pass
+    # finds.
     hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
     if hull is None:
         return None

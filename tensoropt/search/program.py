@@ -82,6 +82,7 @@ class Program:
 
     @property
     def entries(self) -> int:
+        """Entries of all tables together."""
         return int(self.sizes.sum())
 
     @property
@@ -153,6 +154,8 @@ class Builder:
 
     def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
         """(class of every value under all ``maps`` together, one representative value per class)."""
+        # Maps are interned, so that identity is equality; ``_maps`` keeps them alive, so that no id is given
+        # twice.
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
             whole = next(m for m in maps if id(m) in self._identities)  # tells all values apart by itself
@@ -160,12 +163,14 @@ class Builder:
         if key not in self._joint:
             code = np.zeros(len(maps[0]), np.int64)
             for m in {id(m): m for m in maps}.values():
+                # Digits of a mixed radix: values agree under all maps exactly when their codes are equal.
                 code = code * (int(m.max()) + 1) + m
             _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
             self._joint[key] = self._map(inverse.reshape(-1)), first
         return self._joint[key]
 
     def neighbours(self, v: int) -> set[int]:
+        """The operators that share a factor with ``v``."""
         return {u for f in self.of_operator[v] for u in self.factors[f].scope if u != v}
 
     def join(self, a: int, b: int) -> None:
@@ -199,18 +204,21 @@ class Builder:
         if right is None:
             right = Factor((), (), (), self._unit(), 0)
         together = left.scope + tuple(u for u in right.scope if u not in left.scope)
+        # Sorted, so that a product of equal factors has equal index arrays whichever order they came in.
         scope = tuple(sorted(u for u in together if u != remove))
         maps, representatives = [], []
         for u in scope:
             m, r = self.joint([f.maps[f.scope.index(u)] for f in (left, right) if u in f.scope])
             maps.append(m)
             representatives.append(r)
+        # Before the index arrays are made, which are as large as the table.
         self._announce(scope, math.prod(len(r) for r in representatives))
         if remove >= 0:
             _, values = self.joint(
                 [f.maps[f.scope.index(remove)] for f in (left, right) if remove in f.scope]
             )
         else:
+            # A plain product is a union over a single k.
             values = self._single
         sides = [self._strides(f, scope, representatives, remove, values) for f in (left, right)]
         tables = self.logical[left.node].table, self.logical[right.node].table
@@ -263,6 +271,8 @@ class Builder:
 
     def _step(self, step: Step) -> int:
         arrays = (step.left_out, step.left_k, step.right_out, step.right_k)
+        # _strides gives equal questions the same arrays, so that this finds equal steps without comparing
+        # contents.
         key = (step.left, step.right, *(id(a) for a in arrays))
         if key not in self._known:
             self._known[key] = len(self.sizes)

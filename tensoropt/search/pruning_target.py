@@ -32,12 +32,16 @@ def pruning_target(known: Points, distance: float) -> Staircase:
     """The known staircase, lowered to ``distance`` (relative, of memory and of time) above its hull."""
     hull = _lower_hull(known)
     with np.errstate(divide="ignore"):
+        # Zeros have no logarithm; 1e-12 of the largest cost stands for them (an assumption, which only spaces
+        # samples).
         logs = np.log(np.maximum(hull, hull.max(axis=0) * 1e-12 + 1e-300))
     span = np.maximum(np.ptp(logs, axis=0), 1e-300)
     along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(logs, axis=0) / span).max(axis=1))])
     spots = np.interp(np.linspace(0.0, along[-1], SAMPLES), along, hull[:, 0])
     memory = np.unique(np.concatenate([spots, known.memory]))
     time = known.time[np.searchsorted(known.memory, memory, side="right") - 1]
+    # Close above the hull in time, and close in memory: at the flat end the one binds, at the steep end the
+    # other.
     for stretch, scale in ((1.0, 1.0 + distance), (1.0 / (1.0 + distance), 1.0)):
         above = scale * np.interp(memory * stretch, hull[:, 0], hull[:, 1], left=np.inf)
         time = np.minimum(time, above)

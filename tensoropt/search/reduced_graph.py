@@ -102,6 +102,7 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
     given = [*graph.nodes, *(e.table for e in graph.edges)]
+    # Equal tables are one object (CostGraph._shared), so that each is cut and snapped once.
     within = {id(t): t if caps == UNLIMITED else _within(t, caps) for t in given}
     tables = [within[id(t)] for t in given]
     memory_grid = _grid([t.memory for t in tables], caps.memory)
@@ -138,6 +139,8 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     domains, node_leaf, representatives = [], [], []
     classes: dict[object, tuple[int, Indices]] = {}
     for table, maps in zip(tables[: len(graph.nodes)], raw_maps, strict=True):
+        # Operators of equal costs whose edges see their configurations alike share one leaf, which is how
+        # identical layers come to share all later tables.
         key2 = (id(table), tuple(m.tobytes() for _, m in maps))
         if key2 not in classes:
             leaf, representative = _node_leaf(table, *snapped[id(table)], [m for _, m in maps])
@@ -154,6 +157,7 @@ def reduce_graph(graph: CostGraph, caps: Caps = UNLIMITED) -> ReducedGraph:
     for edge, (index, height, width) in zip(graph.edges, edge_leaf, strict=True):
         ends = []
         for end in (edge.source, edge.target):
+            # Maps were listed in the order of the edges and are taken in the same order.
             values = raw_maps[end][taken[end]][1][representatives[end]]
             taken[end] += 1
             ends.append(shared.setdefault(values.tobytes(), values))
@@ -195,6 +199,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
     edges = [
         replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in reduced.edges
     ]
+    # Else edge tables would stay as large as before, and every step over them.
     edges, leaves = _without_unused(edges, leaves)
     return replace(
         reduced, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=tuple(edges)
@@ -276,6 +281,7 @@ def _within(table: CostTable, caps: Caps) -> CostTable:
 
 def _grid(costs: list[Floats], most: float) -> float:
     """A power of two such that sums of costs up to ``most`` are multiples of it below 2**53 of it."""
+    # Sums beyond a cap are impossible anyway, so that the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - GRID_BITS) if total > 0 else 1.0
 
@@ -286,6 +292,8 @@ def _edge_leaf(table: CostTable, memory: Floats, time: Floats) -> tuple[Leaf, In
     counts = np.diff(table.offsets)
     options = int(counts.max(initial=1))
     if len(memory) == height * width * options:
+        # The option is part of what must agree: two rows of equal costs but other options are told to the
+        # caller differently.
         full = np.stack([memory, time, table.option.astype(np.float64)], axis=-1).reshape(-1, options, 3)
     else:
         entry = np.repeat(np.arange(height * width), counts)
@@ -317,6 +325,7 @@ def _node_leaf(table: CostTable, memory: Floats, time: Floats, maps: list[Indice
     configuration = np.repeat(np.arange(table.entries), counts)
     entry = class_of[configuration]
     option = table.option.astype(np.int64)
+    # Of points of equal costs the first configuration and its first option stand for the class.
     order = np.lexsort((option, configuration, time, memory, entry))
     entry, m, t = entry[order], memory[order], time[order]
     kept = segmented_staircase(entry, t)
@@ -328,6 +337,8 @@ def _node_leaf(table: CostTable, memory: Floats, time: Floats, maps: list[Indice
 
 def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
     """First index of every distinct row in order of appearance, and the class of each row."""
+    # Not np.unique, which sorts rows: classes are numbered as the caller listed them, so that ties fall to
+    # what comes first.
     keys: dict[bytes, int] = {}
     first: list[int] = []
     classes = np.empty(len(rows), np.int64)

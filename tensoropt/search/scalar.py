@@ -53,6 +53,7 @@ def flatten(program: Program) -> Flat:
         time.append(leaf.time)
         offsets.append(leaf.offsets[1:] + points)
         points += len(leaf.memory)
+    # The last leaf is the empty product, whose one point costs nothing.
     offsets.append(np.array([points + 1]))
     tree = np.full((len(program.logical), 4), -1, np.int64)
     for i, node in enumerate(program.logical):
@@ -115,10 +116,12 @@ def pass_down(meta, left_out, left_k, right_out, right_k, value, root):
     count = value.shape[1]
     outside = np.full(value.shape, np.inf)
     outside[root, :] = 0.0
+    # Backwards: all uses of a table come after it, so that its row is final when its own turn comes.
     for s in range(meta.shape[0] - 1, -1, -1):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
         for o in range(n_out):
             above = outside[out + o]
+            # What is impossible under one weight is so under all.
             if value[out + o, 0] == np.inf or above[0] == np.inf:
                 continue
             for k in range(n_k):
@@ -171,6 +174,8 @@ def descend(
                 memory[w] += leaf_m[pick]
                 time[w] += leaf_t[pick]
                 continue
+            # The best k is found again instead of being kept from the pass up: a strategy asks for one entry
+            # per node, a pass would have to keep all.
             _, left, right, _, n_k, at_out, at_k = meta[s]
             i = left_out[at_out + e]
             j = right_out[at_out + e]

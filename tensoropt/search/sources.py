@@ -29,6 +29,8 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VertexSource:
+    """The vertices of a hull, whose picks are known already."""
+
     reduced: ReducedGraph
     hull: Hull
 
@@ -46,6 +48,8 @@ class VertexSource:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MixSource:
+    """Prefix mixes of two hull vertices, put together when asked for."""
+
     reduced: ReducedGraph
     hull: Hull
     mixes: Mixes
@@ -66,6 +70,8 @@ class MixSource:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PassSource:
+    """The points at the root of a pass; its tables stay in memory, as strategies are unrolled from them."""
+
     program: Program
     result: Pass
 

@@ -90,10 +90,13 @@ def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
     everything = merge(bands)
     exact = all(band.found.exact for band in bands)
     tolerance = np.array([band.reduced.memory_tolerance for band in bands])[everything.origin[:, 0]]
+    # The budget from which on a bound has to count a point as fitting: its memory less what rounding may have
+    # added. Made ascending from the right, as searchsorted needs it.
     reached = np.minimum.accumulate((everything.memory - tolerance)[::-1])[::-1]
     least_time = np.append(np.inf, everything.time)
     kept = distinct(everything, bands)
     memory, time, origin = everything.memory[kept], everything.time[kept], everything.origin[kept]
+    # Tables were thinned one by one; the result may still have more points, as it merges several sources.
     if max_points is not None and len(memory) > max_points:
         scratch = np.empty((2, len(memory)), np.int64)
         chosen = scratch[0, : thin(memory, time, len(memory), max_points, scratch[0], scratch[1])]
@@ -107,6 +110,7 @@ def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
         return band.found.sources[which].rebuild(point)
 
     def bounds(budgets: Floats) -> Floats:
+        # Where all is exact the frontier is its own bound, which no hull betters.
         if not all(band.found.exact for band in bands):
             return np.max([band.bounds(budgets) for band in bands], axis=0)
         return least_time[np.searchsorted(reached, budgets, side="right")]

@@ -98,10 +98,12 @@ def track_union(
     settings = check_settings(epsilon, "auto", max_points, threads)
     parts: list[TrackedFrontier] = []
     for graph in graphs:
+        # Bounds of a part hold for its own graph; its points are rivals for all that follow.
         known = merge(parts) if parts else None
         parts.append(track(graph, "auto", replace(settings, rivals=known)))
     merged = merge(parts)
     memory, time, origin = merged.memory, merged.time, merged.origin
+    # Each part is exact where its rivals leave room, and the rivals are in the union.
     exact = all(part.exact for part in parts)
     if exact:  # a point above the bound is beaten by one that only rounding keeps apart from it
         kept = time <= least_bounds(parts, memory)
@@ -126,5 +128,6 @@ def certify(
     bounds = least_bounds(parts, memory)
     with np.errstate(divide="ignore", invalid="ignore"):
         gap = np.where(time <= bounds * (1 + SAME), 0.0, time / bounds - 1.0)
+    # Less memory by what rounding cannot explain; of no memory at all a budget that nothing fits.
     with_less = least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
     return gap, (gap == 0) & (time < with_less)

@@ -21,11 +21,14 @@ from tensoropt.types import Indices
 def unroll(program: Program, result: Pass, index: int) -> Indices:
     """The pick of point ``index`` of the root table."""
     pick = np.zeros((program.inputs, 2), np.int64)
+    # A stack instead of recursion: the tree of factors can be as deep as the graph has operators, which
+    # Python's recursion limit would not allow.
     stack = [(program.root, 0, index)]
     while stack:
         node, entry, point = stack.pop()
         logical = program.logical[node]
         if logical.left < 0:
+            # A leaf that is no input is the empty product.
             if node < program.inputs:
                 pick[node] = entry, point
             continue

@@ -2,8 +2,7 @@
 
 The relaxation (``fixing.py``, ``multipliers.py``) bounds, and rules out configurations, after which the
 search is often exact. For strategies the graph is cut finely, so that one assignment of the fixed operators
-takes
-milliseconds: first the assignments that look-alikes (``tied.py``) and the relaxation choose, then large
+takes milliseconds: first the assignments that look-alikes (``tied.py``) and the relaxation choose, then large
 neighbourhoods of what was found (Shaw, CP 1998): some of the fixed operators set free again, the others as in
 a point of the frontier. Every search is pruned by all that is known.
 """
@@ -84,10 +83,12 @@ class Conditioned:
         """Search with the fixed operators but ``free`` at ``classes``; whether anything new was found."""
         masks = {f: np.arange(self.reduced.domains[f]) == c for f, c in classes.items() if f not in free}
         inner = restrict(self.reduced, masks)
+        # The growth of 0.1 per absorbed table is the one of all orders of ours, see affordable_order.
         order = greedy_order(inner, 0.1, LARGEST_AROUND)
         if order.fixed or (free and order.total > LARGEST_AROUND):
             return False
         self.tried += 1
+        # What is known already need not be found again, so that each search is pruned by all before it.
         found = track_auto(inner, order, self.settings.after(self.sources))
         return found is not None and self._add(found.sources)
 
@@ -108,6 +109,8 @@ class Conditioned:
         distinct = {tuple(classes.values()): classes for classes in guesses}
         for classes in list(distinct.values())[:ASSIGNMENTS]:
             self.search(classes)
+        # All guesses may be impossible; a depth-first search then finds some assignment, or says that it
+        # cannot.
         if not self.sources and (some := possible(bounded.split)) is not None:
             relaxed = bounded.split
             inner = condition(relaxed.reduced, relaxed.copies, some)
@@ -130,6 +133,7 @@ class Conditioned:
             again = False
             for base in list(self._bases()):
                 for group in groups:
+                    # Of the base only the operators outside of the group matter to this search.
                     key = (group, tuple(c for f, c in base.items() if f not in group))
                     if key in done:
                         continue
@@ -170,6 +174,7 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
         return track_auto(p, order, settings.after(sources))
 
     while True:
+        # Every round leaves at most WORTH_ANOTHER_ROUND of the classes, so that the loop ends.
         order = affordable_order(reduced)
         if not order.fixed:
             return _together(sources, pruned(reduced, order))
@@ -219,6 +224,7 @@ def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -
     masks = {v: kept[v].copy() for v in range(len(reduced.domains))}
     for f, same in bounded.split.copies.items():
         for t in same:
+            # All copies stand for one operator: a class that one of them cannot use is of no use.
             masks[f] &= kept[t]
     if not all(mask.any() for mask in masks.values()):
         return None
@@ -243,6 +249,7 @@ def _alike(reduced: ReducedGraph, fixed: tuple[int, ...]) -> list[Classes]:
         program = build_program(tied, order)
         hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
         if hull is not None:
+            # Colourings come from coarse to fine, and guesses are tried from the front.
             found = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + found
     return found
 

@@ -61,6 +61,7 @@ def split(reduced: ReducedGraph, order: Order) -> Split:
     paid = replace(
         reduced, leaves=tuple(leaves), domains=tuple(domains), node_leaf=tuple(node_leaf), edges=edges
     )
+    # Every copy has one edge, so that removing copies first is cheap and never joins two operators.
     added = tuple(range(len(reduced.domains), len(domains)))
     whole = {f: tuple(t) or (f,) for f, t in copies.items()}
     return Split(
@@ -87,6 +88,8 @@ def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> Reduce
 
 
 def _share(costs: Floats, parts: int, grid: float) -> Floats:
+    # Rounded down onto the grid: the rest, which the operator itself pays, is then on it and not negative,
+    # and the shares add up exactly.
     return np.floor(costs / parts / grid) * grid
 
 

@@ -49,15 +49,20 @@ def tighten(bounded: Relaxation, known: Points) -> Relaxation:
         pace = np.where(stale >= STALE_STEPS, pace / 2, pace)
         stale[stale >= STALE_STEPS] = 0
         entry = descend(*index, *leaf, flat.tree, program.root, table, weight_m, weight_t)[2]
+        # A subgradient of the bound. It sums to zero over the copies of an operator, and so do the
+        # multipliers.
         slope = where.disagreement(entry)
         length = (slope**2).sum(axis=0)
+        # Polyak's step: the distance to the best known value over the squared length of the subgradient.
         room = np.maximum(least - table[root], 0.0)
+        # Every line is tight: its copies agree, or the bound has met a known strategy.
         if not (length * room).any():
             break
         multiplier = multiplier + np.where(length > 0, pace * room / np.maximum(length, 1e-300), 0.0) * slope
     table = free
     table[where.rows] += best_multiplier
     pass_up(*index, table)
+    # Multipliers are on no grid, so that sums with them round; the slack counts them as well.
     value = table[root] - SLACK * (np.abs(table[root]) + np.abs(best_multiplier).sum(axis=0))
     hull = replace(bounded.hull, value=value)
     return replace(bounded, search=bounded.search.tightened(hull, table), hull=hull)

@@ -70,6 +70,8 @@ def affordable_order(reduced: ReducedGraph) -> Order:
 
     Once operators have to be fixed the tables only bound, which smaller ones do nearly as well.
     """
+    # The growth of 0.1 is an assumption: tables that have absorbed ten others count double. It decides the
+    # order and so the work, never what a result claims.
     order = greedy_order(reduced, 0.1)
     while True:
         most = LARGEST_RELAXED if order.fixed else LARGEST_PROGRAM
@@ -104,6 +106,7 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
     fixed = sorted(relaxed.copies)
     least = min(float(s.memory.min(initial=math.inf)) for s in sources)
     unit = _unit([leaf.memory for leaf in relaxed.reduced.leaves], relaxed.reduced.memory_grid)
+    # Memory of any strategy is a multiple of the unit, so that a bound may be rounded up to one.
     root = math.ceil(float(hull.value[0] / hull.weight_m[0]) / unit) * unit
     waiting: list[tuple[float, int, tuple[int, ...]]] = [(root, 0, ())]
     checks = work = 0
@@ -114,6 +117,8 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
         for c in range(relaxed.reduced.domains[f]):
             classes = {**dict(zip(fixed, chosen, strict=False)), f: c}
             complete = len(classes) == len(fixed)
+            # With all operators set the copies agree and costs are real; before that the shared costs bound
+            # better.
             reduced = condition(relaxed.reduced if complete else relaxed.shared, relaxed.copies, classes)
             program = build_program(reduced, relaxed.order)
             search = HullSearch(program, flatten(program))
@@ -139,6 +144,7 @@ def with_least_memory(relaxed: Split, hull: Hull, sources: list[Source]) -> Hull
 def _unit(costs: list[Floats], grid: float) -> float:
     """The largest power of two, at least ``grid``, of which all ``costs`` are multiples: one byte, say."""
     together = np.concatenate(costs) / grid
+    # The lowest set bit of all costs together, in steps of the grid.
     whole = np.bitwise_or.reduce(together[together > 0].astype(np.int64), initial=0)
     return grid * float(whole & -whole) if whole else grid
 

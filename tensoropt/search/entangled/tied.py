@@ -24,6 +24,7 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
     colour = _numbered(list(reduced.node_leaf))
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:
+        # An edge counts by its table, its maps and its end: source and target are not alike.
         around[e.source].append((e.leaf, id(e.rows), id(e.cols), 0, e.target))
         around[e.target].append((e.leaf, id(e.rows), id(e.cols), 1, e.source))
     while True:
@@ -37,6 +38,7 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
                 for v, mine in enumerate(around)
             ]
         )
+        # No class was split, and refinement never joins any, so that it has come to its end.
         if finer.max(initial=0) == colour.max(initial=0):
             return
         colour = finer
@@ -77,6 +79,8 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
     edges = []
     for (leaf, source, target, *_), alike in counts.items():
         e = replace(alike[0], source=source, target=target, leaf=times(leaf, len(alike)))
+        # Operators of one colour choose alike: only the diagonal of their edge remains, a cost of the colour
+        # alone.
         if source == target:
             size = e.height * e.width
             rows = e.rows * e.width + e.cols

@@ -72,6 +72,7 @@ def asked(names: str | Iterable[str]) -> tuple[Entry, ...]:
         return tuple(ENTRIES.values())
     entries = tuple(planner(name) for name in dict.fromkeys(listed))
     for entry in entries:
+        # Refused before anything is computed, not after the other planners have run.
         if entry.solves:
             cp_sat(entry.name)
     return entries
@@ -101,9 +102,11 @@ def compare(
             progress("compare", done, total, entry.name)
             row, points = _run(task, entry, limit, seed)
             rows.append(row)
+            # A plan that several planners, or one planner under several limits, find counts once.
             found.update((p.identity, p) for p in points)
             done += 1
     progress("compare", total, total, f"{len(found)} points")
+    # Only now, as any row may be measured by a point that a later planner finds.
     known = reduce_points([*frontier, *found.values()], lambda p: (p.memory_bytes, p.time_s))
     return tuple(_with_gap(row, known) for row in rows), tuple(found.values())
 

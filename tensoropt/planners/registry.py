@@ -53,6 +53,7 @@ class Entry:
         A sharded method's module has ``select``, which picks from tables; a placed one's has ``place``,
         which gives operators devices and orders, or ``place_split``, which may cut operators too.
         """
+        # Only now: listing the planners must not load their solvers, one of which is an extra.
         module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
         if self.kind == "sharded":
             selections = module.select(task, memory_limit_bytes, seed)

@@ -31,6 +31,8 @@ class SimulatedPoint(NamedTuple):
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
     """The selections as the simulator sees them, in their order."""
     found: dict[int, Point] = {}
+    # Space by space, since ``evaluate`` takes many strategies of the same tables at once, CHUNK of them to a
+    # result.
     for number, space in enumerate(task.spaces):
         of_space = [i for i, s in enumerate(selections) if s.space == number]
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
@@ -83,6 +85,7 @@ def simulated_answer(
     """A placement as the simulator sees it, with what its planner says of it."""
     simulated = simulate_placement(graph.problem, answer.placement)
     notes = (*answer.notes, *slower_than_expected(answer, simulated), *graph.prices.limits.notes)
+    # The row of devices that placed points belong to is the last space, see PlanningTask.base.
     space = len(task.base.spaces) - 1
     return SimulatedPoint(placed_point(graph, simulated, planner=planner, space=space, notes=notes), notes)
 

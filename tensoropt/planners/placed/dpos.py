@@ -42,6 +42,7 @@ class DposSchedule:
 
     @property
     def answer(self) -> PlacedAnswer:
+        """The placement with the step that DPOS itself expects."""
         return PlacedAnswer(self.placement, expected_s=self.finish_s)
 
 
@@ -122,6 +123,8 @@ class _DposScheduler:
     def _given(self, operator: int) -> int:
         """Where it has to lie: beside what it belongs to, or on the critical-path device (line 10); or -1."""
         unit = self.units.of[operator]
+        # Placed operators leave the path, also where their unit decides for them, since line 5 counts what
+        # remains.
         if operator in self.on_path:
             self.path.remove(operator)
         if self.unit_device[unit] >= 0:
@@ -150,6 +153,7 @@ class _DposScheduler:
                 if self.unit_device[unit] >= 0 or not self.units.allowed[unit, device]:
                     continue
                 if unit not in taken:
+                    # In the order of the path, and no further than the first that does not fit.
                     if not simulated.room(self.units, unit)[device]:
                         break
                     taken.add(unit)

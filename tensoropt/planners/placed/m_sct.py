@@ -33,7 +33,7 @@ THRESHOLD = 0.1
 """At most so much of an edge's message may be left for its child to be a favourite (Baechi, section 4)."""
 
 SECONDS = 60.0
-"""For the linear program."""
+"""For the linear program; an assumption."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ def precedence(problem: PlacementProblem, units: Units) -> Precedence:
     messages: dict[tuple[int, int], float] = {}
     for tensor in problem.tensors:
         for reader in tensor.readers:
+            # A mean over pairs of devices: favourites are chosen before anything has a device.
             sent = latency + tensor.bytes * per_byte if devices.count > 1 else 0.0
             if units.of[tensor.producer] == units.of[reader]:
                 sent = 0.0
@@ -147,6 +148,7 @@ def favourites(operators: int, graph: Precedence) -> list[int]:
             f"{SECONDS:.0f} s; use m_etf, which needs none, or group operators first"
         )
     for (parent, child), left in zip(graph.edges.tolist(), found.x[:count], strict=True):
+        # The program is relaxed: x is seldom 0 or 1, and the threshold rounds it.
         if left <= THRESHOLD:
             favourite[parent] = child
     return favourite
@@ -174,6 +176,7 @@ def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[c
     children = np.bincount(parent, minlength=operators)
     parents = np.bincount(child, minlength=operators)
     right = np.concatenate(
+        # max(.., 1) for operators without children or parents, whose empty sums must be at least 0.
         [-seconds[parent], 1.0 - np.maximum(children, 1), 1.0 - np.maximum(parents, 1), -seconds]
     )
     shape = (count + 3 * operators, count + operators + 1)

@@ -105,6 +105,7 @@ def _starts(graph: S, limit: float | None) -> list[tuple[S, str]]:
 
 
 def _place_from(start: S, note: str, limit: float | None) -> tuple[S, PlacedAnswer]:
+    # As in retry.py: where counting what is in flight leaves no room, it is left to the simulator.
     counts_transients, first = True, _try(start, limit, True)
     if first is None:
         counts_transients, first = False, _try(start, limit, False)
@@ -151,6 +152,8 @@ def _search(
         if not tries:
             continue
         choice, found = min(tries, key=lambda item: item[1].found.finish_s)
+        # The paper stops at the first operator whose best cut gains nothing and does not try the shorter
+        # ones.
         if found.found.finish_s >= best.found.finish_s:
             break
         best, cut[name] = found, choice

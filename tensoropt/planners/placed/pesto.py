@@ -33,8 +33,9 @@ class Pesto:
     """Settings.
 
     Attributes:
-        most_blocks: the graph is coarsened to so many, as far as that can be done.
-        seconds: of the solver.
+        most_blocks: the graph is coarsened to so many, as far as that can be done; an assumption of what the
+            solver can order in its time.
+        seconds: of the solver; an assumption of what a person waits for.
         balance: the largest share of all stored and kept bytes on one device; 0.5 is even, 1 no rule.
     """
 

@@ -40,11 +40,13 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
             continue
         choices = units.choices[unit]
         device_of[unit] = int(choices[0])
+        # Heuristic B; the input has its device already, as operators come in the model's order.
         if _is_metadata(problem, operator):
             source = problem.tensors[problem.read[operator][0]].producer
             beside = device_of[units.of[source]]
             if beside in choices:
                 device_of[unit] = beside
+    # Heuristic A, after all others, as it looks at the devices of consumers.
     for operator in later:
         unit = units.of[operator]
         if device_of[unit] >= 0:

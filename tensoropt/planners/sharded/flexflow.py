@@ -48,6 +48,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
+        """Whether the seconds are used up."""
         return time.monotonic() - self.started > self.seconds
 
 
@@ -67,6 +68,7 @@ class _Chain:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
         self.evaluate = Evaluator(self.tables, overlap_of(task.cluster, self.space.mesh))
+        # The fastest option of a configuration is the same in all proposals, so that it is found once.
         costs: dict[str, list[np.ndarray]] = {v.key: v.costs for v in self.tables.variables}
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
         self.least = {name: np.array([t[:, 1].min() for t in tables]) for name, tables in costs.items()}
@@ -90,6 +92,7 @@ class _Chain:
         return True
 
     def selection(self, choice: dict[str, int], notes: tuple[str, ...] = ()) -> Selection:
+        """A strategy of this space, with the fastest options."""
         return Selection(self.number, dict(choice), self.options(choice), notes)
 
     def options(self, choice: dict[str, int]) -> dict[object, int]:
@@ -103,6 +106,8 @@ class _Chain:
             return math.inf
         ((memory, seconds),) = costs_of(self.evaluate([(choice, options)]))
         excess = 0.0 if self.limit is None else max(0.0, float(memory) / self.limit - 1.0)
+        # FlexFlow has no memory term. Ten is an assumption: the more, the harder it is to pass through plans
+        # that do not fit on the way to better ones; the less, the likelier a chain ends on one.
         return float(seconds) * (1.0 + 10.0 * excess)
 
     def data_parallel(self) -> dict[str, int] | None:
@@ -120,14 +125,18 @@ class _Chain:
         return choice if self.complete(choice, self.followers) else None
 
     def anything(self, rng: random.Random) -> dict[str, int] | None:
+        """A random strategy, none of it recomputed; None where it is impossible."""
         choice = {name: rng.choice(self.plain[name]) for name in self.groups}
         return choice if self.complete(choice, self.followers) else None
 
     def propose(self, choice: dict[str, int], rng: random.Random) -> dict[str, int] | None:
+        """The strategy with one random group configured anew at random; None where that is impossible."""
         name = rng.choice(self.groups)
         proposed = dict(choice)
         proposed[name] = rng.choice(self.plain[name])
         ends = {end for edge in self.edges[name] for end in (edge.a, edge.b)}
+        # Only what touches the changed operator is decided afresh: anything else has the same neighbours as
+        # before.
         followers = [f for f in self.followers if f in ends]
         return proposed if self.complete(proposed, followers) else None
 
@@ -143,6 +152,7 @@ def metropolis_hastings(
     for step in range(proposals):
         if deadline.passed:
             return lowest, best, True
+        # Section 6.2: a chain ends when half of its budget brought nothing better.
         if step - last > proposals // 2:
             break
         proposed = chain.propose(current, rng)
@@ -164,6 +174,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     """
     found = []
     for number in range(len(task.spaces)):
+        # Each space draws from a generator of its own, so that its result does not depend on the other
+        # spaces.
         chain, rng = _Chain(task, number, memory_limit_bytes), random.Random(f"{seed}/{number}")
         deadline = Deadline(SECONDS)
         starts = [s for s in (chain.data_parallel(), chain.anything(rng)) if s is not None]

@@ -25,7 +25,7 @@ from tensoropt.planners.results import simulated_points
 from tensoropt.planners.task import PlanningTask, Selection
 
 TIME_LIMIT_S = 60.0
-"""Per program. What the solver has then is returned with its proven gap."""
+"""Per program; an assumption. What the solver has then is returned with its proven gap."""
 
 ROUNDS = 4
 """How often a program is solved with a lower limit, where the simulator sees more memory; an assumption."""
@@ -80,9 +80,12 @@ class _Program:
 
     def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
         """Flow from the classes of ``a`` to those of ``b``: what arrives is what was chosen."""
+        # An edge that costs nothing anywhere needs neither columns nor rows.
         if not table.any():
             return
         possible = np.isfinite(table).all(axis=2)
+        # Flows need not be integer: once both ends have chosen, the rows leave one flow of 1. A pair that is
+        # impossible has no column, so that it cannot be chosen.
         flows = {
             (r, c): self._column(table[r, c, 0], table[r, c, 1], binary=False)
             for r, c in zip(*np.nonzero(possible), strict=True)
@@ -119,6 +122,7 @@ class _Program:
         choice: dict[str, int] = {}
         options: dict[Any, int] = {}
         for name, columns in self.of.items():
+            # Binaries are 1 up to the solver's tolerance only.
             _, choice[name], options[name] = max(columns, key=lambda entry: result.x[entry[0]])
         memory_bytes, compute, communication = self.tables.breakdown(choice, options)
         gap = 0.0 if result.status == 0 else float(result.mip_gap or 0.0)
@@ -155,6 +159,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             (point,) = simulated_points(task, "ilp", [selection])
             if point.memory_bytes <= memory_limit_bytes:
                 break
+            # The excess comes off what this program used where that is below its limit: the next one could
+            # else fill the room that this one left.
             limit = min(limit, solved.memory_bytes) - (point.memory_bytes - memory_limit_bytes)
     if not found:
         raise UnsuitableError(

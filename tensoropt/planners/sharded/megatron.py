@@ -62,6 +62,8 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
         else:
             wanted = {"none"}
         found[group.name] = frozenset(wanted) or frozenset({"none"})
+        # What rows and the vocabulary's lookup write is a sum over the inner axis, which is whole again once
+        # reduced.
         if found[group.name] != {"none"} and not (along and ROWS in dims) and "vocabulary" not in dims:
             split.update(group.writes)
     return found
@@ -79,12 +81,15 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             "megatron splits attention heads and the matrices around them, and this model has no "
             "scaled_dot_product_attention; use data_parallel, zero or optcnn"
         )
+    # All outer axes are data parallel.
     batch = batch_labels(task)
     inner = inner_labels(graph, batch)
 
     def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.again and variable.again[index]:
             return NOTHING
+        # -3 is the code of a partial sum (ops/layouts.py). A tensor with several readers is whole on the
+        # inner axis, unless its maker splits something there: then the frontier decides how it lies.
         if variable.key.kind == "hub":
             whole_inside = variable.layouts[index][-1] < 0 and variable.layouts[index][-1] != -3
             reads_split = any(inner[g.name] != {"none"} for g in _makers(graph, variable.key))

@@ -66,6 +66,7 @@ class _Recursion:
 
     def _allowed(self, variable: VariableTable, before: tuple[str, ...] | None, axis: int) -> np.ndarray:
         """What a step may choose: earlier axes as they were, later ones whole, this one split if possible."""
+        # Recomputing is not part of the method.
         plain = ~np.array(variable.again, dtype=bool) if variable.again else True
         if before is None:
             return np.full(len(variable.memory), True) & plain
@@ -73,6 +74,7 @@ class _Recursion:
         possible = (
             np.array([row[:axis] == before and set(row[axis + 1 :]) <= {"none"} for row in labels]) & plain
         )
+        # Tofu splits every operator in every step; where that is impossible it stays whole (see the module).
         split = possible & np.array([not row or row[axis] not in WHOLE for row in labels])
         return split if split.any() else possible
 
@@ -83,6 +85,7 @@ class _Recursion:
         for v in self.tables.variables:
             memory = np.array([float(m.min()) for m in v.memory])
             sent = np.array([float(n[m.argmin()]) for n, m in zip(v.communication, v.memory, strict=True)])
+            # Costs of whole configurations, so that a step sees what earlier axes cost together with its own.
             nodes[v.key] = (sent + memory * _TIE_S_PER_BYTE)[kept[v.key]]
         edges = []
         for e in self.tables.edges:
@@ -119,6 +122,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 f"entangled to be decided together ({', '.join(error.remaining[:3])}, ...); use the frontier "
                 "or ilp"
             ) from None
+        # Nothing of this mesh divides the model's sizes; another may.
         except ImpossibleError:
             continue
         found.append(Selection(number, choice, options, notes))

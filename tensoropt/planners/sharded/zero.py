@@ -56,7 +56,9 @@ def of_stage(stage: int) -> Allowed:
 
 def _mask(options: Sequence[StoredLayouts], reduce: Reduce | None) -> np.ndarray:
     counts = np.array([_sharded(layouts) for layouts in options])
+    # Where a parameter cannot be sharded at all, whole is the most there is.
     most = counts == counts.max()
+    # Stage 3 gathers for each use; and what has no option that is gathered once is the same in every stage.
     if reduce is None or not any(_once(layouts) for layouts in options):  # else nothing is gathered
         return most & np.array([not _once(layouts) for layouts in options])
     mask: np.ndarray = most & np.array([_once(layouts) == {reduce} for layouts in options])

@@ -38,10 +38,12 @@ class Blocks:
 
     @property
     def count(self) -> int:
+        """How many blocks there are."""
         return len(self.members)
 
     def join(self, first: int, second: int) -> bool:
         """Make one block of two; False, and nothing changed, where that closes a cycle."""
+        # The lower rank comes first: an edge between the two, where there is one, leads from it to the other.
         u, v = (first, second) if self.rank[first] < self.rank[second] else (second, first)
         reached = self._reached(u, v)
         if v in reached:
@@ -79,6 +81,7 @@ class Blocks:
             u,
             *(w for w in between if w in reached),
         ]
+        # Places that joins leave empty stay empty, so that the ranks beyond the stretch stand as they are.
         self.line[start : end + 1] = [*stretch, *[None] * (end + 1 - start - len(stretch))]
         for position, w in enumerate(stretch, start):
             self.rank[w] = position
@@ -124,6 +127,8 @@ class Contraction:
     def problem(self) -> PlacementProblem:
         """Times and bytes added up; a tensor inside a block is among what the block keeps, or its peak."""
         whole, groups = self.whole, [list(g) for g in self.groups]
+        # The very same object where nothing is joined: callers ask by identity whether the program knows
+        # every placement.
         if len(groups) == whole.size and all(g == [i] for i, g in enumerate(groups)):
             return whole
 
@@ -156,6 +161,8 @@ class Contraction:
             device,
             tuple(tuple(o for b in order for o in self.groups[b]) for order in placement.forward),
             tuple(
+                # A block's operators depend on one another in the model's order, backward in the opposite
+                # one.
                 tuple(o for b in order for o in reversed(self.groups[b]))
                 for order in placement.backward_orders
             ),
@@ -169,6 +176,7 @@ class Contraction:
             seconds = np.zeros(whole.devices.count)
             for o in group:
                 seconds[device[o]] += whole.forward_s[o, device[o]] + whole.backward_s[o, device[o]]
+            # Pins hold for a block as for any of its operators.
             choices = allowed.get(number, range(whole.devices.count))
             found.append(max(choices, key=lambda d: (seconds[d], -d)))
         return tuple(found)
@@ -195,6 +203,8 @@ class Contraction:
                 gradient = max(gradient, float(tensor.bytes) if tensor.gradient else 0.0)
                 if tensor.stored:
                     continue
+                # Kept until backward, so for as long as what the block keeps itself; else it goes with its
+                # last reader.
                 if tensor.kept_by:
                     kept += tensor.bytes
                 else:

@@ -34,6 +34,7 @@ def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
     """(producer, reader) -> bytes that cross, of all tensors between the two, their gradients included."""
     found: dict[tuple[int, int], int] = {}
     for tensor in problem.tensors:
+        # A gradient comes back over a cut edge and is as large as the tensor.
         size = tensor.bytes * (1 + (problem.training and tensor.gradient))
         for reader in tensor.readers:
             edge = (tensor.producer, reader)
@@ -44,14 +45,15 @@ def edge_weights(problem: PlacementProblem) -> dict[tuple[int, int], int]:
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
     """Groups of operators by NetSplit's Algorithm 3.
 
-    The edges are walked from the heaviest to the lightest until ``most_groups`` is reached, and again as long
-    as a walk joins anything, because an edge that would have closed a cycle may be free once its detour has
+    The edges are taken from the heaviest to the lightest until ``most_groups`` is reached, and again as long
+    as a round joins anything, because an edge that would have closed a cycle may be free once its detour has
     been joined too. More groups than asked for remain where the other limits, cycles or missing edges forbid
     more: compare ``len(result.groups)``.
     """
     blocks = Blocks(problem)
     may_join = _Room(problem, limits, blocks)
     weights = edge_weights(problem)
+    # Ties by the operators' numbers, so that the blocks are the same in every run.
     edges = sorted(weights, key=lambda edge: (-weights[edge], edge))
     joined = True
     while joined and blocks.count > limits.most_groups:
@@ -68,6 +70,7 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
             else:
                 left.append(edge)
         edges = left
+    # Where this was missing, 371 operators of DeepLab-V3 came down to 112 blocks instead of 40.
     _gather(blocks, may_join, limits.most_groups)
     return contract(problem, blocks.groups())
 

@@ -76,6 +76,7 @@ class _EarliestFirst:
         self.readers = [
             sorted({r for t in made for r in problem.tensors[t].readers}) for made in problem.made
         ]
+        # Columns start with 16 rows, an assumption, and are doubled when full.
         self.ready = np.empty(16, dtype=np.intp)
         """Per row the operator."""
         self.rows: dict[int, int] = {}
@@ -113,6 +114,7 @@ class _EarliestFirst:
             rows, devices = np.nonzero(starts == earliest)
             best = np.lexsort((devices, self.ready[rows]))[0]
             row, device = int(rows[best]), int(devices[best])
+            # Arrivals of the chosen row were a lower bound; where they grew another pair may start earlier.
             if not self._refresh(row):
                 return int(self.ready[row]), device, earliest
 
@@ -134,6 +136,7 @@ class _EarliestFirst:
         earlier, or when the child has no room on it.
         """
         count = len(starts)
+        # When the inputs could be on any permitted device: the latest of the arrivals.
         waits = np.where(permitted, self.arrival[:count], -np.inf).max(axis=1)
         for device, last in enumerate(self.last):
             child = favourite[last] if last >= 0 else -1
@@ -147,6 +150,8 @@ class _EarliestFirst:
                     continue
             others = np.arange(count) != (-1 if row is None else row)
             starts[others, device] = np.maximum(starts[others, device], waits[others])
+        # A device that was awake may be free again, but time does not go back: nothing starts before what was
+        # started last.
         np.maximum(starts, self.now, out=starts)
 
     def _fits(self, operator: int, device: int) -> bool:
@@ -173,6 +178,7 @@ class _EarliestFirst:
 
     def _leave(self, operator: int) -> None:
         row, last = self.rows.pop(operator), len(self.rows)
+        # The last row takes the free place, so that the first ``len(self.rows)`` rows are those in use.
         if row != last:
             for column in (self.ready, self.arrival, self.open, self.size, self.seen):
                 column[row] = column[last]
@@ -206,6 +212,7 @@ class _EarliestFirst:
         lies_on = self.unit_device[unit]
         self.open[row] = self.units.allowed[unit]
         self.size[row] = self.units.bytes[unit], self.units.transient_bytes[unit]
+        # Its unit was booked with its first member: it has to go there, and books nothing more.
         if lies_on >= 0:
             self.open[row] = False
             self.open[row, lies_on] = True

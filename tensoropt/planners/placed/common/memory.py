@@ -40,6 +40,7 @@ class MemoryBook:
 
     def copy(self) -> MemoryBook:
         """A book of its own with the same entries, for trying."""
+        # Caps are never written to while a method places.
         return MemoryBook(self.caps, self.used.copy(), self.transient.copy(), self.counts_transients)
 
     @property
@@ -57,6 +58,7 @@ class MemoryBook:
         Args:
             lasting, transient: (..., 1), or scalars; for the whole step, and while it runs.
         """
+        # The second try of retry.py, in which what passes is left to the simulator.
         if not self.counts_transients:
             return self.used + lasting <= self.caps
         return self.used + lasting + np.maximum(self.transient, transient) <= self.caps

@@ -71,8 +71,12 @@ class _ReadyQueue:
                 self._end(which, now)
             elif event == _Event.OPERATOR_READY:
                 where = device[which]
+                # Not started at once: others may become ready in the same moment, and the last made of them
+                # goes first.
                 heapq.heappush(self.found[where], -which)
                 heapq.heappush(self.events, (max(now, self.free[where]), _Event.DEVICE_FREE, where, where))
+            # A device is called free once for every operator that may run on it; calls while it is busy are
+            # void.
             elif self.found[which] and self.free[which] <= now:
                 operator = -heapq.heappop(self.found[which])
                 self.starts[operator] = now
@@ -88,6 +92,7 @@ class _ReadyQueue:
             tensor = self.problem.tensors[number]
             if not tensor.gradient:
                 continue
+            # Gradients of all readers on one device add up there and are sent once, as in the simulator.
             self.unread[number, device] -= 1
             if self.unread[number, device]:
                 continue

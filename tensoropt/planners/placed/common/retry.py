@@ -38,6 +38,8 @@ def place_within_memory(
     Raises:
         InfeasibleError: none was found.
     """
+    # What is booked for tensors in flight can be more than what is there at once, so that a method finds no
+    # room though its placement would fit.
     try:
         return _retry(name, problem, units, limit, attempt, True)
     except InfeasibleError:

@@ -39,6 +39,7 @@ def longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
     everywhere = devices.latency_s[..., None], devices.seconds_per_byte[..., None]
     found = np.zeros(len(problem.tensors))
     sizes = np.array([t.bytes for t in problem.tensors], dtype=float)
+    # By 256 tensors, as each takes a table of all pairs of devices; an assumption about memory.
     for low in range(0, len(sizes), 256):
         part = slice(low, low + 256)
         found[part] = (everywhere[0] + sizes[part] * everywhere[1]).max(axis=(0, 1), initial=0.0)
@@ -93,6 +94,8 @@ def _ranks(
     backward, forward = [0.0] * problem.size, [0.0] * problem.size
     after: dict[int, int] = {}
     """Per task the successor through which its longest path goes; backward tasks are -1, -2, ..."""
+    # The model's order is a topological one, and backward goes against it: what a gradient goes on to is
+    # ranked before.
     for operator in range(problem.size) if problem.training else ():
         most = weights[2][operator]
         for number in problem.read[operator]:
@@ -109,6 +112,8 @@ def _ranks(
         for number in problem.made[operator]:
             for reader in tensors[number].readers:
                 through = sent(number, operator, reader) + forward[reader]
+                # In inference nothing follows the last operator; any successor is taken over none, so that a
+                # path of zero seconds does not break off.
                 if through > most or operator not in after:
                     most, after[operator] = through, reader
         forward[operator] = weights[0][operator] + most

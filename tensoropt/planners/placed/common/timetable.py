@@ -31,6 +31,7 @@ class IdleSlots:
 
     def earliest(self, ready: float, duration: float) -> float:
         """The earliest start at which so long a task is not interrupted."""
+        # A gap that ends before the task is ready is of no use, and gaps are in order of time.
         for gap in range(bisect_left(self._ends, ready), len(self._ends)):
             start = max(ready, self._starts[gap])
             if start + duration <= self._ends[gap]:
@@ -39,6 +40,7 @@ class IdleSlots:
 
     def book(self, start: float, duration: float) -> None:
         """Take a time that :meth:`earliest` gave."""
+        # Nothing to take, and an empty interval would cut a gap in two.
         if duration <= 0:
             return
         end = start + duration
@@ -102,13 +104,16 @@ class Links:
         latest = np.zeros(self.devices.count)
         free: Floats | None = None
         for (made, source, num_bytes), there in zip(messages, known, strict=True):
+            # The lanes of a pair are free when the last of them is.
             if free is None:
                 free = self._free[self._lanes].max(axis=2)
             start = np.maximum(made, free[source])
             end = start + (self.devices.latency_s[source] + num_bytes * self.devices.seconds_per_byte[source])
+            # On its own device it is there as soon as it is made.
             end[source] = made
             sent = np.isnan(there)
             latest = np.maximum(latest, np.where(sent, end, there))
+            # Messages to one device queue behind each other too, where they share a lane.
             if len(messages) > 1:
                 free = np.where(self._shared[source] & sent, np.maximum(free, end), free)
         return latest

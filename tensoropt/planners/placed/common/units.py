@@ -48,6 +48,7 @@ def units_of(problem: PlacementProblem) -> Units:
 
     def find(operator: int) -> int:
         while root[operator] != operator:
+            # Path halving keeps union-find nearly linear.
             root[operator] = root[root[operator]]
             operator = root[operator]
         return operator
@@ -83,6 +84,7 @@ def transient_bytes(problem: PlacementProblem, operator: int) -> float:
 
 
 def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    # Times of inf say that a device cannot run an operator.
     possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
     pins = np.ones_like(possible)
     for operator, devices in problem.pinned:
@@ -90,6 +92,7 @@ def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDA
         mask[list(devices)] = True
         pins[operator] &= mask
     both = possible & pins
+    # The usual case; a search over cuts prices hundreds of graphs.
     if both.all():
         return np.ones((len(members), problem.devices.count), bool)
     allowed = np.array([both[list(m)].all(axis=0) for m in members])

@@ -48,6 +48,8 @@ def lower_bound_s(problem: PlacementProblem) -> float:
     for reader in range(problem.size):
         before = (ahead[problem.tensors[t].producer] for t in problem.read[reader])
         ahead[reader] += max(before, default=0.0)
+    # Backward of an operator waits for its own forward and for the gradients of its readers. Messages and the
+    # optimizer count nothing, so that this stays below every placement's step.
     for producer in reversed(range(problem.size)):
         tensors = (problem.tensors[t] for t in problem.made[producer])
         gradients = [finish[r] for t in tensors if t.gradient for r in t.readers]

@@ -48,6 +48,7 @@ class KnownPlacements:
         if not simulated.fits():
             if self.nearest is None or candidate.excess_bytes < self.nearest.excess_bytes:
                 self.nearest = candidate
+        # What breaks a rule must be neither the answer nor a bound on the program, however fast it is.
         elif obeys(self.problem, placement.device, self.rules):
             if simulated.time_s < self.best_s:
                 self.best = candidate
@@ -57,4 +58,5 @@ class KnownPlacements:
 
     @property
     def best_s(self) -> float:
+        """Seconds of the best; inf while there is none."""
         return self.best.simulated.time_s if self.best is not None else float("inf")

@@ -2,8 +2,7 @@
 
 NetSplit's (5-18) adds up what is there at once between forward and backward. What the simulator sees beside
 it: tensors that only forward needs, gradients on their way, and what an operator needs while it runs. Each is
-    an
-interval on its device with its bytes as demand; the intervals of a device are one cumulative constraint.
+an interval on its device with its bytes as demand; the intervals of a device are one cumulative constraint.
 Bytes are rounded down and capacity up, so that nothing that fits is excluded.
 """
 
@@ -50,6 +49,7 @@ class _Lifetimes:
         return self.alive
 
     def _add(self, device: int, size: float, start: Any, end: Any, present: Any) -> None:
+        # Rounded down; what is less than a unit would only burden the solver.
         demand = int(size // UNIT_BYTES)
         if demand:
             took = self.model.new_int_var(0, self.program.most, "")
@@ -63,6 +63,7 @@ class _Lifetimes:
     def _until(self, first: Any, present: Any, users: Iterable[tuple[Any, Any]]) -> Any:
         """A time at or after ``first``, and after each (end, literal) whose literal holds."""
         users = list(users)
+        # Only bounded from below: a later end takes memory for longer and gains the solver nothing.
         last = self.program.time()
         self.model.add(last >= first).only_enforce_if(present)
         for end, literal in users:
@@ -75,6 +76,7 @@ class _Lifetimes:
     def _since(self, last: Any, present: Any, makers: Iterable[tuple[Any, Any]]) -> Any:
         """A time at or before ``last``, and before each (time, literal) whose literal holds."""
         makers = list(makers)
+        # Only bounded from above, for the same reason.
         first = self.program.time()
         self.model.add(first <= last).only_enforce_if(present)
         for moment, literal in makers:
@@ -87,6 +89,7 @@ class _Lifetimes:
     def _operator(self, o: int, d: int) -> None:
         program, problem = self.program, self.problem
         on = program.on[o][d]
+        # Stored from the start of the step to its end, whatever runs.
         self._add(d, problem.stored_bytes[o], program.zero, program.horizon, on)
         self._add(d, problem.forward_peak_bytes[o], program.start[False][o], program.end[False][o], on)
         if problem.training:

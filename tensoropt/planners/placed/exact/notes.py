@@ -40,6 +40,7 @@ class Notes:
         self.best, self.warm = best, warm
 
     def lines(self) -> list[str]:
+        """What is said, a sentence each, without those that do not apply."""
         return [
             line
             for line in (
@@ -78,6 +79,8 @@ class Notes:
         """What is proven: of all placements where the program knew them all, else of what any must take."""
         took, whole, outcome = self.best.simulated.time_s, self.contraction.whole, self.proof.last
         floor_s, rules = lower_bound_s(whole), rule_words(self.settings.rules)
+        # Over blocks the program does not know all placements, so that its bound is not one of the whole
+        # graph.
         if len(self.contraction.groups) == whole.size:
             text = _proven(took, max(self.proof.bound_s, floor_s), " with " + rules if rules else "")
             return text if rules or outcome is not None else f"{text}; no program was needed for that"

@@ -51,6 +51,8 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     devices = problem.devices.count
     lasting = [problem.step_bytes(o) for o in range(problem.size)]
     work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1)
+    # A quarter of a device's share is an assumption: larger blocks leave less to decide, smaller ones leave
+    # too many of them.
     share = 1 / (4 * devices)
     while True:
         found = co_place(
@@ -58,6 +60,7 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
             GroupLimits(
                 most_operators=math.ceil(share * problem.size),
                 most_groups=most_blocks,
+                # The largest operator alone may exceed its share and is a block all the same.
                 most_bytes=max(share * sum(lasting), max(lasting)),
                 most_seconds=max(share * float(work.sum()), float(work.max())),
             ),
@@ -75,6 +78,7 @@ def place_exactly(problem: PlacementProblem, seed: int, settings: ExactSettings)
         UnsuitableError: too many blocks remain.
         InfeasibleError: nothing found fits and keeps to the rules; says what stands against.
     """
+    # Refused before the heuristics have run.
     cp_sat(settings.name)
     contraction = contracted(problem, settings.most_blocks)
     if settings.most_after_all is not None and len(contraction.groups) > settings.most_after_all:

@@ -102,6 +102,8 @@ class PlacementProgram(Variables):
                 start, end = self.start[back][o], self.end[back][o]
                 for d in self.devices:
                     self._occupy(d, start, self.grid.ticks(seconds[o, d]), end, self.on[o][d])
+                # Implied by the intervals, but those hold only under a literal: without it the relaxation
+                # sees no durations.
                 model.add(end >= start + self.grid.ticks(seconds[o].min()))
         if problem.training:
             for o in range(problem.size):
@@ -162,6 +164,7 @@ class PlacementProgram(Variables):
             sent = self.sent[SendKey(number, source, device)] = self.both(
                 self.on[tensor.producer][source], read
             )
+            # The message takes the time of the link that its literals choose; the lanes queue in _end.
             self._transmit(tensor.bytes, source, device, begins, ends, sent)
             if back:
                 self._transmit(tensor.bytes, device, source, returns, returned, sent)
@@ -184,6 +187,7 @@ class PlacementProgram(Variables):
         units = [int(size // unit) for size in own]
         total = sum(units) + sum(int(tensor.bytes // unit) for tensor in tensors)
         for d, most in enumerate(most_units(problem, self.rules, self.capacity_bytes)):
+            # It cannot bind, so that the solver need not see it.
             if most >= total:
                 continue
             terms = [size * self.on[o][d] for o, size in enumerate(units)]
@@ -215,6 +219,7 @@ class PlacementProgram(Variables):
         for d in self.devices:
             self.derive(self.last[d], self._last_of(last, d))
         if self.rules.exclusive:
+            # NetSplit as published lacks this: operators may share a device in time.
             for queue in self.busy.values():
                 model.add_no_overlap(queue)
             for d in self.devices:
@@ -231,6 +236,7 @@ class PlacementProgram(Variables):
         self.model.add(self.total >= self.last[device] + update)
         seconds = zip(problem.forward_s[:, device], problem.backward_s[:, device], strict=True)
         work = sum((grid.ticks(f) + grid.ticks(b)) * self.on[o][device] for o, (f, b) in enumerate(seconds))
+        # Implied by the intervals as well, and a bound that the relaxation sees.
         self.model.add(self.last[device] >= work)
 
     def _last_of(self, times: Sequence[Any], device: int) -> Recipe:
@@ -253,6 +259,7 @@ class PlacementProgram(Variables):
 
     def forbid(self, placement: Placement) -> None:
         """Exclude one placement, its orders included, and nothing else."""
+        # At least one operator lies elsewhere, or two neighbours in an order have changed places.
         clause = [self.on[o][d].negated() for o, d in enumerate(placement.device)]
         for back, orders in ((False, placement.forward), (True, placement.backward_orders)):
             if back in self.start:

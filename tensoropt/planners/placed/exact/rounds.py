@@ -62,13 +62,17 @@ class Rounds:
         self.hint = self._hint()
         self.floor_s = lower_bound_s(self.blocks)
         self.capacity = self.blocks.devices.capacity_bytes.astype(float)
+        # Memory over time takes intervals for every tensor on every device: it is followed only where memory
+        # is known to be tight. NetSplit as published has no such rule.
         self.rules = replace(settings.rules, lifetimes=settings.rules.exclusive and self._tight())
         self.effort = settings.seconds * EFFORT_PER_SECOND
         self.end = time.monotonic() + settings.seconds
         self.tightened = self.cut = False
 
     def solve(self) -> Proof:
+        """What is known after the last round; placements go to ``known`` as they are found."""
         proof = Proof(self.floor_s)
+        # The warm start is proven already, up to the rounding of ticks.
         if self.known.best_s * (1 - ROUNDING) <= self.floor_s:
             return proof
         program = self._program()
@@ -76,6 +80,7 @@ class Rounds:
             found: list[Placement] = []
             outcome = solve(
                 program,
+                # The rounds differ from one another, and each is the same for the same seed.
                 seed=self.seed + number,
                 effort=self.effort if self._is_last_round() else self.effort / 2,
                 seconds=max(self.end - time.monotonic(), 0.0),
@@ -120,6 +125,7 @@ class Rounds:
             if self.known.best is not None:
                 program.demand(less_than_s=self.known.best_s)
             return program
+        # Where placements are not forbidden one by one, what overflowed is taken off the room instead.
         over = np.array(own.peak_bytes) - self.blocks.devices.capacity_bytes
         self.capacity, self.tightened = self.capacity - np.maximum(over, 0.0), True
         return self._program()
@@ -138,14 +144,18 @@ class Rounds:
 
     @property
     def cuts(self) -> bool:
+        """Whether a placement that the program takes for too fast may be forbidden."""
         return self.settings.rules.exclusive and self.blocks.size <= CUT_BLOCKS
 
     def _bound(self, proof: Proof, outcome: Outcome) -> float:
         """Forbidden placements have been simulated, so the best of them bounds as well; less room does
         not.
         """
+        # With less room than there is the program may exclude placements that fit, so that its bounds prove
+        # nothing.
         if self.tightened:
             return proof.bound_s
+        # Before any is forbidden the best known placement is still a solution, and bounds nothing.
         simulated_s = self.known.best_s if self.cut else math.inf
         return max(proof.bound_s, min(outcome.bound_s, simulated_s))
 
@@ -158,6 +168,7 @@ class Rounds:
             if not self.whole:
                 self.known.consider(self.contraction.expand(placement), f"{source} over blocks")
         if best is not None and not self.whole:
+            # The best placement may cut through blocks: each goes where most of its work lay.
             device = self.contraction.majority(best.simulated.placement.device)
             simulated_ones += [
                 simulate_placement(self.blocks, p) for _, p in ordered(self.blocks, device, self.seed)

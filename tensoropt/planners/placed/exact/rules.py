@@ -1,8 +1,8 @@
 """What a program demands of a placement, and the memory rule that a placement must keep to.
 
 The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module over a
-placement: what is stored and kept counts once on every device it is on, in whole units, rounded down, the
-    limit rounded up.
+placement: what is stored and kept counts once on every device it is on, in whole units, rounded
+down, the limit rounded up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tensoropt.placement import PlacedTensor, PlacementProblem
 
 UNIT_BYTES = 1024
-"""Memory is counted in units of so much, so that the solver's integers stay small."""
+"""Memory is counted in units of so much, so that the solver's integers stay small; an assumption."""
 
 FINENESS = 2**20
 """A unit is at most this part of all that is stored and kept, so that small models are counted as well."""
@@ -71,6 +71,7 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
     if rules.balance is not None:
         most = min(most, rules.balance * all_once_bytes(problem, rules))
     unit = unit_bytes(problem, rules)
+    # Left-hand sides are rounded down and these up, so that nothing that fits is excluded.
     return [math.ceil(min(float(capacity), most) / unit) for capacity in capacity_bytes]
 
 
@@ -78,8 +79,10 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int], rules: Rules
     """(d,) the memory rule's left-hand side: what is stored and kept, each rounded down, once per device."""
     lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem, rules.alpha)
     unit = unit_bytes(problem, rules)
+    # Not ``lasting[device] +=``, which would count the operators of one device once.
     np.add.at(lasting, list(device), (own // unit).astype(np.int64))
     for tensor in kept_tensors(problem):
+        # On its producer's device a stored tensor is the parameter itself, which ``own`` has.
         counted = {device[tensor.producer]} if tensor.stored else set()
         lasting[list({device[o] for o in tensor.kept_by} - counted)] += int(tensor.bytes // unit)
     return lasting

@@ -75,6 +75,8 @@ def solve(
     solver = cp.CpSolver()
     parameters = solver.parameters
     parameters.num_workers = STRATEGIES
+    # Without taking turns, workers share what they find whenever they find it, and one seed gives several
+    # answers.
     parameters.interleave_search = True
     parameters.random_seed = seed % 2**31
     parameters.max_deterministic_time = effort
@@ -117,6 +119,7 @@ def _stoppable(solver: Any, model: Any, watcher: Any) -> Any:
             thread.join(WATCH_S)
     except BaseException:
         while thread.is_alive():
+            # Again and again: OR-tools ignores a stop that comes before its search has begun.
             solver.stop_search()
             thread.join(WATCH_S)
         raise
@@ -145,6 +148,7 @@ def _schedule_of(program: PlacementProgram, simulated: SimulatedPlacement) -> li
         put(end, begins + ticks)
     put(program.zero, 0)
     put(program.horizon, program.most)
+    # Recipes read only what was derived before them, so that one pass in their order completes the hint.
     for variable, recipe in program.recipes:
         if variable.index not in known:
             put(variable, recipe(lookup))

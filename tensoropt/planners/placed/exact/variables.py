@@ -57,6 +57,7 @@ class Variables:
     """
 
     def __init__(self, problem: PlacementProblem, grid: Grid, most_s: float, capacity_bytes: Sequence[float]):
+        # OR-tools is an extra: importing this module must not need it.
         from ortools.sat.python import cp_model
 
         self.cp: Any = cp_model
@@ -89,6 +90,7 @@ class Variables:
 
     def any_of(self, literals: list[Any]) -> Any:
         """The literal that holds exactly when at least one of these does."""
+        # A literal that is named twice would only add clauses; one alone needs no new variable.
         unique = list({literal.index: literal for literal in literals}.values())
         if len(unique) == 1:
             return unique[0]

@@ -31,6 +31,7 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[tuple[str, Plac
     count = problem.devices.count
     for device in range(count):
         placement = Placement.in_order([device] * problem.size, count)
+        # in_order asks neither for pins nor for what a device can run.
         if _possible(problem, placement):
             yield f"device {device} alone", placement
     for name in WARM_STARTS:
@@ -46,6 +47,7 @@ def starts(problem: PlacementProblem, rules: Rules, seed: int) -> Iterator[tuple
 
 def ordered(problem: PlacementProblem, device: tuple[int, ...], seed: int) -> Iterator[tuple[str, Placement]]:
     """Orders of execution for operators whose devices are fixed."""
+    # Pinning every operator leaves a heuristic nothing to choose but the order.
     fixed = replace(problem, pinned=tuple((o, (d,)) for o, d in enumerate(device)))
     for name in SCHEDULERS:
         yield from _method(name, fixed, seed)

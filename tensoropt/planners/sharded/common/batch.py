@@ -44,6 +44,7 @@ def following_the_batch(task: PlanningTask, stored: Allowed) -> Allowed:
 
 def whole(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray:
     """Options that shard no parameter: the first is as the parameters are used."""
+    # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
     if variable.key.kind == "parameter":
         return np.array([all(code < 0 for code in variable.layouts[index][1:])])
     return np.arange(len(variable.memory[index])) == 0

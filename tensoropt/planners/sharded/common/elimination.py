@@ -92,6 +92,7 @@ def cheapest(nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats
             continue
         neighbours = sorted(graph.neighbors(name))
         removed.append(_eliminate(graph, weights, name, neighbours))
+        # A removal can bring its neighbours down to two of their own.
         waiting.extend(n for n in neighbours if n not in waiting)
     final = tuple(sorted(graph.nodes))
     removed += _FinalGraph(graph, weights).enumerate()
@@ -133,6 +134,7 @@ def _eliminate(graph: nx.Graph, weights: dict[str, Floats], name: str, neighbour
         to_left, to_right = _table(graph, left, name) + own[None, :], _table(graph, name, right)
         table = np.empty((len(to_left), to_right.shape[1]))
         best = np.empty(table.shape, dtype=np.int32)
+        # Row by row, as all sums at once would be a table of three operators.
         for row, costs in enumerate(to_left):
             sums = costs[:, None] + to_right
             best[row] = sums.argmin(axis=0)
@@ -191,6 +193,8 @@ class _FinalGraph:
         names = tuple(sorted({n for term in mine for n in term.names} - {name}))
         least = np.full([self.sizes[n] for n in names], np.inf)
         best = np.zeros(least.shape, dtype=np.int32)
+        # One configuration at a time: the table needs a place per strategy of the neighbours, and none per
+        # configuration.
         for index in range(self.sizes[name]):
             costs = sum((self._slice(term, name, index, names) for term in mine), np.zeros(()))
             better = costs < least
@@ -221,6 +225,8 @@ def _total(
     choice: dict[str, int],
     final: tuple[str, ...],
 ) -> Cheapest:
+    # Added up afresh from the given tables: sums along the eliminations are rounded in another order, and
+    # this one shows an inf that no choice could avoid.
     total = sum(float(costs[choice[name]]) for name, costs in nodes.items())
     total += sum(float(costs[choice[a], choice[b]]) for a, b, costs in edges)
     if not np.isfinite(total):

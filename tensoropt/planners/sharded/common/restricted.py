@@ -19,7 +19,7 @@ Allowed = Callable[[TableSpace, VariableTable, int], np.ndarray | None]
 """(space, variable, configuration) -> mask over its options, or None for all of them."""
 
 MOST_POINTS = 64
-"""Points kept per space; a scheme leaves little open, so that more would hardly differ."""
+"""Points kept per space; an assumption: a scheme leaves little open, so that more would hardly differ."""
 
 
 def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
@@ -52,6 +52,7 @@ def restricted_selections(
             continue
         graph = restricted_graph(space, allowed)
         try:
+            # A gap of a thousandth is allowed: what a scheme leaves open is worth no exact search.
             frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
         except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
             continue

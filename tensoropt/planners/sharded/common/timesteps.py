@@ -35,6 +35,8 @@ def repeated(space: TableSpace) -> dict[str, str]:
         elif v.key.kind == "hub":
             tensor = v.key.name
             key = "hub", found[f"tensor {tensor}"], tuple(map(tuple, space.names.hubs[tensor]))
+        # The number of configurations is part of the key, as coalesced costs are added configuration by
+        # configuration.
         names[v.key] = first.setdefault((key, len(v.memory)), v.key)
     return names
 
@@ -49,6 +51,7 @@ def coalesced(
     between = []
     for a, b, table in edges:
         if first[a] == first[b]:
+            # Both ends choose the same configuration, so that only the diagonal can be paid.
             merged[first[a]] = merged[first[a]] + np.diagonal(table)
         else:
             between.append((first[a], first[b], table))
@@ -70,6 +73,8 @@ class _Repeats:
 
     def find(self) -> Mapping[str, str]:
         self._seed()
+        # A class that grows lets its neighbours repeat in turn; classes are only ever joined, so that this
+        # ends.
         while self.changed:
             self.changed = False
             self._spread()
@@ -99,6 +104,8 @@ class _Repeats:
         for names in alike.values():
             later = nx.descendants(order, names[0])
             for name in names[1:]:
+                # Two towers that share weights look alike as well, but neither follows from the other: those
+                # are no timesteps.
                 if name in later:
                     self._join(names[0], name)
 

@@ -76,6 +76,7 @@ def placed_limits(constraints: Constraints | None, graph: GroupGraph, cluster: C
             notes.append(_given_up(entry, f"no device of {cluster.name} is of such a kind"))
             continue
         for name in speaks_of(entry, graph):
+            # Several entries for one group all hold: what remains is what they share.
             allowed[name] = allowed.get(name, found) & found
             if not allowed[name]:
                 raise ConstraintError(f"{entry}: another entry of 'devices' leaves {name} none of them")

@@ -145,6 +145,7 @@ def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSpli
 
 
 def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> bool:
+    # A strategy that resolves a partial sum needs the other pieces, and one that splits nothing makes none.
     if strategy.resolve or not strategy.label.splits:
         return False
     codes = strategy.placements
@@ -156,6 +157,8 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
     if any(codes[n] < 0 and codes[n] != PARTIAL for n in group.writes):
         return False
     configuration = Configuration(group, (group.unsplit, strategy))
+    # Two pieces stand for any number: which collectives a call needs does not depend on how many there are.
+    # Those that only count targets are allowed, as counts are known before the step.
     calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in group.operators)
     return all(inner.count for call in calls for inner in call.collectives)
 
@@ -193,6 +196,8 @@ class _GraphBuilder:
             if name not in names:
                 raise TensorOptError(f"cannot split '{name}': the model has no group of this name")
         users = self._users()
+        # A parameter that several operators read, or pieces of one, can lie with only one of them: it becomes
+        # an operator that hands it out to all.
         self.variables = {
             p for p, groups in users.items() if len(groups) > 1 or any(g.name in splits for g in groups)
         }
@@ -221,6 +226,7 @@ class _GraphBuilder:
     def configuration(self, group: Group) -> Configuration:
         """On the mesh (1, pieces)."""
         if group.name not in self.configurations:
+            # The micro-batch axis comes first; a placed plan has one micro-batch.
             whole = strategy = group.unsplit
             if group.name in self.splits:
                 strategy = self._strategy(group, *self.splits[group.name])
@@ -259,6 +265,7 @@ class _GraphBuilder:
         """What a piece reads; nothing where it takes zeros for a term that the first piece adds."""
         value = self._value(group, name, index)
         if value.code == PARTIAL:
+            # A term of a sum, such as a bias, is added once: by the first piece.
             return (Value(name),) if index == 0 else ()
         return (value,)
 
@@ -314,6 +321,7 @@ class _GraphBuilder:
         if value in self.made:
             return
         whole = Value(value.tensor)
+        # Made of the pieces of its maker, once, however many readers are cut otherwise.
         if whole not in self.made:
             source = self.cut[value.tensor]
             pieces = tuple(Value(value.tensor, source.code, source.count, i) for i in range(source.count))

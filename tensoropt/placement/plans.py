@@ -180,6 +180,7 @@ def _orders(
     for number, name in enumerate(names):
         rows[device[number]].append((_given(plan, name, field), number))
     for where, row in enumerate(rows):
+        # A gap or a repeated number would be filled silently by sorting.
         if sorted(position for position, _ in row) != list(range(len(row))):
             raise PlanError(f"the plan's {field} on device {where} does not count 0, 1, 2, ...")
     return tuple(tuple(number for _, number in sorted(row)) for row in rows)

@@ -42,6 +42,7 @@ def placed_point(
     Its memory is that of the fullest device, its breakdown that of the busiest: ``exposed_s`` is when that
     device waits while some message is under way, ``idle_s`` when it waits and none is.
     """
+    # Of equals the first device, so that a point is the same in every run.
     fullest = max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
     step = _step(simulated)
     sends: Counter[tuple[tuple[int, int], int]] = Counter()
@@ -59,6 +60,7 @@ def placed_point(
         hidden_s=step.hidden_s,
         idle_s=step.idle_s,
         additive_memory_bytes=max(additive),
+        # A placement is in no table that could be added up, and nothing is proven of it.
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[fullest][kind] for kind in MEMORY_KINDS),
         space=space,
@@ -82,6 +84,8 @@ def _step(simulated: SimulatedPlacement) -> StepTime:
         if e.task.phase.startswith("send") and e.task.duration_s
     )
     either = joined([*sending, *simulated.timeline.busy([device_name(busiest)])])
+    # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
+    # message.
     exposed = max(length_s(either) - compute, 0.0)
     hidden = max(simulated.communication_s - exposed, 0.0)
     return StepTime(total, compute, exposed, hidden, max(total - compute - exposed, 0.0))

@@ -40,7 +40,8 @@ from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import Group, GroupGraph
 
 _LARGE = 16 * 2**20
-"""Bytes at which a message's time per byte is read off its fit; its latency is taken off before."""
+"""Bytes at which a message's time per byte is read off its fit; its latency is taken off before. 16 MiB is an
+assumption: large enough for the slope not to be that of short messages."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class PlacedPrices:
         for i in range(count):
             for j in range(count):
                 if i != j:
+                    # A message of one byte takes little but the latency.
                     latency[i, j] = self.links.pair_time_s(i, j, 1)
                     per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
         return DeviceSet(
@@ -146,6 +148,7 @@ class PlacedPrices:
     def _work(self, op: PlacedOperator) -> _Work:
         assert op.group is not None
         assert op.configuration is not None
+        # Pieces of one split are priced alike, whichever of them it is.
         key = (op.group.name, str(op.configuration.strategies[1].label), op.count)
         if key not in self._works:
             work = workload(self.graph, op.configuration, op.mesh)
@@ -191,6 +194,7 @@ class PricedGraph:
         except MicroBatchRefused:
             return {}
         found: dict[str, GroupSplit] = {}
+        # From as many pieces as devices downwards, to the first number that divides any batch.
         for count in range(self.prices.cluster.device_count, 1, -1):
             for group in self.prices.graph.groups:
                 how = GroupSplit(str(batch[group.name].label), count)
@@ -332,6 +336,7 @@ def _tensors(
         kept = _kept_tensors(works.get(op.name))
         for value in op.writes:
             makers[value] = number
+        # An operator that reads a value twice waits for it, and keeps it, once.
         for value in dict.fromkeys(op.reads):
             readers.setdefault(value, []).append(number)
         for value in dict.fromkeys((*op.reads, *op.writes)):

@@ -57,6 +57,7 @@ class DeviceSet:
 
     @property
     def count(self) -> int:
+        """How many devices there are."""
         return len(self.capacity_bytes)
 
     def transfer_s(self, num_bytes: float, source: int, target: int) -> float:
@@ -109,6 +110,7 @@ class PlacementProblem:
 
     def __post_init__(self) -> None:
         for tensor in self.tensors:
+            # All planners rely on the operators' numbers being a topological order.
             if any(reader <= tensor.producer for reader in tensor.readers):
                 raise PlanError(
                     f"tensor {tensor.name} is read by an operator listed before its producer "
@@ -117,6 +119,7 @@ class PlacementProblem:
 
     @property
     def size(self) -> int:
+        """How many operators there are."""
         return len(self.names)
 
     @cached_property
@@ -147,6 +150,8 @@ class PlacementProblem:
         This is the planners' additive estimate; a tensor kept by its producer or by readers beside it counts
         once, at the producer. The simulator follows lifetimes instead.
         """
+        # At the producer, since it lies somewhere whichever readers keep it; copies on other devices are not
+        # counted.
         tensors = (self.tensors[t] for t in self.made[operator])
         return float(
             self.stored_bytes[operator]

@@ -171,6 +171,8 @@ class _StepSimulation:
     def _number(self) -> None:
         """Positions of all tasks, so that they can name each other: operators, messages, backward, update."""
         problem, place = self.problem, self.placement
+        # Numbered before any is made, as tasks name others that come later: backward waits for gradients on
+        # their way. The methods below append in this very order.
         position = 0
         for order in place.forward:
             for operator in order:
@@ -204,6 +206,8 @@ class _StepSimulation:
                     beside = place.device[producer] == device
                     after.append(self.forward[producer] if beside else self.arrival[number, device])
                 self._add(operator, device, float(problem.forward_s[operator, device]), after, "forward")
+                # Without an enforced order only the device's resource keeps its operators apart, and
+                # whichever is ready first takes it.
                 previous = [self.forward[operator]] if self.enforced else []
         for number, device in self.arrival:
             self._send(number, device, [self.forward[problem.tensors[number].producer]], "send")
@@ -233,6 +237,7 @@ class _StepSimulation:
         for device, order in enumerate(place.backward_orders):
             seconds = sum(float(problem.update_s[o, device]) for o in order)
             peaks = problem.update_peak_bytes
+            # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
             peak = 0.0 if peaks is None else sum(float(peaks[o]) for o in order)
             if seconds or peak:
                 after = tuple(self.backward[o] for o in order)
@@ -301,6 +306,7 @@ class _StepSimulation:
             if size:
                 holding = (device_name(device), kind, float(size))
                 takes[first].append(holding)
+                # By the end in time; among tasks that end together by the order in which they ran.
                 last = max([first, *users], key=lambda i: (timeline.events[i].end_s, rank[i]))
                 gives[last].append(holding)
 
@@ -317,6 +323,7 @@ class _StepSimulation:
                     self.backward[o] for o in tensor.kept_by if place.device[o] == device and self.backward
                 ]
                 first = self.arrival.get((number, device), self.forward[tensor.producer])
+                # A whole parameter that its own device reads is stored already.
                 size = 0 if tensor.stored and device == place.device[tensor.producer] else tensor.bytes
                 hold(device, "kept" if kept else "transient", size, first, [*users, *kept])
                 if training and tensor.gradient:

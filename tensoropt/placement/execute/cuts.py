@@ -46,6 +46,7 @@ class Cut:
     def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
         """A copy of one piece."""
         start, length = chunk(self.flat[self.code], self.count, index)
+        # Atoms are factors of dims, so that a cut along one is a slice of the tensor seen by atoms.
         part = whole.reshape(self.flat).narrow(self.code, start, length)
         return part.clone(memory_format=torch.contiguous_format).view(self.shape(index))
 
@@ -58,6 +59,8 @@ class Cut:
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole of all pieces, or the sum of all terms."""
         if self.code == PARTIAL:
+            # The first addition makes a tensor of its own; later terms are added in place, and no input is
+            # changed.
             total = pieces[0] + pieces[1]
             for piece in pieces[2:]:
                 total.add_(piece)
@@ -80,6 +83,7 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:  # type: ignore[override]
         cut: Cut = ctx.cut
         given = [
+            # A piece that nobody read has no gradient, but the whole needs one everywhere.
             torch.zeros(cut.shape(i), dtype=ctx.dtype, device=ctx.device) if g is None else g
             for i, g in enumerate(gradients)
         ]
@@ -96,6 +100,7 @@ class _Join(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         cut: Cut = ctx.cut
         if cut.code == PARTIAL:
+            # Every term of a sum has the gradient of the sum.
             return None, *(gradient for _ in range(cut.count))
         return None, *(cut.piece(gradient, i) for i in range(cut.count))
 

@@ -92,6 +92,7 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
         made = dict(zip(self._lowered_for(evaluating).results, results, strict=True))
         if not evaluating:
             self._mutate(made)
+        # All ranks take part in broadcasts, in the order of the model's outputs.
         outputs = tuple(self._output(name, made, inputs) for name in self.source.outputs)
         self.transport.finish()
         return outputs if tape is None else (self._defer(outputs[0], tape), *outputs[1:])
@@ -119,8 +120,11 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
         if value in made:
             own = made[value].to(self.runtime.device)
         else:
+            # A place for what the device that makes the output broadcasts.
             own = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device)
         if not self._alone:
+            # Results are given to all ranks: a script computes with its loss on each of them. Collectives
+            # take contiguous tensors only.
             own = self.transport.broadcast(own.contiguous(), self._device_of(value))
         return own
 
@@ -161,6 +165,8 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
             if isinstance(instruction, Transfer):
                 self._return(tape, instruction, arriving)
             elif device[instruction] in own:
+                # Waited for as late as possible, in front of the operator whose backward needs them, so that
+                # messages travel meanwhile.
                 for value in self.strategy.graph.operators[instruction].writes:
                     for place, message in arriving.pop(value, ()):
                         tape.add(place, message.wait())

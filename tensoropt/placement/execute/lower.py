@@ -47,6 +47,8 @@ class StepContext:
 
     def move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A copy on another device."""
+        # Always a copy, also where two devices of a plan are one (all are the CPU): what a plan sends is a
+        # tensor of its own on the other side.
         return value.detach().to(device, copy=True)
 
 
@@ -197,6 +199,7 @@ class _Lowering:
         """An input, constant or buffer, which every process has, on a device."""
         if name not in self.places:
             self.places[name] = add_constant(self.graph, self.root, self.source, name)
+        # All devices of this process are one, so that nothing has to be copied.
         if len({self.local.devices[d] for d in self.local.own}) == 1:
             return self.places[name]
         if (name, device) not in self.free:
@@ -225,6 +228,7 @@ class _Lowering:
             )
             node = add_function(self.graph, receive, "receive", ())
             node.meta["transfer"] = transfer
+            # Not a value yet: the wait is put in front of its first reader.
             self.arriving[place] = node
 
     def _border(self, function: functools.partial[Any], name: str, transfer: Transfer) -> fx.Node:

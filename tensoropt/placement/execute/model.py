@@ -72,6 +72,7 @@ class PlacedModel(ParallelModel[PlacedEngine]):
     # -- calls ------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # Asked outside of the part that the compiler leaves alone, in which it is always False.
         self._compiled = torch.compiler.is_compiling()
         return self._run(*args, **kwargs)
 
@@ -101,6 +102,8 @@ class PlacedModel(ParallelModel[PlacedEngine]):
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
+                # Optimizers leave out parameters without a gradient, and their states would then differ by
+                # rank.
                 parameter.grad = torch.empty_like(parameter).as_subclass(SpreadGradient)
 
     # -- state dicts ------------------------------------------------------------------------------
@@ -113,6 +116,7 @@ class PlacedModel(ParallelModel[PlacedEngine]):
         if name in self.engine.shards.leaves:
             whole = value.detach().clone(memory_format=torch.contiguous_format)
         else:
+            # A place for the broadcast; its contents do not matter.
             whole = torch.empty(self.shapes[key], dtype=value.dtype, device=value.device)
         device = self.engine.shards.device.get(name)
         if device is not None:  # one that no operator reads is on every rank already

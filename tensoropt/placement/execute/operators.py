@@ -150,6 +150,7 @@ class _Building:
         assert group is not None
         for number, value in enumerate(op.reads):
             self.known[value.tensor] = self.graph.placeholder(f"given_{number}")
+        # Placeholders come in the order in which OperatorCall gives its arguments: values, parameters, free.
         for name in op.parameters:
             self.known[name] = self.graph.placeholder(name)
         free = {name: self.graph.placeholder(f"free_{i}") for i, name in enumerate(group.free)}
@@ -157,6 +158,7 @@ class _Building:
             self.known[name] = self._cast(name, self.known[name])
         for name, node in free.items():
             self.known[name] = self._part(name, node)
+        # What was given no value is a term of a sum, see placement.graph's _read.
         for name in (*group.reads, *group.parameters, *group.shared):
             if name not in self.known:
                 self.known[name] = self._zeros(name)
@@ -171,6 +173,8 @@ class _Building:
             return parameter
         whole = (REPLICATE,)
         dtype = getattr(torch, tensor.dtype)
+        # The edge of a sharded plan on a mesh of one device: no collective, but the same cast, which
+        # RegatheredParameters makes again in backward instead of keeping it.
         spec = EdgeSpec(name, self.atoms[name], (1,), whole, whole, (), (), parameter=True, dtype=dtype)
         return add_function(
             self.graph, functools.partial(redistribute, self.runtime, spec), "cast", (parameter,)
@@ -198,6 +202,7 @@ class _Building:
         assert self.op.configuration is not None
         placed = self.op.configuration.placed(each.name, self.groups.atoms, self.op.mesh, self.context.place)
         call = localise(placed)
+        # A whole operator sees all targets and counts them itself.
         self.counts |= self.op.count > 1 and any(inner.count for inner in call.collectives)
         if self.evaluating:
             call = evaluated(each, call)

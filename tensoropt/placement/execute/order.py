@@ -98,6 +98,8 @@ class _Ordering:
             for one, next_one in itertools.pairwise(order):
                 self.before[next_one].add(one)
         for i in range(1, len(transfers)):
+            # Transfers keep the plan's order on all ranks, so that sends and receives between two of them
+            # pair up.
             self.before[self.first + i].add(self.first + i - 1)
         (self._gradients if backward else self._values)()
 
@@ -115,6 +117,7 @@ class _Ordering:
         returned = {(t.value, t.source): self.first + i for i, t in enumerate(self.transfers)}
         tensors = self.strategy.graph.groups.atoms.graph.tensors
         for i, op in enumerate(self.operators):
+            # Each value once, as its gradient comes back once however often it is read.
             for value in dict.fromkeys(op.reads):
                 if not tensors[value.tensor].requires_grad:
                     continue
@@ -138,6 +141,8 @@ class _Ordering:
             for other in before:
                 after[other].append(node)
         start = [0] * len(waiting)
+        # At one time transfers (False) come before operators, so that a message is on its way while its
+        # device computes on.
         ready = [(0, node < self.first, node) for node, count in enumerate(waiting) if not count]
         heapq.heapify(ready)
         found: list[Instruction] = []
@@ -145,6 +150,7 @@ class _Ordering:
             now, is_operator, node = heapq.heappop(ready)
             found.append(node if is_operator else self.transfers[node - self.first])
             for other in after[node]:
+                # An operator takes one unit of time, a message none: see schedule_of.
                 start[other] = max(start[other], now + is_operator)
                 waiting[other] -= 1
                 if not waiting[other]:

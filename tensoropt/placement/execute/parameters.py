@@ -72,6 +72,7 @@ class PlacedParameters(LocalParameters):
         names: dict[tuple[int, str], list[str]] = {}
         for name, leaf in self.leaves.items():
             if leaf.requires_grad:
+                # A bucket is one flat tensor, which lies on one device and has one type.
                 key = self._device(name), self.source.tensors[name].stored_dtype
                 names.setdefault(key, []).append(name)
         return tuple(

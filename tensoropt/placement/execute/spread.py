@@ -37,9 +37,11 @@ class SpreadGradient(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Else the call would come back to this very function, without end.
         with torch._C.DisableTorchFunctionSubclass():
             if func in _NORMS:
                 return _norm(args[0], _order(args, kwargs))
+            # What clip_grad_norm_ calls where it can.
             if func is torch._foreach_norm:
                 return [_norm(value, _order(args, kwargs)) for value in args[0]]
             return func(*args, **kwargs)
@@ -66,6 +68,7 @@ def _over_ranks(own: torch.Tensor, order: float) -> torch.Tensor:
     if order == float("inf"):
         dist.all_reduce(own, op=dist.ReduceOp.MAX)
         return own
+    # Powers of many elements are added up in float64: a narrow type overflows or loses the small ones.
     total = own.double() ** order
     dist.all_reduce(total)
     return (total ** (1.0 / order)).to(own.dtype)

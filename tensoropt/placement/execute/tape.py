@@ -27,6 +27,7 @@ class _Entry(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
         ctx.tape, ctx.place = tape, place
+        # A function that returns its input as it is would hand out the input itself. A view costs no memory.
         return value.view_as(value)
 
     @staticmethod
@@ -44,6 +45,7 @@ class _Made(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
         ctx.tape, ctx.places = tape, places
+        # A root of no content: the gradients come from the tape, not from above.
         return made[0].new_zeros(())
 
     @staticmethod
@@ -64,6 +66,8 @@ class Tape(DeferredStep):
 
     def enter(self, place: Place, value: torch.Tensor) -> torch.Tensor:
         """A value as an operator reads it."""
+        # Values come without history, and autograd leaves out functions of which no input requires a
+        # gradient: the anchor does.
         return _Entry.apply(self.anchor, value, weakref.ref(self), place)
 
     def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
@@ -93,5 +97,6 @@ class Tape(DeferredStep):
     def backward(self, operator: int) -> None:
         """Run an operator's backward with the gradients of what it made, all of which are there."""
         places, root = self._roots.pop(operator, ((), None))
+        # Without any gradient nothing that this operator read can have one.
         if root is not None and any(place in self._gradients for place in places):
             torch.autograd.backward(root, torch.ones_like(root))

@@ -91,13 +91,17 @@ class Job:
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
         value = value.contiguous()
+        # The tag matches a send with its receive under gloo; NCCL ignores tags and matches by order, which is
+        # the same on all ranks.
         work = dist.isend(value, transfer.target, tag=transfer.number)
         assert work is not None, "every rank is a member of the job"
         if value.is_cuda:
+            # A value must live until its message is gone; each send lets go of those that are.
             self._on_gpu = [(w, v) for w, v in self._on_gpu if not w.is_completed()]
             self._on_gpu.append((work, value))
             return
         if self._thread is None or not self._thread.is_alive():
+            # A daemon, so that a message that never arrives does not keep the process from ending.
             self._thread = threading.Thread(target=self._wait_for_all, daemon=True, name="sent messages")
             self._thread.start()
         with self._gone:
@@ -111,6 +115,7 @@ class Job:
                 work.wait()
             except Exception as error:
                 self._error = self._error or error
+            # Else the last message would stay alive until the next one is sent.
             del work, value
             with self._gone:
                 self._left -= 1
@@ -133,5 +138,6 @@ class Job:
         with self._gone:
             self._gone.wait_for(lambda: self._left == 0)
         if self._error is not None:
+            # Raised once, and in the thread of the step: nobody sees an exception of the waiting thread.
             error, self._error = self._error, None
             raise error

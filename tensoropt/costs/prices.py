@@ -99,6 +99,7 @@ class Prices:
         self.communication = communication
         self.optimizer = optimizer
         self.overheads = overheads
+        self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @property
     def training(self) -> bool:
@@ -109,22 +110,26 @@ class Prices:
         real = self._real(axes)
         if not real or not num_bytes:
             return 0.0
-        return self.communication.time_s(kind, real, num_bytes) + self._between_work_s([(real, num_bytes)])
+        return self.communication.time_s(kind, real, num_bytes) + self._between_work_s(((real, num_bytes),))
 
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The mesh's own axes, counted from 0, along which there is more than one device."""
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
-    def _between_work_s(self, sends: Sequence[tuple[Sequence[int], float]]) -> float:
+    def _between_work_s(self, sends: tuple[tuple[tuple[int, ...], float], ...]) -> float:
         """What work before and after adds to collectives, (axes, bytes) each, that follow one another. The
         simulator knows how long the work is."""
-        costs = self.communication
-        arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
-        return float(arriving) + max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
+        # Cells of tables ask for the same few collectives again and again, and looking one up interpolates.
+        if sends not in self._between:
+            costs = self.communication
+            arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
+            leaving = max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
+            self._between[sends] = float(arriving) + leaving
+        return self._between[sends]
 
     def amid_work(self, local_s: float, sends: Sequence[Send]) -> float:
         """Seconds of local work and of collectives that follow one another, between other work."""
-        between = self._between_work_s([(send.axes, send.bytes) for send in sends]) if sends else 0.0
+        between = self._between_work_s(tuple((send.axes, send.bytes) for send in sends)) if sends else 0.0
         return local_s + between + sum(send.seconds for send in sends)
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:

@@ -89,11 +89,14 @@ class _Refinement:
     def _offer(self, place: tuple[str, int], new: set[int], changed: set[str]) -> bool:
         """Add boundaries to a tensor dim; False (and nothing added) when they do not fit."""
         size = self.graph.tensors[place[0]].shape[place[1]]
+        # 1 and the size itself are boundaries of every dim. Noting them would only make the graph be visited
+        # again.
         new = {b for b in new if 1 < b < size}
         if new <= self.boundaries[place]:
             return True
         if not is_chain(self.boundaries[place] | new | {size}):
             return False
+        # Boundaries are never taken away, and all divide the size of their dim: the visits come to an end.
         self.boundaries[place] |= new
         changed |= self.touching[place]
         return True
@@ -108,7 +111,11 @@ class _Refinement:
             union = {1}.union(*(self._inside(place, inner, dim.size) for place, inner in places))
             fits = is_chain(union | {dim.size})
             for place, inner in places:
+                # The two ends of the loop are boundaries of its dim as well: no other view's atom may reach
+                # across them.
                 edges = {b * inner for b in union} | {inner * dim.size, inner}
+                # What other places took before one refused stays there: an atom that is finer than needed is
+                # never wrong.
                 fits = fits and self._offer(place, edges, changed)
             if not fits:
                 self.broken[name].add(loop)
@@ -123,10 +130,13 @@ class _Refinement:
         queue_of = {n: viewing if _factors_dims(space) else computing for n, space in self.spaces.items()}
         for name, queue in queue_of.items():
             queue[name] = None
+        # Dicts as sets that keep their order. Which operator gives in where factorisations contradict each
+        # other depends on the order, and every rank has to find the same atoms.
         while computing or viewing:
             queue = computing or viewing
             name = next(iter(queue))
             del queue[name]
+            # Sorted, as sets of names come in another order in every process.
             for other in sorted(self._visit(name)):
                 queue_of[other].setdefault(other)
         atoms: dict[str, Atoms] = {}
@@ -152,12 +162,16 @@ class _Refinement:
             if loop in self.broken[name] or dim.size <= 1:
                 continue
             positions = self._positions(space, loop)
+            # Nothing changes any more, so all places of an unbroken loop have the same boundaries: the first
+            # one will do.
             inside = self._inside(*positions[0], dim.size) if positions else set()
             sizes = _factors(dim.size, inside)
             parts[loop] = []
             for i, size in enumerate(sizes):
                 label = dim.name if len(sizes) == 1 else f"{dim.name}.{i}"
                 parts[loop].append(len(new_dims))
+                # Only a dim that is one atom is cut unevenly: unequal parts of an inner atom are no chunks of
+                # the dim.
                 new_dims.append(LoopDim(label, size, dim.splittable, dim.uneven and len(sizes) == 1))
 
         def operand(old: Operand) -> Operand:
@@ -210,6 +224,7 @@ def _uneven_dims(
         return [(operand.tensor, d) for d, loops in enumerate(operand.dims) if loops == (loop,)]
 
     changed = True
+    # Marks spread along the graph in both directions, so passes are made until one finds nothing new.
     while changed:
         changed = False
         for space in spaces.values():
@@ -218,6 +233,8 @@ def _uneven_dims(
                 if not (dim.uneven and dim.splittable):
                     continue
                 places = [p for o in operands for p in whole(o, loop)]
+                # The loop must be a whole dim of every operand that has it, or one operand would be cut
+                # through.
                 seeded = any(p in marked or graph.tensors[p[0]].kind == "parameter" for p in places)
                 spread = len(places) == sum(loop in o.loops for o in operands)
                 if seeded and spread and not marked.issuperset(places):

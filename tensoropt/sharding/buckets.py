@@ -34,6 +34,8 @@ class Bucket:
 
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
     """Real axes over which the gradient of a parameter stored so is a partial sum."""
+    # Axis 0 is the micro-batches: what they contribute is added up in place, one after the other, and never
+    # sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
 
 
@@ -70,6 +72,7 @@ def fill_buckets(
     gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Buckets of gradients given in the order in which they arrive, as (parameter, axes, dtype, elements)."""
+    # One all-reduce has one group and one type, so there is one open bucket for each pair of them.
     open_buckets: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
     done: list[Bucket] = []
 
@@ -82,6 +85,8 @@ def fill_buckets(
         items.append((name, elements))
         if sum(count for _, count in items) * DTYPE_BYTES[dtype] >= limit_bytes:
             close((axes, dtype))
+    # In the order in which they were opened. All ranks compute the same list, as they have to issue the same
+    # collectives in the same order.
     for key in list(open_buckets):
         close(key)
     return tuple(done)

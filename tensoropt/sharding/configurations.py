@@ -52,6 +52,7 @@ class Configuration:
         names = {s.resolve[0] for s in self.strategies if s.resolve}
         if not names:
             return None
+        # Only an anchor with a single output is resolved (`_anchor_strategies` in groups.py).
         (name,) = names
         after = self.layout(name)
         # The anchor's own output on a resolving axis is a partial sum.
@@ -75,9 +76,13 @@ def fits(atoms: AtomGraph, group: Group, strategies: tuple[AxisStrategy, ...], m
                 parts.setdefault(choice, []).append(size)
         dims = atoms.spaces[op.name].dims
         for loop, sizes in parts.items():
+            # By one axis only: where axes nest, resharding takes the sizes that the outer ones leave by exact
+            # division.
             uneven = dims[loop].uneven and len(sizes) == 1 and dims[loop].size >= UNEVEN_LEAST * sizes[0]
             if dims[loop].size % prod(sizes) and not uneven:
                 return False
+    # What a partial sum is scattered to is no loop that the anchor splits, so the check above has not seen
+    # it.
     for name in {s.resolve[0] for s in strategies if s.resolve}:
         sizes = list(atoms.atom_sizes(name))
         for axis, strategy in enumerate(strategies):
@@ -102,6 +107,8 @@ def enumerate_configurations(
     kept = []
     for strategy in group.strategies:
         loop, atom = strategy.label.loop, strategy.label.atom
+        # Strategies come with the outermost atom of a loop first (`_anchor_strategies` goes through the dims
+        # in order).
         outermost = by_loop.setdefault(loop, atom)
         if atom != outermost:
             outer = Label(loop, outermost).dim
@@ -111,6 +118,7 @@ def enumerate_configurations(
                 continue
         kept.append(strategy)
     found = []
+    # All combinations, not only those that are equal up to the order of axes: axes differ in their links.
     for choice in itertools.product(kept, repeat=len(mesh) - 1):
         strategies = (micro, *choice)
         if fits(atoms, group, strategies, mesh):
@@ -164,6 +172,7 @@ class _BatchFollowing:
         """Per group the strategy that follows the batch."""
         for group in self.graph.groups:
             whole = (REPLICATE, PARTIAL_GRAD)
+            # A source that is not known yet is made by a group that waits, and counts as whole.
             fed = [n for n in self._sources(group) if self.known.get(n, REPLICATE) not in whole]
             if not fed:
                 self.waiting.update(dict.fromkeys(group.writes, group))
@@ -188,6 +197,7 @@ class _BatchFollowing:
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
         # Whole in every micro-batch with gradients adding up comes before any split, if nobody asks.
+        # `sorted` is stable: the other strategies keep their order, outermost atoms first.
         order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):
             if strategy.resolve is None and self._agrees(group, strategy, wanted):

@@ -222,6 +222,7 @@ def _listed(names: Sequence[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """``did you mean ...?`` for an unknown name, or what there is."""
     names = sorted(set(known))
+    # The cutoff is an assumption: below difflib's own 0.6 it finds a hint more often, and a wrong one too.
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -271,6 +272,7 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
         groups = _groups(entry, graph)
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
             together.append((entry, groups))
+    # Nothing of these is kept for sharding; only a pattern that matches nothing is refused.
     for kinds in constraints.devices:
         _leading(kinds, kinds.operators, graph)
     return Matched(constraints, tuple(pins), stored, tuple(together), tuple(notes), batch)
@@ -294,7 +296,10 @@ def _leading(constraint: object, pattern: str, graph: GroupGraph) -> tuple[Opera
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
             group = graph.group_of[op.name]
+            # 0: the anchor of a group that computes, 1: a cheap anchor, 2: a follower. Only the lowest rank
+            # that the pattern matches is taken, so that `*` does not pin every reshape.
             rank = 2 if op is not group.anchor else int(graph.atoms.spaces[op.name].cheap)
+            # A group has one configuration: one of its operators speaks for all.
             ranked.setdefault(rank, {}).setdefault(group.name, op)
     if not ranked:
         operators = graph.atoms.graph.operators
@@ -394,4 +399,6 @@ def stored_as(code: int, wanted: str) -> bool:
     """Whether the stored placement ``code`` is what was asked for: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
+    # `R` says where the parameter lies. Whether its gradient is reduced in backward or in a bucket is left
+    # open, so that every negative code will do.
     return code == placement_code(wanted) or (wanted == "R" and code < 0)

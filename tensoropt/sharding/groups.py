@@ -85,6 +85,7 @@ class Group:
     @cached_property
     def unsplit(self) -> AxisStrategy:
         """The strategy that splits nothing."""
+        # Every anchor begins with it, and a follower that could not go along with it would not have joined.
         return next(s for s in self.strategies if s.label == WHOLE)
 
     @cached_property
@@ -143,6 +144,7 @@ class _Grouping:
         """The groups, and the variables between them."""
         for op in self.graph.operators:
             if not self._join(op):
+                # Operators come in execution order, so that whatever makes an operand has its draft already.
                 draft = _Draft([op], self._anchor_strategies(op), self._external(op, None))
                 self.drafts.append(draft)
                 self.draft_of[op.name] = draft
@@ -166,6 +168,7 @@ class _Grouping:
         feeders = [self.draft_of[self.graph.producer[n].name] for n in self._activations(op)]
         if not feeders:
             return False
+        # The latest: the longest chain, whose group is the likeliest to read what the others make.
         # One of several feeders: what the others make must be read by its group already, see below.
         draft = feeders[-1]
         hubs = self.known_hubs.intersection(self._activations(op))
@@ -224,6 +227,7 @@ class _Grouping:
                 choice = candidate
         if choice is None:
             return None
+        # A follower that is not linear in all its operands, or adds a parameter, ends the partial sum.
         if choice == PARTIAL and not self._passes_partial(op, space):
             return None
         placements = self._placements(op, space, choice)
@@ -266,6 +270,8 @@ class _Grouping:
         if self._passes_partial(op, space) and any(self.graph.tensors[n].requires_grad for n in op.inputs()):
             choices.append((PASSED_ON, PARTIAL))
         if op.name in self.independent and any(self.graph.tensors[n].requires_grad for n in op.outputs):
+            # Nothing of the batch comes in, so every rank makes the same value; readers that split the batch
+            # give it partial gradients, which add up, as those of a parameter do.
             choices.append((PARTIAL_GRADIENT, PARTIAL_GRAD))
         strategies = []
         for label, choice in choices:
@@ -306,6 +312,7 @@ class _Grouping:
                     readers.setdefault(name, []).append(draft)
                 elif kind == "parameter":
                     users.setdefault(name, []).append(draft)
+        # A buffer's new value leaves the graph as an output does.
         final = set(self.graph.outputs) | set(self.graph.mutations.values())
         groups = tuple(self._group(draft, readers, users, final) for draft in self.drafts)
         group_of = {op.name: g for g in groups for op in g.operators}
@@ -357,6 +364,8 @@ def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
 
 def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
     """Drop inner atoms beyond the first few of a loop, and resolutions where the partial sum survives."""
+    # A resolution is there for followers that cannot read a partial sum. Where all of them can, the edge
+    # behind the group reduces it.
     partial = {s.label.dim for s in strategies if s.resolve is None}
     atoms: dict[str, list[str]] = {}
     kept = []
@@ -375,6 +384,7 @@ def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
     """Inputs whose first dim is as long as that of the first input: the batch."""
     inputs = [graph.tensors[name] for name in graph.inputs]
     batch = next((t.shape[0] for t in inputs if t.shape), 0)
+    # With a batch of one every dim of size 1 would pass for it, and there is nothing to split.
     return tuple(t.name for t in inputs if t.shape and t.shape[0] == batch and batch > 1)
 
 

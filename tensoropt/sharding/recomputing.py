@@ -42,6 +42,8 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        # Not plain references: autograd notices when an input is changed in place before backward, frees them
+        # with the graph, and shows them to hooks of the user's.
         ctx.save_for_backward(*tensors)
         return anchor.clone()
 
@@ -57,6 +59,7 @@ class _Inside:
         self._run = run
         self._others = [None if isinstance(x, torch.Tensor) else x for x in inputs]
         self._places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        # Without an input that requires a gradient the function would get no node, and nowhere to save to.
         anchor = torch.empty((), requires_grad=True)
         self._given: Any = _Given.apply(anchor, *(inputs[i] for i in self._places)).grad_fn
         self._autocast = _autocast_now(inputs)
@@ -71,6 +74,7 @@ class _Inside:
     def take(self, number: int) -> torch.Tensor:
         if number not in self._made:  # all of them are missing; or, with a kept graph, gone once more
             self._make()
+        # Each is needed once: taken out, it is freed as soon as backward is past it.
         return self._made.pop(number)
 
     def _make(self) -> None:
@@ -83,9 +87,13 @@ class _Inside:
 
         own = list(self._others)
         for place, value in zip(self._places, self._given.saved_tensors, strict=True):
+            # Cut off from the first run's graph, but requiring gradients where it did, or autograd would save
+            # other tensors this time and the numbers would not match.
             own[place] = value.detach().requires_grad_(value.requires_grad)
         with saved_tensors_hooks(keep, _no_backward), torch.enable_grad(), self._autocast():
             self._run(*own)
+        # The numbers that forward gave out are positions in the order of saving: they mean the same tensors
+        # only if the region saves as many again.
         if len(made) != self._count:
             raise RuntimeError(
                 f"a recomputed region saved {self._count} tensors in forward and {len(made)} when it ran"

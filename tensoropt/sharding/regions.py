@@ -69,10 +69,13 @@ def _block(group: Group, depth: int) -> str:
 def _blocks(graph: GroupGraph, depth: int) -> tuple[Region, ...]:
     found: list[Region] = []
     times: dict[str, int] = {}
+    # Neighbours only: a block that runs again later is a region of its own, as all that lies between the two
+    # runs would have to be inside otherwise.
     for name, run in groupby(graph.groups, key=lambda g: _block(g, depth)):
         groups = tuple(run)
         if not name or len(groups) < MIN_GROUPS:
             continue
+        # The executor makes one call of a region, so that it must not wait for itself in the middle.
         if not _has_backward(graph, groups) or not _runs_at_once(graph, groups):
             continue
         times[name] = times.get(name, 0) + 1
@@ -107,6 +110,7 @@ def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> floa
     tensors = graph.atoms.graph.tensors
     written = {g.name: sum(tensors[n].bytes for n in g.writes) for g in graph.groups}
     inside = {name: region.name for region in regions for name in region.groups}
+    # A group's reads are activations only: inputs and parameters are alive in any case.
     makers = {n: g.name for g in graph.groups for n in g.writes}
     leaving = {
         n

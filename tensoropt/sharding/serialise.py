@@ -78,6 +78,7 @@ def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> 
     found = data.get(section)
     if not isinstance(found, Mapping):
         raise PlanError(f"the plan has no '{section}'; it is not a strategy")
+    # A dict for its order: the first difference in the graph's order is the one that is told.
     names = dict.fromkeys(expected)
     for name in names:
         if name not in found:
@@ -104,6 +105,8 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
             raise PlanError(f"{group.name} cannot be split as '{label}'; it has: {', '.join(available)}")
         chosen.append(available[label])
     configuration = Configuration(group, tuple(chosen))
+    # Labels alone can be valid and still not divide the model's own sizes, as after an edit of the plan or of
+    # the mesh.
     if not fits(graph.atoms, group, configuration.strategies, mesh):
         raise PlanError(
             f"{group.name} does not divide as {'/'.join(labels)} over the mesh {'x'.join(map(str, mesh))}"
@@ -122,6 +125,7 @@ def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes
     if any(Storage.of((code,)).gathered_once for code in layout[1:]):
         raise PlanError(f"{what} {name}: held or held/P belong on the micro-batch axis, the first of {names}")
     for code in layout:
+        # Negative codes pass: what is replicated or partial needs no atom.
         if code >= len(sizes):
             raise PlanError(
                 f"{what} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"

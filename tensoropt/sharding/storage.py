@@ -134,6 +134,8 @@ class Way:
     def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What every use takes; no backward steps without a gradient."""
         forward = edge_steps(atoms, mesh, self.source, self.use)[0] if self.source != self.use else ()
+        # Not the backward of the way forward: from an unsharded copy the value comes from the copy and the
+        # gradient may go to the shard.
         backward = edge_steps(atoms, mesh, self.back, self.use)[1] if self.back != self.use else ()
         return forward, backward if learns else ()
 
@@ -177,7 +179,10 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     if not storage.gathered_once:
         return Way(stored, stored, use, stored)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)
+    # The micro-batch axis of `stored` was taken up by the code; whether gradients add up over it is as the
+    # copy says.
     shard = (copy[0], *stored[1:])
+    # Gradient placements may still differ; the edge to the use takes care of those, without a copy.
     if forward_placements(copy) == forward_placements(shard):
         return Way(shard, shard, use, shard)
     return Way(shard, copy, use, copy if storage.reduced_last else shard)

@@ -141,6 +141,8 @@ class Strategy:
         return {edge.tensor: edge for edge in self._unsharded()}
 
     def _unsharded(self) -> Iterator[Edge]:
+        # A shared parameter has several ways, all from the same copy (`whole_layout`), so that any of them
+        # will do.
         ways = {n: self.way(n, g) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
         for name, found in ways.items():
             if found.unsharded:
@@ -178,7 +180,9 @@ class Strategy:
         sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
         forward, backward = edge_steps(sizes, self.mesh, edge.source, edge.target)
         if edge.back is not None:
+            # The value came from the unsharded copy, but the gradient goes to where the shard is.
             backward = edge_steps(sizes, self.mesh, edge.back, edge.target)[1]
+        # Otherwise the gradient was reduced in every micro-batch, on the edges of the uses.
         if edge.kind == "unsharded":
             learns = learns and Storage.of(self.stored[edge.tensor]).reduced_last
         return forward, backward if learns else ()
@@ -192,12 +196,14 @@ class Strategy:
 
 def output_layout(source: Layout) -> Layout:
     """What leaves the model is whole on every rank; the micro-batch axis stays as it is."""
+    # The micro-batches' results are put together by the engine, after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
 
 
 def made_again(tensor: Tensor, steps: Iterable[Step], *, unsharded: bool = False) -> bool:
     """Whether backward makes a used parameter anew from its stored shard instead of keeping it: what had to
     be gathered, or cast, for the use itself."""
+    # An unsharded copy is cast when it is gathered, once for all uses.
     cast = tensor.master_dtype is not None and not unsharded
     return cast or any(step.kind == "all_gather" for step in steps)
 

@@ -132,9 +132,12 @@ def _check(
                 spread[at][name] = piece
         return spread
 
+    # Operands lie by forward placements and gradients of outputs by gradient placements: a claim has both
+    # halves, and each is tested with the pieces that the executor would have.
     inputs = spread(values, {n: forward_placements(layout) for n, layout in reads.items()})
     incoming = spread(gradients, {n: gradient_placements(layout) for n, layout in writes.items()})
     runs = _run_ranks(op, atoms, choices, mesh, inputs, incoming)
+    # The coarsest type among inputs and outputs decides how much rounding there is.
     tolerance = max([_TOLERANCE.get(v.dtype, 0.0) for v in (*values.values(), *whole.outputs.values())])
 
     def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
@@ -162,6 +165,8 @@ def _whole(
     split = OperatorShard(op, atoms, (NONE,) * axes, (1,) * axes, (0,) * axes)
     local = localise(split)
     random = local.is_kernel and (spec_of(op.target).random or draws_numbers(op))
+    # PyTorch's own call of a random operator would draw other numbers than the pieces, whose kernels draw by
+    # position; everything else is compared with PyTorch's own.
     call = local if random else LocalCall(op.target, op.args, op.kwargs, op.name)
     values: Tensors = {}
     error: Exception | None = None
@@ -213,6 +218,7 @@ def _execute(
     found: Tensors = {}
     if wanted and given:
         if isinstance(context, ThreadedRanks.Context):
+            # All that this rank's kernels send from now on, they send in backward.
             context.backward = True
         for name in given:
             if gradients[name].shape != outputs[name].shape:
@@ -229,6 +235,8 @@ def _execute(
             for (n, leaf), g in zip(wanted.items(), results, strict=True)
         }
     elif wanted and gradients:
+        # The outputs depend on no operand in a differentiable way: the gradients are zeros, on the pieces as
+        # well.
         found = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
     return _Run({n: v.detach() for n, v in outputs.items()}, found)
 
@@ -249,6 +257,7 @@ def _run_ranks(
         return _execute(op, atoms.graph, calls[at], inputs[at], incoming[at], context)
 
     try:
+        # Only kernels communicate; other calls need no neighbour and run one after the other.
         runs = ranks.run(work, parallel=any(call.is_kernel for call in calls.values()))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise _Wrong("error", "", f"{type(error).__name__}: {error}") from error
@@ -257,6 +266,7 @@ def _run_ranks(
     )
     for at, call in calls.items():
         declared = Counter(_declared(c) for c in call.collectives)
+        # Sums over micro-batches are taken in time, by the engine, and sent by nobody.
         sent = Counter(s.described(element) for s in ranks.sent[at] if s.axes != (MICRO_AXIS,))
         if sent != declared:
             raise _Wrong("collectives", "", f"sends {dict(sent)}, declares {dict(declared)}")

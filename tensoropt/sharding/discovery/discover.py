@@ -114,7 +114,9 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     before = Discovery.from_record(record) if record is not None else None
     if before is not None and before.lost:
         return before
+    # A fork is for operators of a user's own, which may hang or crash; PyTorch's own are trusted not to.
     found = (_tried if op.target.startswith("aten.") else _tried_apart)(op, graph, before)
+    # Other refusals are found again at once, and what was lost may take all of TRIAL_S once more.
     if kept is not None and found != before and (found.lost or not found.refused):
         kept.put(key, found.to_record(), kind="discovery")
     return found
@@ -138,6 +140,7 @@ def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -
     def child() -> Discovery | None:
         torch.set_num_threads(1)  # the threads of this process's OpenMP are not in its fork
         try:
+            # The smallest backward there is: it raises where autograd's engine does not survive the fork.
             torch.zeros((), requires_grad=True).exp().backward()
         except RuntimeError:
             return None
@@ -214,6 +217,7 @@ def _refusal(op: Operator) -> str:
 
 def _unsteady(probe: ProbeOperator) -> str:
     """Why a probe's results cannot be relied on: they differ, say nothing, or an operand changes."""
+    # Seeding must not change the numbers that the user's script draws afterwards.
     with torch.random.fork_rng(devices=[]):
         values = probe.values(0)
         before = {name: value.clone() for name, value in values.items()}
@@ -239,9 +243,12 @@ def _search(probes: Sequence[ProbeOperator]) -> Discovery:
     taken: set[tuple[int, int]] = set()
     for operand, tensor in enumerate(first.operands):
         for dim in range(len(tensor.shape)):
+            # A dim belongs to one loop only, as it does in a rule.
             if (operand, dim) in taken or tensor.shape[dim] < 2:
                 continue
             for split in _candidates(first, operand, dim, taken):
+                # Loops found before were checked when they were found; the new one is checked alone and with
+                # each of them.
                 if all(_holds(probe, (*found, split), False, first=len(found)) for probe in probes):
                     found.append(split)
                     taken.update((i, d) for i, d in enumerate(split.reads) if d is not None)
@@ -274,6 +281,7 @@ def _candidates(probe: ProbeOperator, operand: int, dim: int, taken: set[tuple[i
 def _pieces(
     probe: ProbeOperator, values: Mapping[str, torch.Tensor], reads: Iterable[int | None], size: int
 ) -> list[list[torch.Tensor]] | None:
+    # Equal pieces only: whether a dim may be cut unevenly is not asked.
     parts = next(p for p in range(2, size + 1) if size % p == 0)
     cut = {
         t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
@@ -302,6 +310,7 @@ def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor]) -> int | Non
         return WHOLE
     if whole.dtype == torch.bool:
         return None
+    # Whole comes before sum: parts that are all zero are both, and what is equal needs no collective.
     total = torch.stack(list(parts)).sum(0).to(whole.dtype)
     if _equal(total, whole):
         return SUM
@@ -337,6 +346,7 @@ def _holds(
     tries: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((NONE, PARTIAL), (1, 2))] if linear else []
     for loop in range(first, len(splits)):
         size = space.dims[loop].size
+        # Axis 0 is the micro-batches, which these tries leave alone.
         tries += [((NONE, loop), (1, parts)) for parts in {_smallest_factor(size), size}]
         tries += [
             ((NONE, loop, other), (1, _smallest_factor(size), _smallest_factor(space.dims[other].size)))

@@ -104,6 +104,8 @@ def _splits(
         found += [((NONE, loop), (1, count)) for count in parts if divides(loop, count)]
         if space.dims[loop].uneven and chunk(space.dims[loop].size, 3, 2)[1] > 0:
             found.append(((NONE, loop), (1, 3)))
+        # A kernel sees coordinates and axes; other calls see smaller tensors only, for which one axis is
+        # enough.
         kernel = localise(OperatorShard(op, atoms, (NONE, loop), (1, 2))).is_kernel and divides(loop, 2)
         if kernel and _follows_micro_batches(op, atoms, loop):
             found.append(((loop, NONE), (2, 1)))
@@ -141,6 +143,7 @@ def _signature(op: Operator, atoms: AtomGraph) -> Any:
 
     names = [described(n) for n in (*op.inputs(), *op.outputs)]
     static = repr((op.args, sorted(op.kwargs.items())))
+    # The longest first, so that a name that is part of another one is not replaced inside it.
     for name in sorted(number, key=len, reverse=True):
         static = static.replace(f"'{name}'", str(number[name]))
     space = atoms.spaces[op.name]

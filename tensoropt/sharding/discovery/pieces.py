@@ -20,6 +20,8 @@ def distribute(
     partial = [axis for axis, code in enumerate(placements) if code == PARTIAL and mesh[axis] > 1]
     members = list(itertools.product(*(range(mesh[axis]) for axis in partial)))
     summands = {m: _noise(value, generator) for m in members[1:]}
+    # Noise rather than zeros on the other ranks: a kernel that takes a partial sum for the whole is found
+    # out.
     summands[members[0]] = value - sum(summands.values()) if summands else value
     ranks = itertools.product(*(range(size) for size in mesh))
     return {at: shard(summands[tuple(at[a] for a in partial)], atoms, placements, mesh, at) for at in ranks}
@@ -73,6 +75,7 @@ def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> boo
     if not expected.is_floating_point():
         return torch.equal(found, expected)
     finite = expected.nan_to_num(posinf=0.0, neginf=0.0).abs()
+    # Cancelled sums are as inexact as their largest summand, so the absolute tolerance grows with the tensor.
     scale = 1.0 + (float(finite.max()) if finite.numel() else 0.0)
     found = found.to(expected.dtype)
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

@@ -66,8 +66,11 @@ def probes_of(op: Operator, graph: OperatorGraph) -> Iterator[ProbeOperator]:
     if not tensors:
         return
     sizes = sorted({size for t in tensors for size in t.shape if size > 1})
+    # Indices and masks are for the sizes they were made for.
     bound = any(value_matters(t, graph.constants.get(t.name)) for t in tensors)
     maps: list[dict[int, int]] = []
+    # One size less than there are, as the second set starts one further on. Two sets, so that what is true at
+    # one set of sizes by chance is not kept.
     if not bound and len(sizes) < len(PROBE_SIZES):
         maps = [dict(zip(sizes, PROBE_SIZES[start:], strict=False)) for start in (0, 1)]
     if all(t.elements <= LARGEST_PROBE for t in tensors):
@@ -84,6 +87,7 @@ def _probe(
         t.name: replace(t, shape=tuple(sized.get(s, s) for s in t.shape), kind="input", key=None)
         for t in tensors
     }
+    # A constant's values have its own shape; at other sizes random ones take their place.
     constants = {n: graph.constants[n] for n in small if n in graph.constants and not sized}
     draft = OperatorGraph(small, (), tuple(small), (), constants=constants)
     made = ProbeOperator(op, draft).run(ProbeOperator(op, draft).values(0))

@@ -55,6 +55,7 @@ class ThreadedRanks:
                 results[context.at] = work(context)
             except BaseException as error:
                 errors.append(error)
+                # The others would wait for this rank's next collective for ever.
                 self._barrier.abort()
 
         threads = [threading.Thread(target=guarded, args=(context,)) for context in contexts]
@@ -63,6 +64,7 @@ class ThreadedRanks:
         for thread in threads:
             thread.join()
         if errors:
+            # A broken barrier only says that some other rank failed.
             real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
             raise (real or errors)[0]
         return results
@@ -86,6 +88,8 @@ class ThreadedRanks:
             ranks.sent[self.at].append(Sent(axes, value.numel(), bytes_, self.backward))
             ranks._board[self.at] = value.detach()
             ranks._barrier.wait()
+            # All values are on the board now. The second wait keeps a fast rank from putting its next value
+            # there before the slow ones have read this one.
             group = [
                 p for p in ranks.places if all(p[a] == self.at[a] for a in range(len(p)) if a not in axes)
             ]

@@ -28,6 +28,8 @@ def resharding_elements(steps: Sequence[Step], mesh: Sequence[int]) -> int:
             made = before * (1 + _lies_inside(s.before, s.target)) + after * _lies_inside(s.before, s.atom)
         else:
             made = after
+        # The first step reads the input of the whole resharding, which is not counted; later ones read a
+        # buffer.
         peak = max(peak, made + (before if i else 0))
     return peak
 

@@ -179,6 +179,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
         if move is not None:
             moves.append(move)
         for axis in step.axes:
+            # These three cut along the atom of the end; all others leave nothing cut along the axis.
             current[axis] = -1 if step.kind not in ("slice", "reduce_scatter", "all_to_all") else end[axis]
     return Route(
         spec.order,
@@ -196,6 +197,7 @@ def _sharded_size(step: Step, current: list[int], global_sizes: Sizes, mesh: Siz
     size = global_sizes[step.atom]
     for axis, code in enumerate(current):
         if code == step.atom and axis not in step.axes:
+            # Exact: an atom that several axes cut divides by all of them (`fits` in configurations.py).
             size //= mesh[axis]
     return size
 
@@ -215,6 +217,7 @@ def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
     group = runtime.group(step.axes)
 
     def move(x: torch.Tensor) -> torch.Tensor:
+        # The reduction is done in place, and whoever made the input may still need it.
         x = x.clone(memory_format=torch.contiguous_format)
         if group is not None:
             dist.all_reduce(x, group=group)
@@ -227,13 +230,16 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
         return None
+    # Collectives want pieces of one size: uneven shards travel padded to the largest.
     shard, position = -(-whole // parts), runtime.coordinate(step.axes)
     lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
         shape = _resized(x, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
+        # The pieces arrive one after the other, whichever atom they are of: they are put together afterwards.
         gathered = flat.view(parts, *shape)
+        # `chunk` makes only the last pieces smaller: where the last is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
             return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
@@ -270,6 +276,7 @@ def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
                 start, length = chunk(size, parts, i)
                 pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
         else:
+            # Each rank's piece in one stretch of memory, in the order of ranks, as the collective wants it.
             pieces = x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
         flat = x.new_empty(pieces[0].numel())
         dist.reduce_scatter_tensor(flat, pieces.flatten(), group=group)
@@ -298,6 +305,7 @@ def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:
 
 
 def _mask(runtime: Rank, step: Step, whole: int) -> Move | None:
+    # The sum over the axes is then the value itself, whoever adds it up.
     return None if runtime.coordinate(step.axes) == 0 else torch.zeros_like
 
 
@@ -328,12 +336,17 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
         if spec.back is not None:
+            # `x` is the shard, there so that autograd brings the gradient to it; the value is that of the
+            # copy.
             return travel(runtime, runtime.unsharded[spec.name], spec).detach()
         result = travel(runtime, x, spec)
+        # A function that returned its input as it is would hand out the input itself.
         return result.view_as(result) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        # Backward of a micro-batch may run after the counter has moved on; its slices are those of its
+        # forward.
         ctx.runtime.micro_batch = ctx.micro_batch
         return run_steps(ctx.runtime, grad, ctx.spec, backward=True).to(ctx.dtype), None, None
 
@@ -357,6 +370,7 @@ def take_shard(runtime: Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Te
     zeros on all but the first coordinate of an axis that adds it up."""
     sizes = [size for dim in spec.atoms for size in dim]
     shape = [size for dim in spec.atoms for size in (math.prod(dim),)]
+    # A folded constant is kept at size 1 where it does not change.
     x = x.expand(shape).reshape(sizes) if sizes else x
     for axis, code in enumerate(spec.target):
         if code >= 0 and spec.mesh[axis] > 1:

@@ -115,6 +115,7 @@ class _StepFinder:
         sizes = list(self.global_sizes)
         for axis, code in enumerate(self.current):
             if code >= 0:
+                # Rounded up: shapes are those of the largest shard, which decides payloads and padding.
                 sizes[code] = -(-sizes[code] // self.mesh[axis])
         return tuple(sizes)
 
@@ -148,6 +149,7 @@ class _StepFinder:
         while moved:
             moved = False
             for axis, code in enumerate(self.current):
+                # An axis that is in may let the next inner one in, so all are tried again after each.
                 if code == source and self.goal[axis] >= 0 and self.can_enter(axis):
                     self.step(kind, (axis,), self.goal[axis], atom=self.goal[axis])
                     moved = True
@@ -156,9 +158,11 @@ class _StepFinder:
         """The innermost axes leaving ``atom`` that can go together to one other atom; [] if none can."""
         for start in range(len(leaving)):
             run, target = list(leaving[start:]), self.goal[leaving[start]]
+            # All of the run must go to one atom, or the exchange would need a group for each.
             if target in (atom, REPLICATE, PARTIAL) or any(self.goal[axis] != target for axis in run):
                 continue
             now, then = self.axes_on(self.current, target), self.axes_on(self.goal, target)
+            # Exchanged pieces are of one size and not padded; uneven shards are gathered and sliced instead.
             even = all(
                 self.global_sizes[a] % prod(self.mesh[axis] for axis in self.axes_on(p, a)) == 0
                 for a, p in ((atom, self.current), (target, self.goal))
@@ -201,6 +205,8 @@ class _StepFinder:
         self.enter(REPLICATE, "slice")
         self.enter(PARTIAL, "reduce_scatter")
         self.exchange()
+        # One all-reduce over all axes sends less than one for each, as the data is not smaller for the second
+        # one.
         reduced = [a for a, c in enumerate(self.current) if c == PARTIAL and self.goal[a] != PARTIAL]
         if reduced:
             self.step("all_reduce", reduced, REPLICATE)

@@ -34,11 +34,13 @@ class CallingConvention:
             raise PlanError(f"the model cannot be called like this: {error}") from None
         found: dict[str, Any] = {}
         for name, value in arguments.items():
+            # `forward(**kwargs)` binds all of these as one dict; a call may also name them one by one.
             if self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 found.update(value)
             else:
                 found[name] = value
         # What was not passed at capture may be passed as its default.
+        # Sorted by name: a call by position and one by keywords flatten alike.
         return [(name, found[name]) for name in sorted(found) if not self._is_default(name, found[name])]
 
     def _is_default(self, name: str, value: Any) -> bool:
@@ -59,6 +61,7 @@ class CallingConvention:
                 f"the plan is for a call with {', '.join(expected)}, but this one has {', '.join(given)}; "
                 "explore the model with the arguments it is trained with"
             )
+        # Leaves come in the order of names; the graph's inputs are in the order of the captured call.
         values: list[Any] = [None] * len(self.example)
         for index, leaf in zip(self.order, leaves, strict=True):
             if isinstance(index, int):
@@ -69,6 +72,7 @@ class CallingConvention:
     def _checked(value: Any, example: Any) -> bool:
         """Whether it is a tensor; refuses one of another shape or type, and other constants."""
         if not isinstance(example, torch.Tensor):
+            # Constants are compiled into the graph: another value would be left out without a word.
             if value is not example and value != example:
                 raise PlanError(
                     f"the plan is for calls with the constant {example!r}, but this one has {value!r}"

@@ -48,12 +48,14 @@ class TargetCounts:
         self.module = self._targets(graph) if self.losses else None
 
     def _targets(self, graph: GroupGraph) -> torch.fx.GraphModule:
+        # Lowered whole and then cut down to the targets: what makes them runs by the very calls of the model.
         lowered = lower(unsplit_strategy(graph), Runtime((1,)))
         module = lowered.module
         wanted = {op.name for op in self.losses}
         losses = {n.meta["operator"]: n for n in module.graph.nodes if n.meta.get("operator") in wanted}
         kept = torch.fx.Graph()
         copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        # All placeholders are kept, read or not, so that the module takes its arguments in the usual order.
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 copies[node] = kept.placeholder(node.name)
@@ -91,6 +93,7 @@ class TargetCounts:
 
 
 def _is_mean(op: Operator) -> bool:
+    # Position 3 in both `cross_entropy_loss` and `nll_loss`; 1 is `at::Reduction::Mean`, and the default.
     return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
 
 

@@ -41,6 +41,8 @@ class _DeferredBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        # Autograd would call this once more for a kept graph; the gradients were added to `.grad` the first
+        # time.
         if ctx.step.done:
             raise RuntimeError("this loss was already used for backward(); run the model again")
         ctx.step.done = True

@@ -48,11 +48,14 @@ class Engine(ABC, Generic[L, S]):
         self.source = source
         self.training = source.training
         self.runtime = runtime
+        # glibc gives freed memory back and maps it again at every step: 8 % of a GPT-2's step on one rank
+        # (README).
         if runtime.device.type == "cpu":
             keep_freed_memory()
         self.regathered = RegatheredParameters(runtime)
         runtime.gathered = self.regathered.note
         self._anchor = torch.zeros((), requires_grad=True, device=runtime.device)
+        # Lowered when first asked for: most jobs never evaluate, and subclasses need their strategy for it.
         self._lowered: dict[bool, L] = {}
 
     # -- what kinds of plans differ in -------------------------------------------------------------
@@ -83,6 +86,8 @@ class Engine(ABC, Generic[L, S]):
         if self.counts is not None:
             self.runtime.counts = self.counts.count(inputs, self.buffers)
         outputs = self._call(inputs, training=training, evaluating=evaluating)
+        # A call without gradients is no step. Backward comes after this: what it makes again goes back to the
+        # step of its forward (`recompute.py`).
         self.runtime.step += training
         return outputs
 

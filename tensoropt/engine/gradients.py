@@ -81,6 +81,7 @@ class Gradients:
         self._bucket_of = {n: i for i, bucket in enumerate(buckets) for n in bucket.parameters}
         # Storages of gradients that nothing reduces; what autograd makes may take their place (_may_stay).
         self._own = {storage_key(self.views[n]) for n, i in self._bucket_of.items() if self.flats[i] is None}
+        # Weak: a loss that the script drops without a backward frees its step, whose gradients nobody needs.
         self._holder: weakref.ref[Pending] | None = None
         self._stash: list[list[torch.Tensor] | None] = [None] * len(buckets)
         self._committed = False
@@ -127,6 +128,8 @@ class Gradients:
             grad = self.owners[name].grad
             if grad is None:
                 view.zero_()
+            # The script put a tensor of its own there (a clipped one, say); changes in place are in the view
+            # already.
             elif grad is not self.shown[name]:
                 local = grad.to_local() if hasattr(grad, "to_local") else grad
                 if local.data_ptr() != view.data_ptr():
@@ -142,8 +145,12 @@ class Gradients:
         """
         holder = self._holder() if self._holder is not None else None
         self._absent = set(self.views)
+        # The buckets belong to a step that waits for its backward: the copies are made before anything is
+        # reset.
         if holder is not None and not holder.done:
             holder.saved = [tensor.clone() for tensor in self.tensors]
+        # The script did not clear all gradients: what is there is to be added to, but must not be reduced
+        # twice.
         elif self._committed and any(self._visible(name) for name in self.views):
             self._adopt()
             self._set_aside(keep_local=pending is None)
@@ -164,8 +171,11 @@ class Gradients:
         """Stash committed buckets; one that needs no reduction simply goes on adding up."""
         for index, bucket in enumerate(self.buckets):
             if keep_local and self.flats[index] is None:
+                # Nothing reduces it, so that autograd may go on adding to the same tensor.
                 self._absent.difference_update(bucket.parameters)
             else:
+                # These sums are reduced already. Added to before the all-reduce they would count once per
+                # rank.
                 self._stash[index] = [tensor.clone() for tensor in self._contents(index)]
 
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
@@ -174,6 +184,7 @@ class Gradients:
         if name in self._absent:
             assert leaf.grad is not None
             with torch.no_grad():
+                # In `no_grad`, as writing into a view of a bucket is no part of the graph.
                 if self._may_stay(name, leaf.grad):
                     self._replace(name, leaf.grad)
                 else:
@@ -187,6 +198,7 @@ class Gradients:
         own (those of two parameters that are added up may share theirs, some are slices of larger ones)."""
         if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
             return False
+        # A slice of a larger tensor would keep all of that alive until the next step.
         whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
         return whole and gradient.is_contiguous() and storage_key(gradient) not in self._own
 
@@ -198,6 +210,7 @@ class Gradients:
         if shown is before:
             self.shown[name] = gradient
         else:  # a DTensor takes 50 us to make
+            # The DTensor stays and gets other memory: the script may hold on to the very object.
             local = shown.to_local() if isinstance(shown, DTensor) else shown
             local.data = gradient.view(local.shape)
 
@@ -233,6 +246,8 @@ class Gradients:
             pieces = self._stashed(index)
             for name in bucket.parameters:
                 owner = self.owners[name]
+                # The script has not called `backward()` yet: gradients of this step must not be seen, let
+                # alone be stepped on.
                 if not pieces or owner.grad is None:
                     owner.grad = None
                 else:
@@ -253,6 +268,7 @@ class Gradients:
         self._started.add(index)
         if flat is not None:
             group = self.runtime.group(self.buckets[index].axes)
+            # Not waited for: the rest of backward runs meanwhile, and `finish` waits for all.
             self._works.append(dist.all_reduce(flat, group=group, async_op=True))
 
     def recall(self, pending: Pending) -> None:
@@ -286,6 +302,8 @@ class Gradients:
         """Reduce what is not reduced yet, add what was set aside, and show the result."""
         self.complete()
         for index in range(len(self.buckets)):
+            # All buckets of a step that waited, else those of which a gradient never came (a parameter that
+            # the loss does not reach): the same ones on all ranks, which run the same graph.
             if index not in self._started:
                 self._start(index)
         for work in self._works:

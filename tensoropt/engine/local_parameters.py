@@ -35,6 +35,7 @@ class LocalParameters(ABC):
         for tensor in tensors:
             leaf = self.shard(tensor.name, values[tensor.name].detach())
             self.leaves[tensor.name] = leaf.requires_grad_(tensor.requires_grad)
+        # After the leaves: the buckets put hooks on them.
         self.accumulated = Gradients(runtime, self._buckets(), self.leaves)
 
     @abstractmethod

@@ -74,6 +74,8 @@ class _Lowering:
         self.runtime = runtime
         self.evaluating = evaluating
         self.source = strategy.graph.atoms.graph
+        # The same orders as under measurement: kernels are timed on tensors that lie as they will lie in the
+        # step.
         self.orders = memory_orders(strategy.graph)
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
@@ -87,6 +89,7 @@ class _Lowering:
         source = self.source
         buffers = tuple(t.name for t in source.tensors.values() if t.kind == "buffer")
         parameters = tuple(t.name for t in source.parameters)
+        # All of them, used or not: the signature does not depend on the strategy.
         for name in (*source.inputs, *parameters, *buffers):
             self.places[name] = self.graph.placeholder(name)
         scopes: dict[str, _Scope] = {}
@@ -132,20 +135,24 @@ class _Lowering:
             self.made[name] = value
             if name in self.strategy.hubs:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
+                # At once, where it is made: every reader then starts from this one copy, as it was priced.
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
 
     # -- operands ---------------------------------------------------------------------------------
 
     def _operand(self, name: str, layout: Layout, group: Group, scope: _Scope) -> fx.Node:
         tensor = self.source.tensors[name]
+        # Made inside the group, which passes it on as it is.
         if tensor.kind == "activation" and name not in group.reads:
             return self.made[name]
         key = (name, layout)
+        # One copy per group: its operators share what was moved for the first of them.
         for known in (scope, self.everywhere):
             if key in known.nodes:
                 return known.nodes[key]
         if tensor.kind in ("input", "constant", "buffer"):
             node = self._shard(name, layout)
+            # Slicing what every rank has is free, so that all groups may share it.
             self.everywhere.nodes[key] = node
             return node
         if tensor.kind == "parameter":
@@ -170,6 +177,7 @@ class _Lowering:
         )
         if whole and not expanded:
             return origin
+        # No steps: `take_shard` cuts what is there, which no collective is needed for.
         spec = EdgeSpec(name, self.strategy.atoms(name), self.strategy.mesh, layout, layout, (), ())
         return add_function(
             self.graph, functools.partial(take_shard, self.runtime, spec), "take_shard", (origin,)
@@ -183,6 +191,7 @@ class _Lowering:
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in self.strategy.unsharded
         cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None and not unsharded else None
+        # An edge that does nothing is no node: an autograd function costs time even then.
         if cast is None and edge.back is None and not (forward or backward):
             return value
         spec = EdgeSpec(

@@ -60,6 +60,7 @@ class ModelSpec:
 
     def build(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         """(model, args, kwargs), equal in every process; on the CPU or the meta device."""
+        # A tuple of pairs in the spec, as specs are hashed; the batch is no setting of the model's own.
         settings = dict(self.settings)
         batch = settings.pop("batch", None)
         if settings:
@@ -94,6 +95,7 @@ def model_values(captured: Capture) -> dict[str, torch.Tensor]:
         PlanError: the model lacks one.
     """
     known: dict[str, torch.Tensor] = dict(captured.model.named_buffers(remove_duplicate=False))
+    # Duplicates stay: the graph may know a tied parameter by any of its names.
     known |= dict(captured.model.named_parameters(remove_duplicate=False))
     values = {}
     for tensor in captured.graph.tensors.values():
@@ -143,6 +145,8 @@ def open_model(spec: ModelSpec) -> CapturedModel:
     captured = capture(model, args, kwargs, mode=spec.mode, dtype=spec.compute_dtype)
     values = model_values(captured)
     if spec.dtype == "float64":
+        # Only the graph is widened: capturing a model converted to double would give another graph
+        # (`double.py`).
         captured = replace(captured, graph=in_double(captured.graph))
         args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
         values = {name: doubled(value) for name, value in values.items()}
@@ -150,6 +154,7 @@ def open_model(spec: ModelSpec) -> CapturedModel:
     leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     where = "cuda" if spec.device == "cuda" else None
     inputs = tuple(v.to(where) for v in leaves)
+    # Copied: every run starts from these, whatever becomes of the model.
     values = {n: v.to(where, copy=True) for n, v in values.items()}
     return CapturedModel(spec, captured, graph, args, kwargs, inputs, values)
 

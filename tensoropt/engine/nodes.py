@@ -57,6 +57,7 @@ def add_call(
     """
     args = tuple(literal(map_refs(a, operand)) for a in call.args)
     kwargs = {k: literal(map_refs(v, operand)) for k, v in call.kwargs.items()}
+    # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
     kwargs |= _device_argument(call, device)
     node = graph.create_node("call_function", bind(call, context), args, kwargs, name=op.name)
     node.meta["operator"] = op.name
@@ -77,6 +78,8 @@ def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.No
     # An operator with one result that is a tuple has a numbered output too ("split.0").
     if len(op.outputs) == 1 and "." not in op.outputs[0].removeprefix(op.name):
         return {op.outputs[0]: node}
+    # A call that gives one tensor under a numbered name (`native_dropout` that became `dropout`): nothing to
+    # unpack.
     if returns_one_tensor(op.target):
         return dict.fromkeys(op.outputs, node)
     return {
@@ -87,6 +90,7 @@ def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.No
 
 def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, name: str) -> fx.Node:
     """A constant of the captured graph as a buffer of the lowered module, so that it moves with it."""
+    # A dot would be a path of submodules.
     attribute = f"constant_{name.replace('.', '_')}"
     root.register_buffer(attribute, constant_value(source, name), persistent=False)
     return graph.get_attr(attribute)

@@ -47,6 +47,7 @@ class ParallelModel(ABC, Generic[E]):
 
     def install(self) -> None:
         """Make the model run by the engine, in place."""
+        # Before gradients are shown, which need the new parameters as owners.
         self._replace_parameters()
         self.engine.shards.accumulated.show_as(self.parameters, self.shown_gradient)
         self._replace_buffers()
@@ -105,6 +106,8 @@ class ParallelModel(ABC, Generic[E]):
             key = str(tensor.key)
             shown = self.shown(tensor.name, self.local(tensor.name))
             self.parameters[tensor.name] = nn.Parameter(shown, tensor.requires_grad)
+            # Tied parameters have one `nn.Parameter` under all their names, or an optimizer would step it
+            # twice.
             keys = [key, *(alias for alias, main in self.source.aliases.items() if main == key)]
             for each in keys:
                 owner, attribute = _owner(self.model, each)
@@ -123,6 +126,7 @@ class ParallelModel(ABC, Generic[E]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = self.convention.inputs(args, kwargs)
         outputs = self.engine(*inputs, evaluating=not self.model.training)
+        # The engine replaces buffers instead of writing to them; the model has to show the new ones.
         if self.source.mutations:
             self._replace_buffers()
         if self.captured.returned is not None:
@@ -145,6 +149,7 @@ class ParallelModel(ABC, Generic[E]):
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         for key in self.names:
             value = state.get(prefix + key)
+            # Left alone, so that `load_state_dict` itself refuses it with its own words.
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != self.shapes[key]:
                 continue
             if not self.lies_right(key, value):

@@ -61,6 +61,7 @@ def view_shape(atoms: Atoms, layout: Layout) -> tuple[int, ...]:
     position = 0
     for dim in atoms:
         sharded = {code - position for code in layout if position <= code < position + len(dim)}
+        # An outermost atom that is cut makes contiguous slices, which `Shard` of the whole dim says as well.
         shape += dim if sharded - {0} else (prod(dim),)
         position += len(dim)
     return tuple(shape)
@@ -77,6 +78,7 @@ def dtensor_placements(atoms: Atoms, layout: Layout) -> tuple[Placement, ...]:
             dims[position + i] = shown + i if inner else shown
         shown += len(dim) if inner else 1
         position += len(dim)
+    # From 1 on: a DTensor knows nothing of micro-batches, and a parameter is not split by them.
     return tuple(Shard(dims[code]) if code >= 0 else Replicate() for code in layout[1:])
 
 
@@ -91,6 +93,7 @@ def as_dtensor(
         local.view(_local_view(atoms, layout, runtime)),
         mesh,
         placements,
+        # The check would send; shape and stride are given, as uneven shards do not tell the whole.
         run_check=False,
         shape=torch.Size(shape),
         stride=stride,

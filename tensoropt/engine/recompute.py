@@ -31,6 +31,7 @@ class Recomputed(torch.nn.Module):
         self.runtime = runtime
 
     def forward(self, *inputs: Any) -> Any:
+        # No backward will come; running the body directly spares the hooks.
         if not torch.is_grad_enabled():
             return self.body(*inputs)
         # Dropout's masks and shards of the batch depend on where the step was when forward ran.
@@ -42,6 +43,7 @@ class Recomputed(torch.nn.Module):
             try:
                 return self.body(*values)
             finally:
+                # Backward of what lies behind the region goes on with its own counters.
                 self.runtime.step, self.runtime.micro_batch = now
 
         if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
@@ -51,6 +53,7 @@ class Recomputed(torch.nn.Module):
 
 def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) -> fx.Graph:
     """The graph with every region's nodes replaced by a call of one submodule of ``root``."""
+    # The common case, and the graph is then left untouched.
     if not any(REGION in node.meta for node in graph.nodes):
         return graph
     result = fx.Graph()
@@ -61,6 +64,7 @@ def extract_regions(root: torch.nn.Module, graph: fx.Graph, runtime: Runtime) ->
             copies[unit[0]] = result.node_copy(unit[0], lambda n: copies[n])
             continue
         inputs, outputs, body = _body(root, unit)
+        # Names of submodules have no dots, and fx makes attributes of them.
         target = "recompute_" + name.replace(".", "_").replace("#", "_")
         root.add_module(target, Recomputed(body, runtime))
         call = result.call_module(target, tuple(copies[n] for n in inputs))
@@ -104,6 +108,7 @@ def _body(
 ) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
     """(what the region needs, what others need of it, its graph)."""
     inside = set(nodes)
+    # Parameters' shards come in as inputs: gathers are inside the region and run again with it.
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()

@@ -58,6 +58,8 @@ class RegatheredParameters:
         if known is None or known[0]() is None or isinstance(value, torch.nn.Parameter):
             return value
         _, shard, spec = known
+        # As a view, by shape, stride and offset: the storage that is gathered again lies as the first one
+        # did.
         micro = self.runtime.micro_batch
         return _Note(shard, spec, micro, tuple(value.shape), value.stride(), value.storage_offset())
 

@@ -34,6 +34,8 @@ def leave_job() -> None:
         runtime.routes.clear()  # they refer to groups
     _made_for.clear()
     _made_groups.clear()
+    # Cycles (autograd graphs, lowered modules) may still refer to groups: they are freed before the groups
+    # are.
     gc.collect()
     if dist.is_initialized():
         with contextlib.suppress(Exception):
@@ -80,6 +82,7 @@ class Runtime:
         self.gathered: Callable[..., None] = lambda *_: None
         self.unsharded: dict[str, torch.Tensor] = {}
         self.routes: dict[object, Route] = {}
+        # Without axis 0: micro-batches take time, not devices.
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
         if self.distributed:
@@ -97,6 +100,7 @@ class Runtime:
         self.rank = rank if rank is not None else (dist.get_rank() if self.distributed else 0)
         position: list[int] = []
         rest = self.rank
+        # Row-major, the last axis fastest, as `init_device_mesh` numbers ranks: DTensors and groups agree.
         for size in reversed(self.mesh[1:]):
             position.insert(0, rest % size)
             rest //= size
@@ -110,6 +114,7 @@ class Runtime:
         Groups are costly to make and never freed by PyTorch, so a mesh's are made once per job.
         """
         world = dist.group.WORLD
+        # Groups of a job that was left are dead; a new job has another world group.
         if _made_for[:1] != [world]:
             _made_for[:] = [world]
             _made_groups.clear()
@@ -120,6 +125,7 @@ class Runtime:
     def _new_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
         axes = [a for a in range(1, len(self.mesh)) if self.mesh[a] > 1]
         own: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        # All subsets, whether the plan uses them or not: 2^axes - 1, few for the axes that meshes have.
         for count in range(1, len(axes) + 1):
             for subset in itertools.combinations(axes, count):
                 # All ranks are a group already, with its connections open.
@@ -164,6 +170,7 @@ class Runtime:
 
     def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The process group over ``axes``; None when it has one member."""
+        # Kernels and steps name axes as the strategy does, those of one part and the micro-batches included.
         real = tuple(a for a in axes if a > 0 and self.mesh[a] > 1)
         return self._groups[real] if real else None
 

@@ -50,10 +50,13 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         )
         self.strategy = strategy
         edges = [node.meta["edge"] for node in self.module.graph.nodes if "edge" in node.meta]
+        # Without an edge of a parameter there is nothing to gather again, and hooks cost time for every saved
+        # tensor.
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
+        # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
         self.counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
         self._in_backward = False
 
@@ -71,11 +74,14 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
     def _call(
         self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
+        # At the beginning of a call rather than after the optimizer's step: whatever changed the shards is
+        # seen.
         self.unsharded.gather()
         if self.strategy.micro_batches > 1:
             return self._micro_batches(inputs, training, evaluating)
         self.runtime.micro_batch = 0
         outputs = self._micro_batch(inputs, evaluating)
+        # A loss that reaches no trained parameter has no backward to prepare for.
         if training and outputs[0].requires_grad:
             # A tensor's hook runs before anything behind the tensor: nothing has been accumulated yet.
             outputs[0].register_hook(self._begin_backward)
@@ -114,6 +120,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             parts.append(outputs)
         self.runtime.micro_batch = 0
         if not self.training:
+            # Inference: outputs have the batch in front, or micro-batches would have been refused
+            # (configurations.py).
             return tuple(torch.cat(values) for values in zip(*parts, strict=True))
         # Each micro-batch's mean divides by the whole batch's count, so losses and gradients add up.
         loss = torch.stack([p[0] for p in parts]).sum(0)
@@ -142,6 +150,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
     def _finish_backward(self, step: Pending, gradient: torch.Tensor) -> None:
         """Scale what the micro-batches accumulated by the loss's gradient, and reduce."""
         self.shards.accumulated.recall(step)
+        # The usual `loss.backward()`: multiplying by 1 would pass over all gradients for nothing.
         if not _is_one(gradient):
             self.shards.accumulated.scale(gradient)
         self.shards.accumulated.finish()

@@ -28,6 +28,7 @@ class ShardedModel(ParallelModel[ShardedEngine]):
         super().__init__(model, captured, engine, mesh)
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
         if self.mesh is None:
             return local
         layout = self.strategy.stored[name]

@@ -43,6 +43,7 @@ class UnshardedParameters:
             )
             if strategy.reduced_last(name):
                 shape = strategy.local_shape(name, edge.target, runtime.place)
+                # The type of the unsharded copy: autograd adds gradients of a leaf in the leaf's own type.
                 dtype = getattr(torch, tensor.dtype)
                 self.unreduced[name] = torch.zeros(shape, dtype=dtype, device=leaves[name].device)
 

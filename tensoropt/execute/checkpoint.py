@@ -33,6 +33,8 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     for key, parameter in parallel.parameter_keys().items():
         for field, value in optimizer.state.get(parameter, {}).items():
             like = parallel.is_state_of(parameter, field, value)
+            # What is not laid out like its parameter (Adam's step count) is the same on every rank and saved
+            # as it is.
             found[f"{key}.{field}"] = parallel.own_shape(key, value) if like else value
     return found
 
@@ -60,11 +62,13 @@ def save_checkpoint(
         PlanError: the folder cannot be written.
     """
     target = Path(path)
+    # Beside the target, so that the rename at the end stays within one file system.
     partial = target.with_name(target.name + ".partial")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         state["optimizer"] = optimizer_state(model, optimizer)
     if _first():
+        # What a save left that died: its files would be mixed with those of this one.
         shutil.rmtree(partial, ignore_errors=True)
     _wait()
     try:
@@ -97,10 +101,12 @@ def load_checkpoint(
     source = Path(path)
     if not source.exists() and _older(source).exists():
         source = _older(source)  # a save died between taking the old one away and putting the new one there
+    # `torch.distributed.checkpoint` writes it last: a folder without it is none, or not whole.
     if not (source / ".metadata").exists():
         raise PlanError(f"there is no checkpoint at {path}; give the folder that save_checkpoint wrote")
     state: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
+        # `dcp.load` fills tensors that are there, in place: a fresh optimizer has none yet.
         _make_state(model, optimizer)
         state["optimizer"] = optimizer_state(model, optimizer)
     with warnings.catch_warnings():
@@ -121,10 +127,12 @@ def _make_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.grad for p in parameters]
     with torch.no_grad():
+        # A rate of zero is not trusted to change nothing: the values are put back after the step.
         values = [p.detach().clone() for p in parameters]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         for group, _, decay in settings:
+            # A rate that is a tensor stays one, on its device: some optimizers take no number in its place.
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
             if decay is not None:
                 group["weight_decay"] = 0.0

@@ -176,6 +176,7 @@ def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executab
         PlanError: the data are for another model.
     """
     if "placed" in data:
+        # The one key that tells the kinds apart in plain data; `PlacedExecutable.to_dict` writes it.
         return PlacedExecutable(placed_from_dict(data["placed"], graph))
     return ShardedExecutable(strategy_from_dict(data, graph))
 
@@ -196,4 +197,5 @@ def devices_in(data: Mapping[str, Any]) -> int:
     mesh = data.get("mesh")
     if not isinstance(mesh, Sequence) or not mesh:
         raise PlanError("the plan has no mesh")
+    # The first entry counts micro-batches, which take time and no devices.
     return prod(mesh[1:])

@@ -78,6 +78,8 @@ def parallelize(
     resolved = resolve_plan(plan)
     if args is None and kwargs is None:
         args, kwargs = resolved.example_call()
+    # Captured anew in the script: plans have names only, and a model that is another one is refused at the
+    # first name that does not fit.
     captured = capture(model, args or (), kwargs, loss=loss, mode=resolved.mode, dtype=resolved.compute_dtype)
     executable = resolved.bind(group_operators(refine_graph(captured.graph)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -85,6 +87,7 @@ def parallelize(
     if as_measured and device.type == "cpu":
         pin_process()  # before gloo starts threads, which take it over
     _join_job(device)
+    # After the job was joined: engines make their process groups when they are built.
     executable.parallel_model(model, captured, seed).install()
     return model
 
@@ -94,6 +97,8 @@ def _join_job(device: torch.device) -> None:
     if dist.is_initialized() or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         return
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # A group that outlives the interpreter aborts the process (`leave_job`). Only a group made at this place:
+    # one of the script's own is the script's to end.
     atexit.register(leave_job)
 
 

@@ -47,6 +47,7 @@ class ResolvedPlan:
         """
         if self.plan is None:
             raise PlanError("a strategy does not say how the model is called; pass args=... and kwargs=...")
+        # The recorded call first: building the model once more only for its inputs takes time and memory.
         if self.plan.model.call is not None:
             return example_call(self.plan.model.call)
         if not self.plan.model_source:
@@ -59,6 +60,7 @@ class ResolvedPlan:
         cluster = None if self.plan is None else made_for(self.plan.cluster)
         if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
             return
+        # Plans are resolved before the job is joined, so that torchrun's variable may be all there is.
         rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
         if rank == 0:
             remedy = (
@@ -89,4 +91,5 @@ def resolve_plan(plan: str | os.PathLike[str] | Plan | AnyStrategy) -> ResolvedP
     executable = executable_of(plan)
     source = executable.graph.atoms.graph
     mode: Mode = "train" if source.training else "inference"
+    # By names, as for a plan: the strategy belongs to another capture of the model than the script's.
     return ResolvedPlan(mode, source.compute_dtype, executable.for_graph)

@@ -78,6 +78,7 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
         line = lost_rank(error, rank, options.timeout) or out_of_memory(error, rank)
         if line is None or options.debug:
             raise
+        # Not after running out of memory: this rank is the one whose words tell why.
         if "memory" not in line:
             time.sleep(GRACE_S)  # the rank that was lost reports first, and torchrun ends this one
         print(f"error: {line}", file=sys.stderr)
@@ -167,6 +168,7 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
             "-m tensoropt.execute"
         )
     with contextlib.ExitStack() as stack:
+        # Before gloo starts its threads, which take over the cores of the process.
         stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield
@@ -200,6 +202,8 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
     losses, times = [], []
     for step in range(steps):
         if engine.runtime.distributed:
+            # A step's time is that of the slowest rank from a common start, not of one that waited for the
+            # others.
             dist.barrier()
         start = time.perf_counter()
         engine.shards.clear()
@@ -212,6 +216,7 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
         times.append(seconds)
         if engine.runtime.rank == 0 and say is not None:
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
+    # With `--steps 1` there is nothing behind the warm-up: a cold figure is better than none.
     kept = times[WARM_UP_STEPS:] or times
     median = statistics.median(kept)
     cluster = made_for(plan.cluster)

@@ -47,9 +47,11 @@ def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> 
     stands for what was not looked at.
     """
     issued = [row | {"axes": shown_axes(row)} for row in found.collectives_issued]
+    # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
     unlike = [] if found.error else compare_collectives(predicted.collectives, issued)
     unlike += found.ranks_unlike
     return {
+        # None passes: fake ranks compute no numbers.
         "ok": found.numerics_ok is not False and not found.error and not unlike,
         "mesh": executable.mesh_text,
         "micro_batches": executable.micro_batches,

@@ -40,9 +40,11 @@ def difference(
         return 0.0
     found, wanted = _wide(got), _wide(want)
     finite = wanted.isfinite()
+    # NaN equals nothing, itself included.
     alike = (found == wanted) | (found.isnan() & wanted.isnan())
     if bool(((~finite | ~found.isfinite()) & ~alike).any()):
         return math.inf
+    # Where both are infinite alike the difference would be NaN, which `max` passes on.
     apart = torch.where(finite, found - wanted, 0.0).abs().max()
     return float(apart) / max(largest(want if whole is None else whole), floor, LEAST_SCALE)
 
@@ -96,4 +98,5 @@ def not_finite(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
 def _wide(value: torch.Tensor) -> torch.Tensor:
     """In double precision; complex numbers as pairs of real ones."""
     value = value.detach()
+    # A lazily conjugated tensor has no real view before it is resolved.
     return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double()

@@ -41,6 +41,7 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
         raise PlanError(
             "this process is a rank of a real job already; check plans on fake ranks in a process of its own"
         )
+    # PyTorch's own test machinery, whose import makes the backend "fake": only here, where it is used.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
@@ -57,6 +58,7 @@ def looked_at(world_size: int) -> tuple[int, ...]:
     if world_size <= MOST_RANKS:
         return tuple(range(world_size))
     last = world_size - 1
+    # Evenly spread, the first and the last among them.
     return tuple(sorted({round(i * last / (MOST_RANKS - 1)) for i in range(MOST_RANKS)}))
 
 
@@ -101,6 +103,7 @@ def _each_its_own(
     sent, memory = [], []
     for rank in ranks:
         with step_on(rank, loaded, strategy, optimizer) as step:
+            # A rank at a time: a process can be one rank of one job only.
             sent.append(summarise(outgoing(issued(step.engine, step))))
             memory.append(tracked_memory(step))
     return Findings(
@@ -118,6 +121,8 @@ def step_on(rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: 
     with contextlib.ExitStack() as stack:
         if executable.devices > 1:
             stack.enter_context(fake_job(rank, executable.devices))
+        # Operators may meet real tensors: constants of the captured graph are real ones until they are
+        # replaced below.
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         engine = executable.engine({n: _like(v) for n, v in loaded.values.items()})
         # Constants are the model's own tensors, or have no data: operators want fake ones of the same device.
@@ -136,6 +141,7 @@ def compare_ranks(
 ) -> list[str]:
     """What would let two ranks of a job wait for each other for ever, or send more than the first: one line
     for the first difference in order, kind or axes, and one for each that is bigger."""
+    # The order counts: ranks that issue the same collectives in another order wait for each other for ever.
     for position, (one, other) in enumerate(zip(expected, sent, strict=False)):
         if (one.kind, one.axes) != (other.kind, other.axes):
             return [
@@ -145,6 +151,7 @@ def compare_ranks(
     if len(expected) != len(sent):
         return [f"rank {first} issues {len(expected)} collectives, rank {rank} {len(sent)}"]
     pairs = zip(expected, sent, strict=True)
+    # Smaller ones are the shards at the end of an uneven dim; bigger ones would exceed what was priced.
     bigger = Counter((one, other) for one, other in pairs if other.bytes > one.bytes)
     return [
         f"{one.kind} over axes {_shown(one.axes)}: rank {rank} sends {other.bytes} bytes, "

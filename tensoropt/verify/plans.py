@@ -51,6 +51,7 @@ def verify_plans(
     progress("capture", 1, 1, spec.source)
     if place.kind == "fake":
         return run_and_answer(spec, predicted, place, None, first.optimizer, progress)
+    # Started after the capture: a model that is refused costs no processes.
     with RankPool(first.devices, timeout_s=TIMEOUT_S, backend=place.backend) as pool:
         return run_and_answer(spec, predicted, place, pool, first.optimizer, progress)
 

@@ -77,6 +77,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         }
         for strategy, _ in drawn
     ]
+    # All strategies' work at once, by key: what several of them share is measured once.
     costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
     compute, overheads = costs.compute(), costs.overheads()

@@ -36,6 +36,7 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
     device = [rng.randrange(devices) for _ in graph.operators]
     after = readers_of_operators(graph)
     forward = random_order(after, rng)
+    # Drawn anew rather than forward reversed, which the executor has to bear as well.
     backward = random_order(reversed_edges(after), rng)
     return Placement(
         tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
@@ -59,6 +60,7 @@ def random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int
 
 def readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
     """Per operator the operators that read what it makes, by position."""
+    # By position: orders and devices are lists over the operators.
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
     after: list[set[int]] = [set() for _ in graph.operators]
     for number, op in enumerate(graph.operators):

@@ -89,6 +89,7 @@ def draw_strategies(
 ) -> list[tuple[Strategy, Mesh]]:
     """Random legal strategies on random meshes of a cluster, with random micro-batch counts."""
     meshes, counts = cluster.meshes(MAX_AXES), micro_batch_counts(problem, Settings())
+    # A generator of its own: the same seed gives the same strategies whatever else drew numbers before.
     rng = random.Random(seed)
     drawn = []
     for _ in range(count):
@@ -103,6 +104,7 @@ def _problem(loaded: CapturedModel) -> Problem:
     try:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:
+        # The refusal is passed on: the problem then offers one micro-batch only.
         return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
 
 

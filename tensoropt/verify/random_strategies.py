@@ -84,6 +84,7 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
     """
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
+    # Axis 0 has its own code (`Storage`), which is drawn last.
     for axis in range(1, len(mesh)):
         if layout[axis] not in (REPLICATE, PARTIAL_GRAD):
             continue
@@ -100,6 +101,7 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
     if graph.atoms.graph.training and tensor.requires_grad and rng.random() < UNSHARDED_CHANCE:
         each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
+        # Under mixed precision gradients are not kept beside the copy: they would add up in the narrow type.
         reduce = rng.choice((each, last)) if tensor.master_dtype is None else each
         return Storage(tuple(layout), Gather.ONCE, reduce).stored
     return tuple(layout)

@@ -97,6 +97,7 @@ def check_plan(
     ref = reference(loaded, options.seed) if options.numerics else None
     engine = executable_from_dict(strategy_data, loaded.graph).engine(loaded.values, seed=options.seed)
     results: list[Any] = []
+    # The step that is compared is the one that is recorded: both are of the same calls.
     sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
     numerics = None
     if ref is not None:
@@ -109,6 +110,8 @@ def check_plan(
         memory = tracked_memory(step)
     return RankFindings(
         collectives=summarise(sent),
+        # Without sizes, which differ between ranks where shards are uneven. A digest, as the list may be
+        # long.
         sequence=digest([repr((c.kind, c.axes)).encode() for c in sent]),
         precision=precision(loaded),
         times_s=step_times(step, options.timed_steps),
@@ -150,6 +153,7 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
 def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Results) -> RankNumerics:
     shard = engine.shards.shard
     per_gradient = {
+        # Shard against shard, but relative to the whole: a shard of small values must not be held to more.
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
         for name, got in first.gradients.items()
     }
@@ -192,5 +196,6 @@ def _checksums(
     """Per parameter which shard this rank holds, and a digest of its last gradient and of what it became."""
     for name, leaf in engine.shards.leaves.items():
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
+        # Bits, not tolerances: replicas are never sent to each other, and what drifts once drifts on.
         values = [leaf, *gradient, *(values[name] for values in after.values())]
         yield name, (engine.shards.shard_index(name), digest([_bytes_of(v) for v in values]))

@@ -65,6 +65,7 @@ def verify_strategies(
     by_size: dict[int, list[int]] = {}
     for index, data in enumerate(strategies):
         by_size.setdefault(devices_in(data), []).append(index)
+    # By number of ranks, so that each pool is started once.
     for size, indices in sorted(by_size.items()):
         with _pool_of(pool, size, timeout_s) as ranks:
             for index in indices:
@@ -74,6 +75,8 @@ def verify_strategies(
             for index in indices:
                 found = results[index]
                 assert found is not None
+                # In a second pass over the same ranks, which keep one model loaded: double precision needs
+                # another one.
                 if may_be_rounding(found) and model.dtype is None:
                     results[index] = _decide_in_double(
                         model, strategies[index], ranks, options, timeout_s, found
@@ -163,6 +166,7 @@ def _check(
     try:
         ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
     except RankError as error:
+        # A plan for another model is the caller's mistake, not a finding about the strategy.
         if isinstance(error.cause, PlanError):
             raise error.cause from error
         return Findings.failed(str(error))
@@ -171,6 +175,7 @@ def _check(
 
 def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> Findings:
     """The findings of all ranks as one."""
+    # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
     found = Findings(
         collectives_issued=ranks[0].collectives if spmd else all_sent([r.collectives for r in ranks]),

@@ -63,6 +63,7 @@ class CollectiveRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        # Both forms that PyTorch has: in-place collectives, and the functional ones that DTensor issues.
         if func.namespace in ("c10d", "_c10d_functional"):
             self._note(func, args, result)
         return result
@@ -77,10 +78,12 @@ class CollectiveRecorder(TorchDispatchMode):
                 self.issued.append(Collective(kind, (dist.get_rank(), int(args[2])), _nbytes(args[0])))
                 return
             groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
+            # The group is the script object among the arguments that is one; its place differs by operator.
             ranks = next((g for g in groups if g is not None), ())
             self.issued.append(Collective(kind, self.axes(ranks), _nbytes(args[position])))
             return
         kind = _FUNCTIONAL.get(name, name)
+        # The gathered output, the scattered input: what `Step.payload` counts too.
         counted = result if kind == "all_gather" else args[0]
         group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
         ranks = tuple(dist.get_process_group_ranks(group))
@@ -124,6 +127,7 @@ def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any
     total: Counter[Collective] = Counter()
     for rank, rows in enumerate(ranks):
         for row in rows:
+            # A collective is issued by all that take part: counting it on rank 0 counts it once.
             if row["kind"] == "send" or rank == 0:
                 total[_collective_in(row)] += row["count"]
     return summarise(total.elements())
@@ -192,6 +196,7 @@ class MemoryTracker(TorchDispatchMode):
     def _see(self, value: torch.Tensor, *, counted: bool) -> int:
         storage = value.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
+        # An address is reused once its storage is gone, so that the key alone proves nothing.
         if (known := self._known.get(key)) is not None and known() is not None:
             return 0
 
@@ -199,6 +204,7 @@ class MemoryTracker(TorchDispatchMode):
             self._known.pop(key, None)
             self.now_bytes -= size
 
+        # The storage, not the tensor: views come and go while the memory stays.
         self._known[key] = weakref.ref(storage, gone)
         if counted:
             self.now_bytes += size

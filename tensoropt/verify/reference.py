@@ -104,6 +104,7 @@ def after_steps(
             engine(*loaded.inputs)[0].backward()
             if optimizer is not None:
                 optimizer.step()
+        # Ranks of a placed plan have buffers up to date only where they read them.
         engine.sync_buffers()
         after[name] = {n: leaf.detach().clone() for n, leaf in engine.shards.leaves.items()}
         buffers = {n: value.clone() for n, value in engine.buffers.items()}
@@ -131,6 +132,8 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
     """How far the narrower type alone takes the unsplit model from what it gives in float32."""
+    # `open_model`, not `load_model`: the one model that is kept is the narrow one, which is still needed. The
+    # floor is the narrow one's, so that both are compared on one scale.
     wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {
         "loss": outputs_difference(narrow.outputs, wide.outputs),
@@ -164,6 +167,7 @@ class ModuleFindings:
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
     """The unsplit graph against the module it was captured from; None for models that draw random numbers."""
     loaded = load_model(spec)
+    # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
     if draws_at_random(loaded):
         return None
     ref = reference(loaded, seed)

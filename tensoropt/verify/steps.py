@@ -66,6 +66,7 @@ def tracked_memory(step: Step) -> dict[str, int]:
     """
     engine = step.engine
     tracker = MemoryTracker()
+    # First: what is known as excluded is not counted when a later list has it too.
     tracker.exclude(step.inputs)
     tracker.exclude(engine.module.buffers())
     tracker.exclude(engine.buffers.values())
@@ -87,6 +88,7 @@ def tracked_memory(step: Step) -> dict[str, int]:
 def step_times(step: Step, count: int) -> list[float]:
     """Seconds of each of ``count`` steps after one that warms up; all ranks start together."""
     runtime, seconds = step.engine.runtime, []
+    # One more than asked for: the first fills caches and is left out.
     for index in range(count + 1 if count else 0):
         if runtime.distributed:
             dist.barrier()

@@ -105,6 +105,7 @@ def is_rounding(single: Differences, double: Differences) -> bool:
     """Whether differences taken in both precisions are explained by rounding."""
     shrunk = {}
     for kind, narrow in single.compared.items():
+        # NaN is within no tolerance: a kind that was compared once only counts as a fault.
         wide = double.compared.get(kind, math.nan)
         shrunk[kind] = 0.0 if math.isfinite(narrow) and wide <= SHRUNK * narrow else wide
     return within_tolerance(Differences(**shrunk), "float64")

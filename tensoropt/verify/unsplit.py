@@ -26,6 +26,7 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
     one = load_cluster("local:1")
     drawn = [(unsplit_strategy(loaded.graph), one.meshes(1)[0])]
     settings = Settings(mode=spec.mode, optimizer=optimizer)
+    # On a CPU rank whatever the plans are for: one device needs no job.
     place = place_for(1, "cpu", one.name, "ranks")
     return predict_and_run(spec, functools.partial(predicted, drawn), one, place, settings, None, progress)
 

@@ -87,11 +87,14 @@ class Converter:
             value, kind = node.meta["val"], spec.kind.name
             if kind == "USER_INPUT":
                 if not isinstance(value, torch.Tensor):
+                    # Numbers and flags take a place among the inputs, as keys of the others count them, but
+                    # become constants.
                     inputs.append("")
                     continue
                 self._add(node, value, "input", key=str(len(inputs)))
                 inputs.append(node.name)
             elif kind == "PARAMETER":
+                # From the module: export does not say which parameters are frozen.
                 trains = self.mode == "train" and parameters[spec.target].requires_grad
                 self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
             elif kind == "BUFFER" and spec.target in mutated:
@@ -121,6 +124,8 @@ class Converter:
         main: dict[int, str] = {}
         for name, parameter in parameters.items():
             if self._key(name) in captured:
+                # By identity: tied parameters are one object under several names, and export takes one of
+                # them as an input.
                 main[id(parameter)] = self._key(name)
         return {
             self._key(name): main[id(parameter)]
@@ -139,6 +144,7 @@ class Converter:
         name: str | None = None,
     ) -> str:
         name = name or node.name
+        # A symbolic size: what the model computes decides how large the tensor is.
         if not all(isinstance(size, int) for size in value.shape):
             raise CaptureError(
                 f"the shape of {node.name} depends on values ({_source(node) or node.target}); keep shapes "
@@ -181,6 +187,7 @@ class Converter:
 
     def _call(self, node: torch.fx.Node) -> None:
         target = str(node.target)
+        # Assertions on values are answered as for valid ones, and nothing reads them.
         if node in self.checks:
             return
         if node.target is python_operator.getitem:
@@ -194,6 +201,7 @@ class Converter:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"{node.name}: {target} is not an ATen operator; see {_source(node)}")
+        # Before renames: a constant that is renamed is folded as well, and no operator is left of it.
         if self.folder.can_fold(node):
             self.folder.fold(node)
             return
@@ -215,6 +223,7 @@ class Converter:
         if target in _RENAMES:
             return True
         if target == "aten.detach.default":
+            # A detach of what has a gradient ends it, and is an operator; else it only renames.
             return not self.tensors[self.name_of[source]].requires_grad
         if target == "aten.dropout.default":
             return not node.args[2] or bool(node.args[1] == 0.0)
@@ -229,6 +238,8 @@ class Converter:
             if len(node.users) == 1 and (node.args[1] == 0.0 or node.args[2] is False):
                 self.parts_of[node] = (self.name_of[node.args[0]],)  # type: ignore[index]
                 return
+            # The mask is dropped: each rank makes its own from a counter (`generators.py`), and backward
+            # needs no other.
             target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
         elif target == "aten.type_as.default":
             target, args, kwargs = (
@@ -240,6 +251,8 @@ class Converter:
             # It hands statistics back on some devices only; nothing can read them.
             value = (value[0], *(torch.empty(0, dtype=v.dtype, device="meta") for v in value[1:]))
         elif target == "aten.cat.default":
+            # An empty piece adds nothing, and need not even have as many dims as the others, which rules
+            # expect.
             args = (self._argument(with_elements(node.args[0])), *args[1:])
         elif target == "aten.index.Tensor":
             shape = viewed_shape(node, self.folder)
@@ -250,6 +263,7 @@ class Converter:
         if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
             return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
+        # Export does not record gradients: an activation has one if something that it is made of has.
         differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
@@ -261,6 +275,7 @@ class Converter:
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):
+                # Results that are None keep their place: `getitem` counts them.
                 names.append("")
                 continue
             grad = differentiable and (part.is_floating_point() or part.is_complex())
@@ -286,6 +301,7 @@ class Converter:
         kwargs = {
             k: self._argument(v)
             for k, v in node.kwargs.items()
+            # Where a tensor lies is the plan's to say, so that no device may stand in the graph.
             if k not in ("device", "pin_memory", "layout") and v is not None
         }
         return args, kwargs
@@ -307,6 +323,7 @@ class Converter:
             existing = self.tensors.get(name)
             if existing is None or existing.kind != "buffer":
                 value = node.meta["val"]
+                # An equal constant may have been kept under another name, which is then used.
                 kept = self.folder.keep(node, name, tuple(value.shape))
                 if kept == name:
                     self._add(node, value, "constant", name=name)
@@ -337,6 +354,7 @@ class Converter:
         self, outputs: tuple[str, ...], mutations: Mapping[str, str], inputs: list[str]
     ) -> tuple[tuple[Operator, ...], dict[str, Tensor]]:
         """Drop operators nothing depends on, and tensors nobody mentions."""
+        # Backwards from what leaves the graph: in training that is the loss alone, so that logits go.
         needed = set(outputs) | set(mutations.values()) | set(mutations)
         kept: list[Operator] = []
         for op in reversed(self.operators):
@@ -359,10 +377,12 @@ def _module(node: torch.fx.Node, prefix: str) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
+    # The innermost module that the call was made in.
     path = list(stack.values())[-1][0]
     return str(path).removeprefix("L['self'].").removeprefix("L['self']").removeprefix(prefix)
 
 
 def _source(node: torch.fx.Node) -> str:
     trace = (node.meta.get("stack_trace") or "").strip().splitlines()
+    # A trace ends in two lines for each frame, the place and the source; the place is what is shown.
     return trace[-2].strip() if len(trace) >= 2 else ""

@@ -22,6 +22,7 @@ def count_in_floats(graph: OperatorGraph) -> OperatorGraph:
         if source is None or tensors[source].dtype in FLOATING:
             continue
         cast = graph.producer.get(source)
+        # A cast with other readers stays as it is: they may want integers.
         if cast is not None and cast.target == CAST and len(graph.consumers[source]) == 1:
             casts.add(cast.name)
             for name in (source, *op.outputs):

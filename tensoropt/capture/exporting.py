@@ -37,6 +37,7 @@ def export(
     """
     try:
         return _export(subject, args, kwargs)
+    # Ours says already what is wrong; a second attempt would find the same.
     except CaptureError:
         raise
     except Exception:
@@ -50,7 +51,10 @@ def _export(
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     with _quiet(), _no_cache(subject), _unmoved(), valid_values() as notes:
         exported = torch.export.export(subject, args, dict(kwargs))
+        # Before decomposition, which inlines such regions and leaves no trace of them.
         keep_no_grad(exported)
+        # An empty table: the graph becomes functional, but composite operators (`linear`, attention) stay
+        # whole.
         return exported.run_decompositions({}), tuple(notes)
 
 
@@ -67,12 +71,14 @@ def _quiet() -> Iterator[None]:
                 yield
     finally:
         logger.setLevel(level)
+    # Only where the export succeeds: of a refusal the error says all that matters.
     sys.stderr.write(shown.getvalue())
 
 
 @contextlib.contextmanager
 def _no_cache(model: torch.nn.Module) -> Iterator[None]:
     """Switch off the key/value cache of ``transformers`` models: one step has no use for it."""
+    # Submodules share their model's config object, or have copies of their own: each object once.
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     cached = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
     for config in cached:

@@ -70,6 +70,8 @@ class Folder:
 
         args, kwargs = torch.utils._pytree.tree_map(known, (node.args, dict(node.kwargs)))
         leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        # By identity, which is cheap; equal values in different memory are found in `keep`. The type is part
+        # of it, as 1, 1.0 and True are equal.
         same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:
@@ -85,13 +87,17 @@ class Folder:
         Stored ones that are equal share their memory only.
         """
         whole = self._known[node]
+        # Comparing a large mask takes seconds; layers share it, so that it is compared once.
         if id(whole) not in self._reduced:
             reduced = broadcast_reduced(whole)
             self._reduced[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
         value, digest = self._reduced[id(whole)]
         same = (tuple(value.shape), str(value.dtype), digest)
         if digest is not None:
+            # The memory is shared even where the names must not be.
             value = self._equal.setdefault(same, value)
+        # Stored values are unknown on the meta device: were they merged by value, the graph would have fewer
+        # constants with weights than without.
         name = self._names.setdefault((shape, same if self.decides(node) else id(whole)), name)
         self.values[name] = value
         return name
@@ -99,8 +105,10 @@ class Folder:
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if "device" in kwargs:
+        # Constants are computed and kept on the CPU, wherever the model was exported.
         kwargs["device"] = torch.device("cpu")
     tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    # One operand without data: the result has none either, and is known by its shape alone.
     if any(t.is_meta for t in tensors):
         args, kwargs = torch.utils._pytree.tree_map(
             lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
@@ -156,6 +164,7 @@ def broadcast_narrowed(value: torch.Tensor) -> torch.Tensor:
         if size <= 1:
             continue
         first = value.narrow(dim, 0, 1)
+        # Stride 0 tells it without a look at the values.
         if value.stride(dim) == 0 or (
             not value.is_meta and value.numel() <= _COMPARED_ELEMENTS and bool((value == first).all())
         ):

@@ -20,6 +20,7 @@ def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
     """
     if not graph.training:
         return graph
+    # In training the only output, the loss.
     reached = {graph.outputs[0]}
     for op in reversed(graph.operators):
         if not reached.isdisjoint(op.outputs):
@@ -36,6 +37,7 @@ def without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
             operators.append(op)
             continue
         smooth = [n for n in dict.fromkeys(op.inputs()) if _differentiated(tensors[n])]
+        # One detach for all readers that take no gradient.
         operators += [_detached(name, op, tensors) for name in smooth if f"{name}_detached" not in tensors]
         operators.append(_reading(op, {name: f"{name}_detached" for name in smooth}))
     return replace(graph, tensors=tensors, operators=tuple(operators))

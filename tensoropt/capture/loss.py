@@ -31,6 +31,7 @@ class WithLoss(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         output = self.model(*args, **kwargs)
         if self.loss is not None:
+            # With `loss=` the parallelized model returns the loss itself.
             self._cell.returned = Returned(None, None)
             return _checked(self.loss(output))
         self._cell.returned, value = find_loss(output)
@@ -58,6 +59,8 @@ class Returned:
         """What the model would have returned, with None in place of everything but the loss."""
         if self.container is None:
             return loss
+        # A class with the loss as an attribute: its other fields have defaults, as in outputs of
+        # `transformers`.
         if not self.keys:
             return self.container(**{self.key: loss})
         contents = dict.fromkeys(self.keys) | {self.key: loss}
@@ -75,10 +78,13 @@ def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
     """
 
     def is_loss(value: Any) -> bool:
+        # A scalar without a gradient is a statistic (an accuracy), not a loss.
         return isinstance(value, torch.Tensor) and value.numel() == 1 and value.requires_grad
 
     if is_loss(output):
         return Returned(None, None), output
+    # Before the items: outputs of `transformers` are mappings with other scalars, auxiliary losses among
+    # them.
     if is_loss(getattr(output, "loss", None)):
         return Returned(type(output), "loss"), output.loss
     items: list[tuple[Any, Any]] = []

@@ -39,6 +39,7 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
             if name not in tensors:
                 tensors[name] = named(CONSTANT)
         operators[op.name] = new = named(_base(op.target))
+        # What follows the operator's name is the number of the result (`split.0`), and stays.
         tensors |= {name: new + name.removeprefix(op.name) for name in op.outputs}
     for name in graph.tensors:  # constants that are returned as they are
         if name not in tensors:

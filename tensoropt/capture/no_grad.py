@@ -32,5 +32,6 @@ def keep_no_grad(exported: Any) -> None:
 def _detach(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_after(node):
         detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    # Decomposition takes shapes and modules from there.
     detached.meta = dict(node.meta)
     node.replace_all_uses_with(detached, delete_user_cb=lambda user: user is not detached)

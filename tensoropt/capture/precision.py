@@ -55,6 +55,7 @@ class _Policy:
     def __init__(self, graph: OperatorGraph):
         self.graph = graph
         self.now = {name: t.dtype for name, t in graph.tensors.items()}
+        # Parameters are not among them: they follow what they are used with, and are cast for it.
         self.carries = {n for n in graph.inputs if graph.tensors[n].dtype == WIDE}
         self.read_as: dict[str, dict[str, str]] = {}
         self.results: dict[object, tuple[str, ...] | None] = {}
@@ -68,6 +69,7 @@ class _Policy:
         """The graph with its casts written down."""
         for op in self.graph.operators:
             self._decide(op)
+        # After all decisions: how a parameter is seen depends on all of its readers.
         self._parameters()
         for op in self.graph.operators:
             self._write(op)
@@ -77,8 +79,10 @@ class _Policy:
         }
         outputs = list(self.graph.outputs)
         if self.graph.training:
+            # A loss is reported, scaled and summed over micro-batches in float32.
             outputs[0] = self._cast(outputs[0], WIDE)
         read = {n for op in self.operators for n in op.inputs()} | {*outputs, *mutations, *mutations.values()}
+        # Of a constant that all readers want narrow the wide one is left over.
         unread = [n for n, t in self.tensors.items() if t.kind == "constant" and n not in read]
         for name in unread:
             del self.tensors[name]
@@ -104,11 +108,13 @@ class _Policy:
     def _decide(self, op: Operator) -> None:
         tensors = self.graph.tensors
         floats = [n for n in dict.fromkeys(op.inputs()) if tensors[n].dtype == WIDE]
+        # Integers and masks stay what they are.
         if not floats:
             return
         wanted = self._wanted(op, floats)
         made = self._made(op, wanted)
         if made is None:
+            # A dict as a set with an order, for the note.
             self.kept.setdefault(op.target)
             wanted = dict.fromkeys(floats, WIDE)
             made = tuple(tensors[n].dtype for n in op.outputs)
@@ -120,6 +126,7 @@ class _Policy:
     def _wanted(self, op: Operator, floats: list[str]) -> dict[str, str]:
         tensors, precision = self.graph.tensors, precision_of(op.target)
         if precision is Precision.NARROW_INPUT:
+            # The input of a batch norm; its weights and statistics come behind it.
             first = op.inputs()[0]
             return {n: NARROW if n == first else WIDE for n in floats}
         if precision is Precision.NARROW:
@@ -128,6 +135,8 @@ class _Policy:
             return dict.fromkeys(floats, WIDE)
         carrying = [self.now[n] for n in floats if n in self.carries]
         parameters = any(tensors[n].kind == "parameter" for n in floats)
+        # An operator on parameters alone (weight arithmetic) computes narrow; one on constants alone stays
+        # wide.
         narrow = WIDE not in carrying if carrying else parameters
         return dict.fromkeys(floats, NARROW if narrow else WIDE)
 
@@ -178,6 +187,7 @@ class _Policy:
             return name
         if (name, dtype) not in self.casts:
             made = f"{name}_{dtype}"
+            # A graph may have a tensor of that name already, as after an import.
             while made in self.tensors:
                 made += "_"
             self.casts[name, dtype] = made

@@ -75,6 +75,7 @@ def capture(
     kwargs = dict(kwargs or {})
     args, kwargs = _separate_inputs(args, kwargs)
     subject: torch.nn.Module = WithLoss(model, loss) if mode == "train" else model
+    # Each module's own mode, not the model's: a frozen batch norm in a training model is put back as it was.
     modes = {module: module.training for module in model.modules()}
     subject.train(mode == "train")
     try:
@@ -86,7 +87,9 @@ def capture(
     finally:
         for module, training in modes.items():
             module.training = training
+    # `WithLoss` has the model as its attribute; keys are those of the user's own model.
     prefix = "model." if mode == "train" else ""
+    # Precision comes last: its casts take over whether their operand has a gradient.
     graph = count_in_floats(Converter(exported, prefix, mode, subject).convert())
     graph = without_idle_gradients(graph)
     graph = with_compute_dtype(graph, dtype)

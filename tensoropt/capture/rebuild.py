@@ -38,6 +38,7 @@ class _Rebuilding:
                 self.nodes[tensor.name] = self._stored(tensor.name)
         for op in self.source.operators:
             self._operator(op)
+        # Last, when every reader has had the old value.
         for buffer, value in self.source.mutations.items():
             self.graph.call_method("copy_", (self.written[buffer], self.nodes[value]))
         outputs = tuple(self.nodes[name] for name in self.source.outputs)

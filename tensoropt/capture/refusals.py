@@ -36,6 +36,7 @@ _USUAL = "no Python branches on tensor values, no .item(), fixed shapes"
 def refusal(model: torch.nn.Module, error: Exception) -> CaptureError:
     """The error to raise for an export that failed with ``error``."""
     reason = _first_lines(error)
+    # The first that matches, as one error may fit several.
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, str(error))), _USUAL)
     return CaptureError(
         f"torch.export refuses {type(model).__name__}{_refused_line(error)}: {reason.rstrip('.')}. "
@@ -72,5 +73,6 @@ def _refused_line(error: BaseException) -> str:
         for frame in reversed(traceback.extract_tb(seen.__traceback__)):
             if f"{os.sep}torch{os.sep}" not in frame.filename and not frame.filename.startswith((ours, "<")):
                 return f" at {frame.filename}:{frame.lineno} ({frame.line})"
+        # PyTorch raises its own errors from others, and the model's line may be in any of them.
         seen = seen.__cause__ or seen.__context__
     return ""

@@ -39,6 +39,7 @@ _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Assertions, and the numbers that nothing else reads (``assert lengths.max().item() <= width``)."""
     found: set[torch.fx.Node] = set()
+    # From the end, so that all readers of a number are known before the number itself.
     for node in reversed(graph.nodes):
         if node.op != "call_function":
             continue
@@ -61,6 +62,7 @@ def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
     if fill is None or (isinstance(fill, torch.fx.Node) and fill not in folder):
         return None
     element = folder.value(fill) if isinstance(fill, torch.fx.Node) else torch.full((), fill)
+    # One element, expanded: a mask of zeros takes no memory of its shape.
     return element.to(value.dtype).expand(tuple(value.shape))
 
 
@@ -98,6 +100,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
     before, after = source.meta["val"].shape, node.meta["val"].shape
     if len(indices) != len(before):
         return None
+    # By values that are known on every device only, or the graph would depend on where it was captured.
     if not all(isinstance(i, torch.fx.Node) and folder.decides(i) for i in indices):
         return None
     shape = [1] * len(after)
@@ -110,6 +113,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
             return None
         if size > 1:
             dim += len(after) - value.dim()
+            # Dims in another order would be a permutation, which a view cannot say.
             if dim <= last:
                 return None
             shape[dim], last = int(size), dim

@@ -46,6 +46,7 @@ class _Answers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         subject = args[0] if args else None
+        # `if tensor:` and `tensor.item()`: the two ways in which Python gets at a value to branch on.
         asked = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
         if asked and isinstance(subject, torch.Tensor):
             answer = self._answer(subject)
@@ -78,11 +79,14 @@ class _Answers(TorchFunctionMode):
         subject = args[0] if args else None
         finite, chance = getattr(subject, _ANSWER, None), getattr(subject, _CHANCE, None)
         if name in _HEALTHY:
+            # On the tensor itself: marks live as long as it does, and fake tensors take attributes.
             setattr(result, _ANSWER, _HEALTHY[name])
         elif finite is not None and name in _KEPT:
             setattr(result, _ANSWER, finite)
         elif finite is not None and name in ("invert", "logical_not", "bitwise_not"):
             setattr(result, _ANSWER, not finite)
+        # A single uniform number is 0.5 on average: the likelier branch is the side of the limit on which
+        # that lies.
         elif name == "rand" and result.numel() == 1:
             setattr(result, _CHANCE, 0.5)
         elif isinstance(chance, float) and name in _BELOW | _ABOVE and isinstance(args[1], int | float):
@@ -110,6 +114,7 @@ def _passing(frame: FrameType | None) -> bool | None:
     if frame is None:
         return None
     for node in _guards(frame.f_code.co_filename):
+        # Only the lines of the question: inside the body the model is past it.
         if node.lineno <= frame.f_lineno <= (node.test.end_lineno or node.lineno):
             negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
             return isinstance(node, ast.Assert) != negated
@@ -127,6 +132,7 @@ def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
         node
         for node in ast.walk(tree)
         if (isinstance(node, ast.Assert) or (isinstance(node, ast.If) and _only_raises(node)))
+        # Of one question: with `and`, `or` or a conditional an answer to one part would not decide the line.
         and not any(isinstance(part, ast.BoolOp | ast.IfExp) for part in ast.walk(node.test))
     )
 
@@ -145,6 +151,7 @@ def valid_values() -> Iterator[list[str]]:
     notes: list[str] = []
     distribution = torch.distributions.Distribution
     validating = distribution._validate_args
+    # PyTorch validates arguments by branching on their values, which export refuses.
     distribution.set_default_validate_args(False)
     try:
         with _Answers(notes):

@@ -50,6 +50,7 @@ class Importer:
         batch: tuple[int, int] | None = None,
         types: Mapping[str, int] | None = None,
     ):
+        # ONNX types beside PyTorch's: four-bit types have none of their own there.
         self.types = {t.name: t.data_type for t in model.graph.initializer} | dict(types or {})
         self.model, self.reader, self.device, self.batch = model, reader, device, batch
         self.builder = Builder(device)
@@ -102,15 +103,19 @@ class Importer:
         """Run nodes into ``env``."""
         outputs = list(outputs)
         needed = ordered(nodes, env.keys() | stored.keys(), outputs)
+        # Optional outputs that nothing reads are not asked of converters, some of which cannot give them.
         live = {name for node in needed for name in reads(node)} | set(outputs)
         for node in needed:
             self._nodes_run += 1
+            # The file's nodes were counted by the reader; a loop runs its body again and again.
             if self._nodes_run > MAX_NODES:
                 raise OnnxError(f"it takes more than {MAX_NODES} nodes once its loops are unrolled")
             results = self._node(node, env, stored, live)
             for name, result in zip(node.output, results, strict=False):
                 if name:
                     env[name] = result
+                    # Names inside a definition of the standard are not the file's, and shape inference knows
+                    # nothing of them.
                     if isinstance(result, Value) and not self._inside_function:
                         self.made[name] = result.shape
 
@@ -120,6 +125,7 @@ class Importer:
                 env[name] = self._stored(stored[name], env, stored)
             except OnnxError as error:
                 self.problems.append(str(error))
+                # In the place of a value, so that what depends on it is skipped and the pass goes on.
                 env[name] = _Failed()
         return env[name]
 
@@ -132,6 +138,7 @@ class Importer:
         shape, dtype = self.reader.shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
         tables = self._tables.get(shape[::-1], ()) if weight and len(shape) == 2 else ()
+        # Large weights of a model on the meta device are never read, so that files beside it cost nothing.
         if weight and self.device == "meta" and torch.Size(shape).numel() > INSPECTED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
         data = self.reader.read(tensor)
@@ -175,6 +182,7 @@ class Importer:
         operands = [self._lookup(name, env, stored) if name else None for name in node.input]
         if any(isinstance(v, _Failed) for v in operands):
             return [_Failed() for _ in node.output]
+        # A subgraph inside the node notes its problems itself: their number tells whether it had any.
         problems = len(self.problems), len(self.unsupported)
         self.builder.module_name = node.name
         try:
@@ -208,6 +216,7 @@ class Importer:
             return result
         if not self.weights.holds(name, result.data):
             return result
+        # A clone: folding may have given a view of another constant.
         return self._parameter(name, result.data.clone())
 
     def _call(
@@ -221,6 +230,8 @@ class Importer:
     ) -> Call:
         def run(graph: onnx.GraphProto, values: Sequence[Any]) -> list[Any]:
             inner = dict(env)
+            # A subgraph sees the names of the graphs around it, initializers included, which are read when
+            # they are needed.
             for name in _captured(graph):
                 if name in stored:
                     inner[name] = self._lookup(name, env, stored)
@@ -251,6 +262,7 @@ class Importer:
     ) -> tuple[Any, ...]:
         """An operator that the standard defines through others, evaluated as its definition."""
         env = {name: v for name, v in zip(body.input, operands, strict=False) if v is not None}
+        # A definition is written in an opset of its own, which may be older than the file's.
         opsets, self.opsets = self.opsets, self.opsets | {o.domain: o.version for o in body.opset_import}
         wanted = [inner for inner, name in zip(body.output, node.output, strict=False) if name]
         nodes = list(body.node)

@@ -56,6 +56,7 @@ def infer(model: onnx.ModelProto, inputs: Sequence[Input]) -> Inferred:
     if sum(node.ByteSize() for node in model.graph.node) > MAX_BYTES:
         return Inferred()
     try:
+        # With data propagation, as exporters compute shapes in the graph.
         done = onnx.shape_inference.infer_shapes(_skeleton(model, inputs), data_prop=True)
     except Exception:  # a second opinion; what is wrong with the file the import says itself
         return Inferred()
@@ -83,11 +84,13 @@ def _skeleton(model: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProt
             kind = value.type.tensor_type.elem_type
             bare.graph.input.append(_described(value.name, kind, bound[value.name]))
     for tensor in graph.initializer:
+        # 16 bytes an element: 8 for its value, and an allowance for name and dims, which is an assumption.
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < 16 * SMALL_ELEMENTS:
             bare.graph.initializer.append(tensor)
         else:
             bare.graph.input.append(_described(tensor.name, tensor.data_type, tensor.dims))
     for value in graph.output:
+        # By name alone: the file's claims about shapes are what is to be checked.
         bare.graph.output.add(name=value.name)
     return bare
 

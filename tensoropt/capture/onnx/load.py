@@ -110,6 +110,8 @@ def _import(
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
         raise OnnxError("it has two inputs of one name")
+    # A file whose fixed batch was replaced has the old one in constants of its shape arithmetic, so that
+    # inference would contradict the import.
     inferred = infer(model, inputs) if batch is None else Inferred()
     importer = Importer(model, TensorReader(folder), device=device, batch=batch, types=inferred.types)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
@@ -118,6 +120,7 @@ def _import(
         raise OnnxError("it has no outputs")
     results = importer.convert(values, wanted)
     inferred.check(importer.made)
+    # After the pass, which finds out which tables an input indexes.
     inputs = [replace(i, below=importer.builder.bounds.get(values[i.name].node)) for i in inputs]
     notes = list(importer.notes)
     frozen = sum(n.op_type == "BatchNormalization" for n in graph.node)

@@ -48,12 +48,15 @@ def _cross_entropy(builder: Builder, results: Sequence[Traced], names: Sequence[
     value = _targets(results)[0]
     if value.ndim < 2:
         raise OnnxError(f"a cross entropy needs an output of at least 2 dims; it has {list(value.shape)}")
+    # `(batch, classes)` and `(batch, sequence, classes)` end in classes; images have them in front of their
+    # sides.
     dim = 1 if value.ndim > 3 else value.ndim - 1
     classes = value.shape[dim]
     shape = tuple(s for d, s in enumerate(value.shape) if d != dim)
     labels = Input("labels", shape, torch.int64, below=classes)
     given = builder.late_input(labels.name, shape, torch.int64)
     if value.ndim == 3:
+        # PyTorch wants classes second: one row per token needs no transposition.
         value, given = value.reshape(-1, classes), given.reshape(-1)
     loss = F.cross_entropy(value, given)
     return (

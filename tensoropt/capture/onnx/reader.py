@@ -83,6 +83,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def _count(model: onnx.ModelProto) -> None:
     """Refuse more nodes than a real model has, counted as if all function calls were inlined."""
+    # Counted before inlining: functions that call each other twice each double with every level.
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     known: dict[tuple[str, str, str], int] = {}
 

@@ -118,6 +118,7 @@ def converter(*names: str, since: int = 1, domain: str = "") -> Callable[[Conver
         for name in names:
             versions = _CONVERTERS.setdefault((domain, name), [])
             versions.append((since, function))
+            # The newest first, so that the first one that holds at an opset is the right one.
             versions.sort(key=lambda entry: entry[0], reverse=True)
         return function
 

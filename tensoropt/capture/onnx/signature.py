@@ -54,6 +54,7 @@ def bind_inputs(
         OnnxError: a dim is left without a size, or a given name is no dim of the file; names all of them.
     """
     stored = {t.name for t in graph.initializer}
+    # Old files list their initializers among the inputs.
     live = [v for v in graph.input if v.name not in stored]
     used: set[str] = set()
     unbound: dict[str, None] = {}
@@ -77,6 +78,7 @@ def bind_inputs(
             size = dims.get(handle, dims.get(symbol))
             if size is not None:
                 used.update({handle, symbol} & dims.keys())
+                # Dim 0 is taken for the batch: converters then repair constants that repeat the old size.
                 if fixed is not None and fixed != size and index == 0:
                     replaced = (fixed, size)
             elif fixed is None:

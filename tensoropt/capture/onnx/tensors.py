@@ -104,6 +104,7 @@ class TensorReader:
         else:
             field, per_element = _TYPED_FIELDS.get(tensor.data_type, ("int32_data", 1))
             count = len(getattr(tensor, field))
+            # Complex numbers take two entries each; two four-bit numbers share one.
             needed = -(-elements // 2) if tensor.data_type in _PACKED else elements * per_element
             if count != needed:
                 raise OnnxError(
@@ -142,6 +143,8 @@ class TensorReader:
             )
         folder = self.folder.resolve()
         try:
+            # Resolved before it is compared with the folder: a link may lead out where the text of the path
+            # does not.
             path = (folder / location).resolve(strict=True)
         except (OSError, RuntimeError):
             raise OnnxError(
@@ -178,9 +181,12 @@ def _from_bytes(
         return torch.empty(shape, dtype=dtype)
     raw = np.frombuffer(data, dtype=np.uint8)
     if code in _PACKED and not unpacked:
+        # The low half of a byte comes first; the last half is padding where the number is odd.
         raw = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: math.prod(shape)]
         if code == _T.INT4:
+            # Extends the sign from bit 3: 8 to 15 stand for -8 to -1.
             raw = ((raw.astype(np.int8) ^ 8) - 8).view(np.uint8)
+    # A copy: what `frombuffer` gives is read-only memory of the file's bytes.
     owned = torch.from_numpy(raw.copy())
     return owned.view(dtype).reshape(shape) if dtype != torch.bool else owned.bool().reshape(shape)
 

@@ -80,6 +80,7 @@ class Value:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         leaves = pytree.tree_leaves((args, kwargs or {}))
+        # All values of an import have the same one; a call gets here only if one of its operands is a value.
         builder = next(leaf.builder for leaf in leaves if isinstance(leaf, Value))
         return builder.call(func, *args, **(kwargs or {}))
 
@@ -159,6 +160,8 @@ class Builder:
         while node is not None and node.op != "placeholder":
             sources = node.all_input_nodes
             live = [s for s in sources if s.op != "get_attr"]
+            # Back through calls with a single live operand: a cast, a reshape, a clamp. Beyond a call of two,
+            # nothing says which of them is bounded.
             node = live[0] if len({*live}) == 1 else None
         if node is not None:
             self.bounds[node] = min(size, self.bounds.get(node, size))
@@ -213,9 +216,11 @@ class Builder:
         fold: bool = True,
     ) -> Any:
         operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Value)]
+        # For calls that make tensors themselves, whose operands do not say where.
         with torch.device("meta"):
             meta = self._run(func, args, kwargs, lambda v: v.meta)
         if fold and all(v.data is not None for v in operands):
+            # Before it is computed: the meta result says how much it will take.
             self._allow(meta, operands)
             try:
                 data = self._run(func, args, kwargs, lambda v: v.data)
@@ -250,6 +255,7 @@ class Builder:
     def _allow(self, meta: Any, operands: list[Value]) -> None:
         shared = {v.meta.untyped_storage()._cdata for v in operands}
         for result in pytree.tree_leaves(meta):
+            # A view shares its operand's memory and takes none.
             if isinstance(result, torch.Tensor) and result.untyped_storage()._cdata not in shared:
                 self.reserve(result.untyped_storage().nbytes())
 

@@ -105,6 +105,7 @@ class Weights:
             return False
         if data.is_meta or data.numel() > INSPECTED_ELEMENTS:
             return True
+        # No weight is infinite or NaN; a mask with -inf is.
         if not torch.isfinite(data).all() or _is_mask(data):
             return False
         return name in self.placed or not self._is_computed(data)
@@ -150,6 +151,7 @@ def find_weights(graph: onnx.GraphProto) -> Weights:
     declared = frozenset(name for name, kind in kinds.items() if kind == "PARAMETER")
     found: dict[bool | None, set[str]] = {True: set(), False: set(), None: set()}
     for name in _leaves(graph):
+        # What the file declares needs no guess.
         if name not in kinds:
             found[_use(name, uses)].add(name)
     return Weights(declared, frozenset(found[True]), frozenset(found[False]), says=bool(declared))
@@ -185,6 +187,7 @@ def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> boo
             if position in _WEIGHT_INPUTS.get(node.op_type, ()):
                 return True
             combined = combined or node.op_type in _COMBINED
+            # Operand 0 is what is passed on; the others are shapes and axes.
             if node.op_type in _PASSED_ON and position == 0:
                 todo += [out for out in node.output if out not in seen]
                 seen.update(node.output)

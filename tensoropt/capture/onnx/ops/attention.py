@@ -45,6 +45,7 @@ def as_bias(mask: Traced, dtype: torch.dtype) -> Traced:
 
 
 def causal_bias(call: Call, queries: int, keys: int, before: int, dtype: torch.dtype) -> Traced:
+    # Counted as folded: a file of a few bytes can ask for a triangle of any size.
     call.builder.reserve(queries * keys * dtype.itemsize)
     allowed = torch.ones(queries, keys, dtype=torch.bool).tril(before)
     return call.builder.known(torch.zeros(queries, keys, dtype=dtype).masked_fill(~allowed, -math.inf))
@@ -71,6 +72,8 @@ def attention(call: Call) -> Any:
     capped = call.attribute("softcap", 0.0)
     if mask is not None and mask.shape[-1] < k.shape[2]:
         raise OnnxError("a mask for fewer keys than there are cannot be imported")
+    # PyTorch's fused call: no cap on scores, no scores as a result, and a causal triangle without a past
+    # only, whose diagonal it draws from the first key.
     if not capped and not call.wants(3) and not (causal and (before or mask is not None)):
         grouped = q.shape[1] != k.shape[1]
         out = F.scaled_dot_product_attention(
@@ -101,6 +104,7 @@ def _written_out(
     weights = torch.softmax(masked, -1)
     if bias is not None:  # a query that may see no key attends to nothing
         largest: Traced = torch.amax(masked, -1, keepdim=True)
+        # Softmax of a row that is -inf throughout is NaN.
         empty = largest.method("eq", -math.inf)
         weights = torch.where(empty, torch.zeros_like(weights), weights)
     shown = {0: raw, 1: soft, 2: masked, 3: weights}[call.attribute("qk_matmul_output_mode", 0)]

@@ -117,6 +117,7 @@ def _attended(call: Call, q: Traced, k: Traced, v: Traced, bias: Traced, causal:
     if causal and bias is not None:
         bias = bias + causal_bias(call, q.shape[2], k.shape[2], k.shape[2] - q.shape[2], q.dtype)
         causal = False
+    # The last query sees the last key; PyTorch's flag would align the first ones.
     if causal and q.shape[2] != k.shape[2]:
         bias = causal_bias(call, q.shape[2], k.shape[2], k.shape[2] - q.shape[2], q.dtype)
         causal = False

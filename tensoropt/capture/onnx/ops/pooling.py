@@ -38,6 +38,7 @@ def _extended(window: Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], 
     ):
         reach = d * (k - 1) + 1
         count = -(-(size + before + after - reach) // s) + 1
+        # The last window would begin in the padding behind.
         if (count - 1) * s >= size + before:
             count -= 1
         pads.append((before, max(after, (count - 1) * s + reach - size - before)))
@@ -61,6 +62,7 @@ def max_pool(call: Call) -> Any:
     padding = window.padding
     if not _fits(window):
         pads = _extended(window, x.shape[2:]) if ceil else window.pads
+        # Padded by hand with what never is the maximum.
         x, padding, ceil = pad_constant(x, pads, -math.inf), (0,) * window.dims, False
     out = _MAX[window.dims](x, window.kernel, window.strides, padding, window.dilations, ceil)
     return out.to(dtype)
@@ -94,6 +96,7 @@ def average_pool(call: Call) -> Traced:
     if plain and not any(any(p) for p in window.pads):
         return _AVERAGE[window.dims](x, window.kernel, window.strides, 0, ceil, include)
     pads = _extended(window, x.shape[2:]) if ceil else window.pads
+    # Ones pooled alike count how many elements each window has; they are constants and fold away.
     ones = call.builder.known(torch.ones(1, 1, *x.shape[2:], dtype=x.dtype))
     if include:
         ones = pad_constant(ones, window.pads, 1)

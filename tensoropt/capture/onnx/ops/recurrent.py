@@ -88,10 +88,12 @@ def _layer(call: Call) -> _Layer:
 
 def _is_torchs(layer: _Layer) -> bool:
     call = layer.call
+    # What PyTorch's fused layers do not have: lengths, clipping, coupled gates, peepholes, backward alone.
     plain = layer.lengths is None and call.attribute("clip") is None and not call.attribute("input_forget", 0)
     plain = plain and layer.peepholes is None and call.attribute("direction", "forward") != "reverse"
     default = layer.activations == _DEFAULTS[layer.op] * layer.directions
     if layer.op == "GRU":
+        # PyTorch's GRU applies the reset gate after the recurrent product.
         return plain and default and bool(call.attribute("linear_before_reset", 0))
     if layer.op == "RNN":
         return plain and (default or set(layer.activations) == {"Relu"})
@@ -115,6 +117,7 @@ def _whole(layer: _Layer) -> tuple[Traced, Traced, Traced]:
         if layer.bias is not None:
             both = torch.select(layer.bias, 0, d)
             rows = gates * layer.size
+            # ONNX keeps both biases in one row, that of the input first, as PyTorch's layers take them.
             for start in (0, rows):
                 weights.append(_gate_rows(torch.narrow(both, 0, start, rows), layer, order))
     arguments = (layer.bias is not None, 1, 0.0, False, layer.directions == 2, False)
@@ -185,6 +188,7 @@ def _direction(layer: _Layer, d: int, backward: bool) -> tuple[Traced, Traced, T
     cell = None if layer.cell is None else torch.select(layer.cell, 0, d)
     gates = _GATES[layer.op] * layer.size
     bias = None if layer.bias is None else torch.narrow(torch.select(layer.bias, 0, d), 0, 0, gates)
+    # The inputs' product of all steps at once: only the recurrent part has to wait for the step before.
     inputs = F.linear(layer.x, torch.select(layer.weight, 0, d), bias)
     steps = range(layer.x.shape[0])
     found: dict[int, Traced] = {}
@@ -194,6 +198,7 @@ def _direction(layer: _Layer, d: int, backward: bool) -> tuple[Traced, Traced, T
             hidden, cell, found[t] = new_hidden, new_cell, new_hidden
             continue
         runs = layer.call.builder.constant([[t < n] for n in layer.lengths])
+        # Beyond a sequence's end outputs are zero and its state stays as it was.
         found[t] = torch.where(runs, new_hidden, torch.zeros_like(new_hidden))
         hidden = torch.where(runs, new_hidden, hidden)
         cell = None if cell is None else torch.where(runs, new_cell, cell)

@@ -110,12 +110,15 @@ def _as_pytorch(
     size = list(x.shape[2:])
     for i in changed:
         size[dims[i] - 2] = sizes[i]
+        # PyTorch takes coordinates from the sizes, ONNX from the scales: the two agree where the product is
+        # whole.
         if abs(scales[i] * x.shape[dims[i]] - sizes[i]) > 1e-6:
             return None
     coordinates = options.get("coordinate_transformation_mode", "half_pixel")
     if mode == "nearest":
         rounding = options.get("nearest_mode", "round_prefer_floor")
         whole = all(float(scales[i]).is_integer() for i in changed)
+        # At whole factors every pixel's centre lies inside one source pixel, however it is rounded.
         centred = whole and coordinates == "half_pixel" and rounding.startswith("round")
         if centred or (coordinates == "asymmetric" and rounding == "floor"):
             return F.interpolate(x, size=size, mode="nearest")
@@ -137,6 +140,7 @@ def _along(x: Traced, dim: int, matrix: np.ndarray) -> Traced:
         return torch.index_select(x, dim, x.builder.known(torch.from_numpy(matrix.argmax(axis=1))))
     wide = x if x.floating else x.to(torch.float32)
     constant = x.builder.known(torch.from_numpy(matrix).to(wide.dtype))
+    # The dim goes last, where a matrix product contracts it.
     order = [d for d in range(x.ndim) if d != dim] + [dim]
     out = torch.matmul(wide.permute(*order), torch.t(constant))
     back = [order.index(d) for d in range(x.ndim)]

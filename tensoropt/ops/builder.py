@@ -69,6 +69,7 @@ class Builder:
         while unique in used:
             count += 1
             unique = f"{name}{count}"
+        # Loops of size 1 exist, so that rules need not tell them apart, but no axis may cut them.
         self._loops.append(LoopDim(unique, size, splittable and size > 1, uneven))
         return len(self._loops) - 1
 
@@ -99,6 +100,7 @@ class Builder:
     def read(self, value: Any, labels: Sequence[Loops], *, added: bool = False) -> None:
         """Describe a tensor argument; None arguments are ignored."""
         if isinstance(value, Ref):
+            # A list: a tensor that is read twice (`x @ x.T`) is addressed differently each time.
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
 
     def write(
@@ -120,6 +122,7 @@ class Builder:
         for name in self.op.inputs():
             described = self._reads.get(name)
             if described:
+                # In the order of reading; the last description serves all further occurrences.
                 reads.append(described.pop(0) if len(described) > 1 else described[0])
             else:
                 reads.append(self._operand(name, [None] * len(self.graph.tensors[name].shape), False))

@@ -99,6 +99,7 @@ class OperatorShard:
         """How a tensor that the operator reads, or writes, lies on the mesh."""
         tensor = self.atoms.graph.tensors[operand.tensor]
         return tuple(
+            # Canonical, so that layouts of tensors without a gradient that say the same compare equal.
             canonical(tensor, operand_placement(self.space, operand, choice, written=written))
             for choice in self.choices
         )

@@ -94,11 +94,15 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
             if loop == choice:
                 return position
             position += 1
+    # The kernel has reduced it already.
     if choice in operand.synced:
         return REPLICATE
     if written:
         return PARTIAL
+    # A bias is one summand of a contracted sum: on all parts it would be added once per part.
     contracted = not any(choice in output.loops for output in space.writes)
     if operand.added and contracted:
         return PARTIAL
+    # Without the loop the operand is the same for all of its parts, each of which gives a part of its
+    # gradient.
     return PARTIAL_GRAD

@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+# Negative, so that a single comparison tells shards (an atom's number) from the rest.
 REPLICATE = -1
 PARTIAL_GRAD = -2
 PARTIAL = -3
@@ -71,6 +72,8 @@ def layout_names(layout: Layout) -> tuple[str, ...]:
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     """(offset, length) of shard ``index`` of ``parts``, as ``torch.chunk`` and DTensor cut it."""
+    # Rounded up, the last shards smaller or empty: optimizers and checkpoints see shards as DTensors, so that
+    # the cuts have to be the same.
     step = -(-size // parts)
     start = min(index * step, size)
     return start, min(step, size - start)
@@ -84,6 +87,7 @@ def local_atoms(
     for axis, code in enumerate(layout):
         if code >= 0:
             index = 0 if coordinate is None else coordinate[axis]
+            # In axis order: a further axis on the same atom cuts what the one before has left.
             sizes[code] = chunk(sizes[code], mesh[axis], index)[1]
     result, start = [], 0
     for dim in atoms:

@@ -24,6 +24,7 @@ def localise(shard: OperatorShard) -> LocalCall:
     localiser = spec_of(op.target).localiser
     if localiser is not None:
         return localiser(shard, whole)
+    # Only discovery finds such outputs; rules have a localiser that knows the count.
     if any(operand.means for operand in shard.space.writes):
         return _averaged(shard, whole)
     if draws_numbers(op):

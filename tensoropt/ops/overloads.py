@@ -22,6 +22,7 @@ def resolve_overload(name: str) -> Callable[..., Any]:
     """
     namespace, packet, overload = name.split(".")
     if not hasattr(getattr(torch.ops, namespace), packet) and namespace in _REGISTERED_BY:
+        # Only when it is asked for: importing `transformers` takes seconds.
         importlib.import_module(_REGISTERED_BY[namespace])
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 

@@ -105,11 +105,13 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
     """The index space of one operator; the fallback without loops when no rule describes it."""
     builder = Builder(op, graph)
     rule = spec_of(op.target).rule
+    # Not known: whoever asks may let discovery look for splits.
     if rule is None:
         return builder.build(known=False)
     try:
         rule(builder)
     except Opaque:
+        # A fresh builder, as the rule may have given up half-way.
         return Builder(op, graph).build(known=False)
     return builder.build()
 
@@ -187,5 +189,6 @@ def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
     def bound(*args: Any, **kwargs: Any) -> Any:
         return function(*head, *args, **kwargs)
 
+    # fx and profilers show calls by this name.
     bound.__name__ = function.__name__
     return bound

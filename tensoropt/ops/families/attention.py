@@ -38,6 +38,7 @@ def attention(b: Builder) -> None:
         heads, group = group, 1
     h = b.loop("heads", heads)
     q_heads: Loops = (h, b.loop("group", group, splittable=False)) if group > 1 else h
+    # The causal flag would count queries from the first one of the shard.
     s = b.loop("queries", shape[-2], splittable=not causal and not dropout)
     b.read(q, [*lead, q_heads, s, None])
     b.read(k, [*lead, h, None, None])
@@ -64,6 +65,7 @@ def local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     stride = prod(size for dim in shard.atoms.atoms[output.tensor][-1:] for size in dim)
     weights = (*((n, s // stride * keys, step, axes) for n, s, step, axes in kept), (keys, 1, keys, ()))
     mask = shard.argument(3, "attn_mask", None)
+    # `enable_gqa` is left out: the kernel sees the number of heads and repeats keys itself.
     args = (*call.args[:3], mask, p, shard.argument(5, "is_causal", False), shard.op.kwargs.get("scale"))
     return LocalCall("kernels.attention_with_dropout", args, {}, call.name, (weights,))
 
@@ -87,6 +89,7 @@ def attention_with_dropout(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]
+        # Query head `h` reads key head `h // group`, so neighbours share one.
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
     scores = (q * scale) @ k.transpose(-2, -1)
     if is_causal:

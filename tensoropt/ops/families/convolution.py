@@ -79,6 +79,7 @@ def _fewer_groups(shard: OperatorShard, call: LocalCall, position: int, names: t
     groups = shard.argument(position, "groups", 1) // prod(shard.mesh[a] for a in axes)
     space = len(shard.atoms.graph.tensors[shard.op.inputs()[1]].shape) - 2
     defaults: dict[str, Any] = {"bias": None, "stride": [1] * space, "dilation": [1] * space}
+    # All by position: some were given by keyword, some left at their default, and `groups` comes behind them.
     middle = [shard.argument(2 + i, n, defaults.get(n, [0] * space)) for i, n in enumerate(names)]
     return replace(call, args=(*call.args[:2], *middle, groups, *call.args[position + 1 :]), kwargs={})
 

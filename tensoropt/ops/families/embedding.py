@@ -26,6 +26,7 @@ def embedding(b: Builder) -> None:
     w, index = b.arg(0), b.arg(1)
     vocabulary, hidden = b.tensor(w).shape
     rows = b.loops(b.tensor(index).shape)
+    # Vocabularies are often odd numbers (GPT-2: 50,257), so that uneven cuts are allowed.
     v = b.loop("vocabulary", vocabulary, uneven=True)
     h = b.loop("hidden", hidden)
     b.read(w, [v, h])
@@ -46,6 +47,7 @@ def embedding_bag(b: Builder) -> None:
     vocabulary, hidden = b.tensor(w).shape
     bags, items = b.output().shape[0], b.tensor(index).shape[0]
     alike = not last and _count_by(b, offsets, items // max(bags, 1)) and items % max(bags, 1) == 0
+    # Scaling gradients by frequency counts over the whole batch, which no shard sees.
     bag = b.loop("bag", bags, splittable=alike and not by_frequency)
     item = b.loop("item", items // max(bags, 1), splittable=False)
     contracted = mode != _MAXIMUM and not by_frequency

@@ -28,6 +28,7 @@ def grouped_mm(b: Builder) -> None:
     e, n = b.loop("experts", right[0]), b.loop("out_features", right[2])
     b.read(x, [r, k])
     b.read(w, [e, k, n])
+    # Whole on every rank: where an expert's rows begin depends on all experts before it.
     b.read(offs, [None])
     b.write([r, n])
 

@@ -115,6 +115,7 @@ def local_bernoulli(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def _signed(value: int) -> int:
+    # PyTorch has int64 only; its products wrap around like those of uint64.
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -159,6 +160,7 @@ def keep_mask(
 
 def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
     """int64 hash of (seed, operator, step, global index) of every element, one dim per piece."""
+    # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes) in enumerate(pieces):
         start = context.coordinate(axes) * step if axes else 0
@@ -167,6 +169,8 @@ def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device)
     # The step counts as a number that a compiler may leave open, so that it compiles once for all steps.
     moment = torch.full((), context.step, dtype=torch.int64, device=device).mul_(_STEP)
     state = index.mul(_GOLDEN).add_(_key(context.seed, name)).add_(moment)
+    # One mixing round where SplitMix64 has two, for fewer passes over the mask: that dropout needs no better
+    # numbers is an assumption.
     state.bitwise_xor_(state >> 29).mul_(_MIX)
     return state.bitwise_xor_(state >> 32)
 
@@ -190,10 +194,12 @@ def random_kernel(
     device = torch.get_default_device()
 
     def uniform(stream: str) -> torch.Tensor:
+        # The half keeps it off 0 and 1, where the logarithms below are infinite or zero.
         return (_hashed(context, stream, pieces, device).bitwise_and_(0xFFFFFF).double() + 0.5) / (1 << 24)
 
     value = uniform(name)
     if kind == "randn":
+        # A stream of its own for the angle: it must not depend on the radius.
         value = (-2.0 * value.log()).sqrt() * (2.0 * torch.pi * uniform(f"{name}/angle")).cos()
     elif kind == "exponential":
         value = -value.log()

@@ -42,6 +42,7 @@ def index(b: Builder) -> None:
         raise Opaque(b.op.name)
     rank = max(len(t.shape) for t in indices.values())
     adjacent = positions == list(range(positions[0], positions[-1] + 1))
+    # NumPy's rule: the looked-up dims stand where they stood if they are neighbours, else in front.
     at = positions[0] if adjacent else 0
     shape = b.output().shape[at : at + rank]
     loops = [b.loop(f"index{i}", size) for i, size in enumerate(shape)]
@@ -55,6 +56,7 @@ def index(b: Builder) -> None:
         if (dim := counts_along(b, t, source.shape[p])) is not None
     }
     for position, dim in counting.items():
+        # Two dims counted by one loop (a diagonal) cannot both be cut by it.
         if list(counting.values()).count(dim) == 1:
             labels[position] = loops[dim]
     b.read(b.arg(0), labels)

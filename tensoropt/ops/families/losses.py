@@ -116,9 +116,12 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
 def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
     """Counting targets, or adding up their weights, for a mean; with micro-batches every rank does that
     beforehand for the whole batch."""
+    # An axis of micro-batches among them: the engine has counted all of it before the step
+    # (engine/counts.py).
     if shard.argument(3, "reduction", MEAN) != MEAN or not axes or MICRO_AXIS in axes:
         return ()
     weight = shard.argument(2, "weight", None)
+    # A count is one int64, a weighted sum one number of the weights' type.
     size = 8 if weight is None else shard.atoms.graph.tensors[weight.name].element_bytes
     return (InnerCollective("all_reduce", axes, size, count=True),)
 
@@ -169,6 +172,7 @@ def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index:
     counted = target != ignore_index
     if weight is None:
         return counted.sum()
+    # An ignored target (-100) is no index: class 0 is looked up in its place and does not count.
     return (weight[target.where(counted, 0)] * counted).sum()
 
 
@@ -215,6 +219,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         start = context.coordinate(axes) * step
         valid = target != ignore_index
         inside = (target >= start) & (target < start + local)
+        # Targets of other ranks look up any row of this one's; `inside` zeroes what they find.
         position = (target - start).clamp(0, local - 1).unsqueeze(1)
         on_target: Any = 1.0 - smoothing
         if weight is not None:

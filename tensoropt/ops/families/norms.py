@@ -103,6 +103,7 @@ def local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
         return call
     x = shard.atoms.graph.tensors[shard.op.inputs()[0]]
     count = x.elements // x.shape[1]
+    # Statistics are sent in float32 at least, as the kernel takes them.
     channels = shard.read_shape(0)[1] * max(x.element_bytes, DTYPE_BYTES["float32"])
     collectives = (
         InnerCollective("all_reduce", axes, channels),
@@ -154,6 +155,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         ctx.save_for_backward(normalised, weight, inverse)
         ctx.context, ctx.axes, ctx.count, ctx.has_bias = context, axes, count, bias is not None
         ctx.mark_non_differentiable(mean, inverse, var)
+        # A saved tensor that is also the output would be changed by an in-place operator behind it.
         return y.clone() if y is normalised else y, mean, inverse, var
 
     @staticmethod
@@ -170,6 +172,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return (
             gx.to(grad.dtype),
             None if weight is None else local[1],
+            # This rank's part: parameters' gradients are summed by the layout, as everywhere.
             local[0] if ctx.has_bias else None,
             None,
             None,

@@ -65,6 +65,7 @@ def _names(block: str) -> tuple[str, ...]:
 def broadcast(b: Builder) -> None:
     """One loop per output dim; an operand's dims align from the right."""
     shape = b.output().shape
+    # Uneven is allowed: it holds only where all of the dim's tensors allow it (`_uneven_dims` in atoms.py).
     loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
     for name in dict.fromkeys(iter_refs((b.op.args, tuple(b.op.kwargs.values())))):
         rank = len(b.graph.tensors[name].shape)

@@ -22,6 +22,8 @@ def cat(b: Builder) -> None:
     result = list(labels)
     if len(set(pieces)) == 1 and pieces[0] > 1:
         inner = b.loop(f"d{dim}", pieces[0])
+        # A slice of the result's dim has elements of some pieces only, while every rank has a part of each:
+        # the inner loop splits, the pieces do not.
         result[dim] = (b.loop("piece", len(pieces), splittable=False), inner)
         labels[dim] = inner
     for t in dict.fromkeys(t.name for t in tensors):

@@ -16,6 +16,7 @@ def recurrent(b: Builder) -> None:
     states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]
     dropout, train, batch_first = b.arg(5), b.arg(6), b.arg(8)
     shape = b.tensor(b.arg(0)).shape
+    # Dropout between layers is inside the call, where no counter reaches.
     if len(shape) != 3 or (dropout and train):
         raise Opaque(b.op.name)
     n = b.loop("batch", shape[0 if batch_first else 1])

@@ -105,6 +105,7 @@ def local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
     count = graph.tensors[shard.op.inputs()[0]].elements // max(
         graph.tensors[shard.op.outputs[0]].elements, 1
     )
+    # The sum that takes the mean's arguments as they are.
     total = "aten.sum.default" if shard.op.target == "aten.mean.default" else "aten.sum.dim_IntList"
     return replace(call, function="kernels.mean_as_sum", static=(total, count))
 

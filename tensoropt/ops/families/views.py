@@ -36,6 +36,7 @@ def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
     left = [i for i, size in enumerate(before) if size != 1]
     right = [i for i, size in enumerate(after) if size != 1]
     blocks: list[tuple[list[int], list[int]]] = []
+    # Two runs over both shapes: whichever product is behind takes its next dim.
     while left and right:
         a, c = [left.pop(0)], [right.pop(0)]
         while (pa := prod(before[i] for i in a)) != (pc := prod(after[i] for i in c)):
@@ -153,6 +154,7 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
     name = b.arg(0).name
     siblings = [op for op in b.graph.consumers[name] if op.target == "aten.slice.Tensor"]
     same = [op for op in siblings if b.graph.tensors[op.outputs[0]].shape[dim] == length]
+    # For a single slice a tile would only be one more boundary that all other views have to agree with.
     return len(same) > 1
 
 
@@ -213,6 +215,7 @@ def local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
         return call
     start = shard.argument(2, "start", 0) or 0
     start = start + whole[dim] if start < 0 else start
+    # Exact: a dim that is sliced is split inside its tiles only, so that start and dim shrink alike.
     start = start * local // whole[dim]
     end = start + shard.write_shape()[dim]
     return replace(call, args=(call.args[0], dim, start, end, 1), kwargs={})

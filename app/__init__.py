@@ -18,6 +18,7 @@ _MODULE_OF = {"Library": ".library", "create_app": ".server", "serve": ".server"
 __all__ = ["Library", "create_app", "serve"]
 
 
+# Imported when first used: a job's own process imports this package too, and needs neither Dash nor Plotly.
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

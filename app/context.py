@@ -31,6 +31,8 @@ class Recent:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
+        # Outside the lock: a frontier takes seconds to make, and other requests must not wait for it. Two
+        # that ask at once both make it, which costs time but no harm.
         value = make()
         with self._lock:
             self._kept[key] = value

@@ -48,6 +48,7 @@ def _written(write: Callable[[Exploration, Path], None]) -> Callable[[Asked], st
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "file.csv"
             write(asked.exploration, path)
+            # CSV has its own line ends, which must not be translated.
             with open(path, encoding="utf-8", newline="") as file:
                 return file.read()
 

@@ -28,7 +28,9 @@ SLIDER_STEPS = 400
 def slider_range(low: float, high: float) -> tuple[float, float, float]:
     """(min, max, step) of a limit's slider: its right end lies above every point and means no limit."""
     room = (high - low) or high or 1.0
+    # Two figures, so that the values that a slider stands on are readable.
     step = float(f"{room / SLIDER_STEPS:.2g}")
+    # A few steps of room at both ends: the largest point and "no limit" must be apart.
     return max(low - 4 * step, 0.9 * low), high + 8 * step, step
 
 
@@ -52,6 +54,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
     _, high, step = limits
     if not is_number(value) or value >= high - step:
         return None
+    # A typed limit lies between two steps: the slider that shows it must not round it.
     if value <= 0 or (old is not None and abs(old / factor - value) < step / 2):
         return old
     return float(f"{value:.6g}") * factor
@@ -120,6 +123,7 @@ def _typed(view: View, data: FrontierData, value: Any, what: str) -> View:
     wanted = typed_limit(value, data, what)
     old = view.budget_bytes if what == "memory" else view.target_s
     unit = data.units.memory if what == "memory" else data.units.time
+    # Leaving the field without a change gives its own rounded text back.
     if wanted == old or (wanted and old and unit.text(wanted) == unit.text(old)):
         return view
     change = state.set_budget if what == "memory" else state.set_target
@@ -152,6 +156,7 @@ def on_row(view: View, data: FrontierData, value: Any, second: bool = False) -> 
 def _row(value: Any, data: FrontierData) -> int | None:
     """A row that exists, from a number or its text."""
     text = str(value)
+    # `isdigit` alone lets other scripts' digits and superscripts pass, and `int` takes numbers of any length.
     row = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     return row if 0 <= row < len(data) else None
 

@@ -77,6 +77,7 @@ class Library:
         """Opened ones first, then jobs, newest first, then the ready-made ones."""
         opened = [Entry(f"opened-{f.name}", f, "opened") for f in folders_in(self._opened)]
         jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
+        # The last of a key wins: an opened folder hides what ships under its name.
         unique = {entry.key: entry for entry in (*self._fixed, *jobs, *opened)}
         order = (*opened, *jobs, *self._fixed)
         return tuple(e for e in order if unique[e.key] is e)
@@ -110,6 +111,7 @@ class Library:
         """
         folder = self.entry(key).folder
         try:
+            # Part of the cache's key: a folder that is explored again shows its new content.
             stamp = (folder / FILE).stat().st_mtime_ns
         except OSError as error:
             raise UnknownExplorationError(

@@ -31,6 +31,7 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
     """The whole file as text, the given point marked."""
     view = View(exploration="file", point=point, lines=True)
     title = f"{data.model} on {data.exploration.cluster['name']}"
+    # A name that contains `</script>` would end the script that it stands in.
     figure = json.dumps(frontier_figure(data, view, "light")).replace("</", "<\\/")
     config = json.dumps(GRAPH_CONFIG)
     rows = table_rows(data, view)
@@ -41,6 +42,7 @@ def standalone(data: FrontierData, point: int, verified: Sequence[Verified] = ()
         "planner": "planner",
     }  # fmt: skip
     head = "".join(f"<th scope=col>{escape(text)}" for text in columns.values())
+    # Evenly thinned rather than cut off, so that the table covers the whole frontier.
     step = max(1, -(-len(rows) // SHOWN_ROWS))
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(row[name]))}" for name in columns) for row in rows[::step]

@@ -61,16 +61,21 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
     @server.before_request
     def check() -> Response | None:
+        # Against DNS rebinding: a web site may point its own name at this machine, and its requests then
+        # carry that name.
         if not any_host and not is_loopback(_host_name(request.host)):
             return _refused(403, "this server answers on this machine only")
+        # These change nothing.
         if request.method in ("GET", "HEAD", "OPTIONS"):
             return None
+        # Browsers send it with every change; command-line tools, which no web site controls, send none.
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             return _refused(403, "changes are accepted from this server's own pages only")
         if request.content_length is not None and request.content_length > MAX_REQUEST_BYTES:
             return _refused(413, f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB")
         if request.path == UPDATE:
+            # Cached, as Dash reads the body again.
             fault = callback_fault(request.get_data(cache=True), known)
             return _refused(400, fault) if fault else None
         return None
@@ -100,6 +105,7 @@ def callback_fault(body: bytes, known: Any) -> str:
     """What is wrong with the body of a callback request; "" for nothing."""
     try:
         data = json.loads(body)
+    # Deeply nested JSON exceeds Python's recursion before it is decoded.
     except (ValueError, RecursionError):
         return "the body is not JSON"
     if not isinstance(data, dict):
@@ -115,6 +121,7 @@ def callback_fault(body: bytes, known: Any) -> str:
     for part in ("inputs", "state"):
         want = [(dep["id"], dep["property"]) for dep in expected[part]]
         have = [(item["id"], item["property"]) for item in data.get(part, []) if not isinstance(item, list)]
+        # Controls of patterns (`ALL`) come as lists of as many as the page has: their number is not known.
         patterned = any(str(name).startswith("{") for name, _ in want)
         if not patterned and want != have:
             return f"{part} are not those of this callback"

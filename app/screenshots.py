@@ -56,6 +56,7 @@ def _shoot(browser: Any, address: str, name: str, scheme: str) -> None:
     page = browser.new_page(viewport=SIZE, color_scheme=scheme)
     page.goto(f"{address}{path}?{query}")
     page.wait_for_selector(ready, timeout=120_000)
+    # Figures are drawn after their place is there; how long that takes is an assumption.
     page.wait_for_timeout(WAIT_MS)
     page.screenshot(path=OUT / f"{name}-{scheme}.png")
     page.close()

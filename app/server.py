@@ -38,6 +38,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         title=TITLE,
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
+        # Scripts come from this server: nothing is fetched from elsewhere.
         serve_locally=True,
         on_error=_said,
     )
@@ -78,6 +79,7 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
         raise TensorOptError(f"port {port} is not between 0 and 65535; 0 takes any free one")
     try:
         return make_server(host, port, app.server, threaded=True, request_handler=_Quiet)
+    # Werkzeug exits the process where a port is taken.
     except (OSError, SystemExit) as error:
         raise TensorOptError(
             f"cannot listen on {host}:{port} ({error}); is it taken? --port 0 takes a free one"

@@ -75,6 +75,7 @@ class View:
     @classmethod
     def from_query(cls, query: str) -> View:
         """From a URL's query, written by hand perhaps: sizes may have units, nonsense is left out."""
+        # Bounds are assumptions, far above what the page itself writes: a URL may come from anywhere.
         pairs = dict(parse_qsl(query.lstrip("?")[:4096], max_num_fields=64)) if query else {}
         found = {}
         for name, key in _IN_URL.items():
@@ -156,6 +157,7 @@ def open_exploration(view: View, key: str) -> View:
     """Another exploration: how things are drawn stays, what was selected in the old one goes."""
     if key == view.exploration:
         return view
+    # Not limits and filters: bytes, seconds and meshes of one exploration mean nothing in another.
     kept = {n: getattr(view, n) for n in ("headroom", "price", "log_x", "log_y", "lines", "band", "marks")}
     return View(exploration=key, **kept)
 

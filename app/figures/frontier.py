@@ -52,6 +52,7 @@ def frontier_figure(data: FrontierData, view: View, scheme: str) -> Json:
         _dotted(data, on_line, data.compute, colours.kinds["optimizer"], "compute time", view.lines),
         _dotted(data, on_line, data.network, colours.kinds["kept"], "network time", view.lines),
         _planner_marks(data, kept, colours),
+        # Last, so that they lie above all others.
         *selection_traces(data, view, colours),
     ]
     return {"data": traces, "layout": _layout(data, view, on_line, colours)}
@@ -153,6 +154,7 @@ def _mark_labels(data: FrontierData, rows: np.ndarray) -> list[str]:
     found = [""] * len(rows)
     if not len(rows):
         return found
+    # As shares of the plot's sides, in which distances on the screen are.
     x = data.memory[rows] / (np.ptp(data.memory) or 1.0)
     y = data.time[rows] / (np.ptp(data.time) or 1.0)
     names = np.array([data.planner[i] for i in rows])
@@ -207,6 +209,7 @@ def _ring(data: FrontierData, row: int | None, colour: str, name: str, size: int
 def _range(low: float, high: float, log: bool, above: float = 0.05) -> list[float]:
     """An axis with room below, and a share ``above`` for what is written over the topmost points."""
     if log:
+        # Plotly takes the range of a logarithmic axis in powers of ten.
         low, high = math.log10(low), math.log10(high)
     room = (high - low) or (2.0 if log else 2 * high)
     return [low - 0.05 * room, high + above * room]
@@ -240,6 +243,7 @@ def _layout(data: FrontierData, view: View, on_line: np.ndarray, colours: Palett
         dragmode="zoom",
         hovermode="closest",
         clickmode="event",
+        # Plotly keeps a person's zoom as long as this text stays the same: what changes the axes resets it.
         uirevision=f"{view.exploration}/{view.log_x}/{view.log_y}/{view.mesh}/{view.micro}/{view.devices}",
         shapes=shapes(data, view, colours),
         annotations=[_capacity_text(data, view, capacity if in_view else None, colours)],
@@ -261,6 +265,8 @@ def shapes(data: FrontierData, view: View, colours: Palette) -> list[Json]:
     """Capacity, capacity less headroom, and the veils of budget and target."""
     size, second = data.units.memory.factor, data.units.time.factor
     edge = {"width": 0}
+    # Shapes keep their places in the list, so that a veil that is off is invisible and far away, not left
+    # out.
     far = 1e9
     budget = view.budget_bytes / size if view.budget_bytes else None
     target = view.target_s / second if view.target_s else None

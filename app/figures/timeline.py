@@ -37,6 +37,7 @@ def timeline_figure(events: Sequence[Any], units: Units, scheme: str) -> Json:
     lanes = list(dict.fromkeys(e.lane for e in events))
     phases = list(dict.fromkeys(e.phase for e in events))
     traces = []
+    # In the order of a step; phases that are not known come last, in order of appearance.
     for phase in sorted(phases, key=lambda p: PHASE_ORDER.index(p) if p in PHASE_ORDER else 99):
         mine = [e for e in events if e.phase == phase]
         traces.append(

@@ -53,6 +53,7 @@ class JobManager:
         self.root.chmod(0o700)
         self.uploads = Uploads(self.root / "uploads")
         self._target = target
+        # Not fork: the server has threads, whose locks a forked child would inherit as they are.
         self._context = multiprocessing.get_context("spawn")
         self._lock = threading.RLock()
         self._server = this_server()
@@ -132,6 +133,7 @@ class JobManager:
             if running is None:
                 return
             running.cancelled = True
+        # Outside the lock: waiting for processes to end must not stop the pages.
         kill_tree(running.process.pid)
 
     def forget(self, id: str) -> None:
@@ -163,6 +165,8 @@ class JobManager:
             alone = any(j.measures for j in active) or (job.measures and active)
             if job.state != "queued":
                 continue
+            # `return`, not `continue`: a job that has to run alone is not passed by later ones, or it would
+            # wait for ever.
             if alone or len(active) >= MOST_RUNNING or self._closed:
                 return
             self._start(job)
@@ -204,6 +208,7 @@ class JobManager:
         with self._lock:
             job = self._jobs[id].progressed(stage, done, total, what[:200], now)
             self._jobs[id] = job
+            # Reports come by the thousand; the file is for a server that takes over, not for the page.
             if now - running.saved >= SAVE_EVERY_S:
                 running.saved = now
                 self._save(job)
@@ -219,6 +224,7 @@ class JobManager:
             state, error = "cancelled", ""
         elif self._closed and outcome is None:
             state, error = "interrupted", "the dashboard ended while this ran"
+        # People know an upload by its own name, not by the generated path in the message.
         for path, label in self.uploads.known().values():
             error = error.replace(str(path), label)
         self._update(replace(job, state=state, error=error, ended=time.time()))

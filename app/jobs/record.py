@@ -99,6 +99,8 @@ def this_server() -> tuple[int, float]:
 def is_alive(server: tuple[int, float]) -> bool:
     """Whether the dashboard that wrote a job still runs."""
     try:
+        # Process ids are used again; the start time tells another process apart. The tolerance is an
+        # assumption: an id comes round later than that.
         return abs(psutil.Process(server[0]).create_time() - server[1]) < 1.0
     except (psutil.Error, ValueError, OverflowError):
         return False

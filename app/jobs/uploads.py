@@ -58,6 +58,7 @@ class Uploads:
         if not isinstance(contents, str) or "," not in contents[:200]:
             raise UploadError(f"'{label}' did not arrive whole; upload it again")
         try:
+            # Strict: what was damaged on the way must not become another file.
             data = base64.b64decode(contents.partition(",")[2], validate=True)
         except (binascii.Error, ValueError) as error:
             raise UploadError(f"'{label}' did not arrive whole; upload it again") from error
@@ -84,6 +85,8 @@ def _label(name: object) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
+    # Made with its permissions rather than given them afterwards, and never through a link that is there
+    # already.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

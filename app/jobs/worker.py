@@ -24,6 +24,7 @@ def run(arguments: list[str], log: str, messages: Connection, parent: int) -> No
         os.setsid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with open(log, "a", buffering=1, encoding="utf-8", errors="replace") as file:
+        # The descriptors too: ranks and compiled code write past `sys.stdout`.
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
@@ -32,8 +33,10 @@ def run(arguments: list[str], log: str, messages: Connection, parent: int) -> No
 
 
 def _end_with(parent: int) -> None:
+    # A process whose parent has died gets another parent.
     while os.getppid() == parent:
         time.sleep(WATCH_S)
+    # Without destructors: they may wait for ranks that nobody will end.
     os._exit(1)
 
 

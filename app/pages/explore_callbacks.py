@@ -133,6 +133,7 @@ def _register_jobs(app: Dash, context: Context) -> None:
     def report(question: Any, page: Any, clicks: Any, finished: Any) -> Any:
         """Every second while the page is shown; the list of explorations follows what has finished."""
         asked = ctx.triggered_id
+        # A button that has just been made fires as well, without a click.
         if context.jobs is not None and isinstance(asked, dict) and any(t["value"] for t in ctx.triggered):
             if asked.get("do") == "cancel":
                 context.jobs.cancel(str(asked.get("job")))

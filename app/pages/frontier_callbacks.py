@@ -90,6 +90,8 @@ def _register_events(app: Dash, context: Context) -> None:
         kept, handled, filled, order, budget_text, target_text, mode = values[len(inputs) :]
         now = {f"{i.component_id}.{i.component_property}": v for i, v in zip(inputs, values, strict=False)}
         fired = unhandled(now, handled, filled, order, [item["prop_id"] for item in ctx.triggered])
+        # The page has just been opened, or a link was followed: the URL decides, and what controls say is
+        # old.
         if kept is None or "url" in fired:
             opened = _from_url(context, values[0])
             news = no_update if kept is not None and opened == view_of(kept) else stored(opened)
@@ -98,9 +100,11 @@ def _register_events(app: Dash, context: Context) -> None:
         if fired.get("exploration"):
             view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
         typed = {"budget-text": budget_text, "target-text": target_text}
+        # The event only counts presses of Enter; the text is beside it.
         fired |= {name: text for name, text in typed.items() if name in fired}
         view, errors = _applied(context.frontier(view), view, fired, mode)
         return (
+            # Not written when nothing changed, or controls that follow the state would fire in a circle.
             no_update if view == view_of(kept) else stored(view),
             *(errors.get(name) for name in typed),
             _number(fired.get("key")),
@@ -131,6 +135,7 @@ def unhandled(
         if name not in triggered and value not in (known.get(name), shown.get(name))
     ]
     if isinstance(order, list):
+        # In the order in which a person did them, as later events may depend on earlier ones.
         missed.sort(key=lambda name: order.index(name) if name in order else -1)
     return {name.rpartition(".")[0]: now[name] for name in (*missed, *triggered) if name in now}
 
@@ -259,6 +264,8 @@ def _register_plot(app: Dash, context: Context) -> None:
         key = [frame, scheme]
         view = view_of(kept)
         data = context.frontier(view) if page == "frontier" and kept else None
+        # `page` fires this too, so that a frontier that was opened on another page is drawn when it is shown,
+        # once.
         if data is None or drawn == key:
             return (no_update,) * 5
         figure = drawing.frontier_figure(data, view, str(scheme))

@@ -44,6 +44,7 @@ def register(app: Dash, context: Context) -> None:
 def _detail(context: Context, data: FrontierData, point: int) -> tuple[Any, str]:
     """(the details of a point, "") or (None, why there are none)."""
     try:
+        # The data is part of the remembered value, so that its id cannot be used again meanwhile.
         key = (id(data.exploration), point)
         return context.details.get(key, lambda: (data, detail_of(data.exploration, point)))[1], ""
     except TensorOptError as error:

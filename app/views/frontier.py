@@ -168,6 +168,7 @@ class _Points:
 
 def capacity_of(cluster: Mapping[str, Any]) -> tuple[float, str]:
     """(bytes, kind) of the device with the least memory, from a saved cluster."""
+    # Every device has a part of a sharded plan, so the smallest one limits it.
     kind = min(cluster["kinds"], key=lambda k: k["memory_bytes"])
     return float(kind["memory_bytes"]), str(kind["name"])
 
@@ -178,6 +179,7 @@ def price_of(data: FrontierData, view: View) -> float | None:
         return view.price
     prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
     known = [float(p) for p in prices if p is not None]
+    # A cluster with one price missing has none: a sum of what is known would be too low.
     return max(known) if known and len(known) == len(prices) else None
 
 

@@ -60,6 +60,7 @@ def job_card(job: Job, now: float, results: tuple[str, ...] = ()) -> JobCard:
     last = job.stages[-1].name if job.stages else ""
     lines = []
     for stage in job.stages:
+        # Only the last stage's clock runs on; others stopped at their last report.
         running = job.state == "running" and stage.name == last and stage.done < stage.total
         seconds = (now if running else stage.last) - stage.began
         share = 1.0 if stage.total <= 0 else min(stage.done / stage.total, 1.0)

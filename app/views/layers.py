@@ -32,6 +32,8 @@ def layers(nodes: Sequence[Hashable], edges: Iterable[tuple[Hashable, Hashable]]
     found: list[list[Hashable]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
     for node in nodes:
         found[rank[node]].append(node)
+    # Down by what is before, then up by what is behind, in turn. Their number is an assumption: more of them
+    # take longer and may cross fewer edges.
     for sweep in range(SWEEPS):
         neighbours = before if sweep % 2 == 0 else after
         position = {node: i / max(len(layer) - 1, 1) for layer in found for i, node in enumerate(layer)}

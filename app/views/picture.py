@@ -67,6 +67,7 @@ def picture(
         if a in module_of and b in module_of and module_of[a] != module_of[b]:
             joined[module_of[a], module_of[b]] = joined.get((module_of[a], module_of[b]), False) or resharded
     kinds = Counter(o.axes for o in rows)
+    # Colours go to the commonest configurations; more than a few cannot be told apart.
     numbers = {axes: i for i, (axes, _) in enumerate(kinds.most_common(MOST_COLOURS))}
     # Without edges (an old file), operators follow each other in the model's order.
     ordered = layers(list(inside), joined) if joined else [[key] for key in inside]

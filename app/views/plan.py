@@ -42,6 +42,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     point = data.exploration.all_points[row]
     unit = data.units.memory
     used, capacity, usable = point.memory_bytes, data.capacity_bytes, data.usable_bytes(view)
+    # Below a twentieth of the device its segments would be too thin to read; the share is an assumption.
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
     where = "on the fullest device" if point.placed is not None else "on each device"

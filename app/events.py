@@ -35,11 +35,13 @@ def slider_range(low: float, high: float) -> tuple[float, float, float]:
 
 
 def budget_range(data: FrontierData) -> tuple[float, float, float]:
+    """The ends and the step of the memory slider, in the unit shown."""
     size = data.units.memory.factor
     return slider_range(float(data.memory.min()) / size, float(data.memory.max()) / size)
 
 
 def target_range(data: FrontierData) -> tuple[float, float, float]:
+    """The ends and the step of the time slider, in the unit shown."""
     second = data.units.time.factor
     return slider_range(float(data.time.min()) / second, float(data.time.max()) / second)
 
@@ -61,6 +63,7 @@ def _slid(value: Any, limits: tuple[float, float, float], factor: float, old: fl
 
 
 def on_budget(view: View, data: FrontierData, value: Any) -> View:
+    """The view after the memory slider moved: the fastest point within its limit."""
     budget = _slid(value, budget_range(data), data.units.memory.factor, view.budget_bytes)
     if budget == view.budget_bytes or _beyond(
         view.budget_bytes, budget_range(data), data.units.memory.factor, budget
@@ -70,6 +73,7 @@ def on_budget(view: View, data: FrontierData, value: Any) -> View:
 
 
 def on_target(view: View, data: FrontierData, value: Any) -> View:
+    """The view after the time slider moved: the leanest point within its limit."""
     target = _slid(value, target_range(data), data.units.time.factor, view.target_s)
     if target == view.target_s or _beyond(view.target_s, target_range(data), data.units.time.factor, target):
         return view
@@ -112,10 +116,12 @@ def typed_limit(text: Any, data: FrontierData, what: str) -> float | None:
 
 
 def on_budget_text(view: View, data: FrontierData, value: Any) -> View:
+    """The view after a memory budget was typed."""
     return _typed(view, data, value, "memory")
 
 
 def on_target_text(view: View, data: FrontierData, value: Any) -> View:
+    """The view after a time target was typed."""
     return _typed(view, data, value, "time")
 
 
@@ -201,6 +207,7 @@ def on_share(view: View, data: FrontierData, value: Any) -> View:
 
 
 def on_price(view: View, data: FrontierData, value: Any) -> View:
+    """The view with a price of a device-hour; what is no price removes it."""
     return replace(view, price=float(value) if is_number(value) and value > 0 else None)
 
 
@@ -213,6 +220,7 @@ def on_options(view: View, data: FrontierData, value: Any) -> View:
 
 
 def options_of(view: View) -> list[str]:
+    """The chips that are on for a view; the inverse of :func:`on_options`."""
     return [n for n in ("log_x", "log_y", "lines", "band", "marks") if getattr(view, n)]
 
 

@@ -74,6 +74,7 @@ DARK = Palette(
 
 
 def palette(scheme: str) -> Palette:
+    """The colours of a scheme; light for any name but ``dark``."""
     return DARK if scheme == "dark" else LIGHT
 
 

@@ -60,6 +60,7 @@ class Job:
 
     @property
     def active(self) -> bool:
+        """Whether it waits or runs."""
         return self.state in ACTIVE
 
     def progressed(self, stage: str, done: int, total: int, what: str, now: float) -> Job:
@@ -69,6 +70,7 @@ class Job:
         return replace(self, stages=(*earlier, Stage(stage, done, total, what, began, now)))
 
     def save(self, folder: Path) -> None:
+        """Write it into its folder; raises :class:`TensorOptError` if that fails."""
         write_text(folder / FILE, json.dumps(asdict(self)) + "\n")
 
 

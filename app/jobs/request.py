@@ -61,6 +61,7 @@ class Hardware:
 
     @property
     def is_local(self) -> bool:
+        """Whether it is ranks of this machine, which are measured."""
         return self.name == "local"
 
     def argument(self, folder: Path) -> str:
@@ -141,6 +142,7 @@ class Request:
 
     @property
     def title(self) -> str:
+        """What people read: the model, where, and on how many devices."""
         where = f"local:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
         nodes = f" × {self.hardware.nodes}" if self.hardware.nodes > 1 else ""
         sizes = f", {self.devices} devices" if self.devices else ""
@@ -152,6 +154,7 @@ class Request:
         return self.hardware.is_local
 
     def arguments(self, folder: Path) -> list[str]:
+        """The words after ``tensoropt``; the result lands in ``folder``."""
         cluster = self.hardware.argument(folder)
         verb = "compare" if self.planners else "explore"
         words = [verb, self.model, "--cluster", cluster, "--out", str(folder), *self.options]
@@ -179,13 +182,16 @@ class Beside:
 
     @property
     def title(self) -> str:
+        """What people read: the exploration, and the planners beside it."""
         return f"{self.label}: {', '.join(self.planners)} beside it"
 
     @property
     def measures(self) -> bool:
+        """Whether this machine's own ranks are timed."""
         return self.local
 
     def arguments(self, folder: Path) -> list[str]:
+        """The words after ``tensoropt``; the result lands in ``folder``."""
         return ["recost", str(self.folder), "--planners", ",".join(self.planners), "--out", str(folder)]
 
 

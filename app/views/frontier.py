@@ -41,6 +41,7 @@ PLANNER_TITLES = {
 
 
 def planner_title(name: str) -> str:
+    """What a planner is called in a legend."""
     return PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
@@ -73,6 +74,7 @@ class FrontierData:
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
+        """The arrays of an exploration, in the order of ``all_points``."""
         points = exploration.all_points
         spaces = exploration.spaces
         sizes = [int(np.prod(s.mesh.shape)) if s.mesh.shape else 1 for s in spaces]
@@ -99,6 +101,7 @@ class FrontierData:
 
     @cached_property
     def on_frontier(self) -> np.ndarray:
+        """Per row whether it is a point of the search's own, as bools."""
         return np.array([name == FRONTIER for name in self.planner])
 
     @cached_property
@@ -114,10 +117,12 @@ class FrontierData:
 
     @property
     def capacity_bytes(self) -> float:
+        """Memory of the smallest device."""
         return capacity_of(self.exploration.cluster)[0]
 
     @property
     def device(self) -> str:
+        """Kind of the device with the least memory."""
         return capacity_of(self.exploration.cluster)[1]
 
     def usable_bytes(self, view: View) -> float:
@@ -218,6 +223,7 @@ def limit_sentence(data: FrontierData, view: View) -> str:
 
 
 def unit_for(size_bytes: float) -> Unit:
+    """The largest binary unit of which a size has at least one."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if size_bytes >= factor:
             return Unit(name, factor)

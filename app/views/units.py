@@ -16,6 +16,7 @@ class Unit:
     factor: float
 
     def of(self, value: float) -> float:
+        """A number of bytes or seconds in this unit."""
         return value / self.factor
 
     def text(self, value: float) -> str:
@@ -32,6 +33,7 @@ class Units:
 
     @classmethod
     def of(cls, exploration: Exploration) -> Units:
+        """The units in which all of an exploration is shown."""
         memory, time = units_of(exploration)
         return cls(Unit(*memory), Unit(*time))
 
@@ -72,4 +74,5 @@ def signed(value: float, text: str) -> str:
 
 
 def plural(count: int, word: str) -> str:
+    """``1 plan``, ``2,000 plans``."""
     return f"{count:,} {word}" + ("" if count == 1 else "s")

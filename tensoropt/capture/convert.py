@@ -56,6 +56,7 @@ _WITHOUT_GRADIENT = frozenset(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype's name as graphs write it: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -158,6 +159,7 @@ class Converter:
     # -- calls ------------------------------------------------------------------------------------
 
     def convert(self) -> OperatorGraph:
+        """The operator graph, numbered; raises :class:`CaptureError` for what a graph cannot hold."""
         inputs = self._placeholders()
         output_node = None
         for node in self.exported.graph.nodes:

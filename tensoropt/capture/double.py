@@ -38,6 +38,7 @@ def in_double(graph: OperatorGraph) -> OperatorGraph:
 
 
 def doubled(value: torch.Tensor) -> torch.Tensor:
+    """The tensor in double precision if it is of a narrower one, else itself."""
     wider = {getattr(torch, narrow): getattr(torch, wide) for narrow, wide in _WIDER.items()}
     return value.to(wider.get(value.dtype, value.dtype))
 

@@ -48,6 +48,7 @@ class Folder:
             self._stored.add(node)
 
     def value(self, node: torch.fx.Node) -> Any:
+        """What a folded node gives: a tensor, a number or a tuple."""
         return self._known[node]
 
     def decides(self, node: torch.fx.Node) -> bool:
@@ -55,9 +56,11 @@ class Folder:
         return node in self._known and node not in self._stored
 
     def reads_stored(self, node: torch.fx.Node) -> bool:
+        """Whether an operand comes from what the model stores."""
         return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
+        """Whether all that a node reads is known and running it twice gives the same."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return False  # random numbers are drawn anew at every step
         return all(source in self._known for source in node.all_input_nodes)

@@ -26,6 +26,7 @@ class WithLoss(torch.nn.Module):
 
     @property
     def returned(self) -> Returned | None:
+        """How the model itself returned its loss in the last call; None before one."""
         return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -124,6 +124,7 @@ class ParallelModel(ABC, Generic[E]):
     # -- calls ------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns; in training its loss, with None in the place of all else."""
         inputs = self.convention.inputs(args, kwargs)
         outputs = self.engine(*inputs, evaluating=not self.model.training)
         # The engine replaces buffers instead of writing to them; the model has to show the new ones.

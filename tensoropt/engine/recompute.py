@@ -31,6 +31,7 @@ class Recomputed(torch.nn.Module):
         self.runtime = runtime
 
     def forward(self, *inputs: Any) -> Any:
+        """The region's results; backward makes its inside again."""
         # No backward will come; running the body directly spares the hooks.
         if not torch.is_grad_enabled():
             return self.body(*inputs)

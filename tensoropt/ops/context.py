@@ -37,10 +37,13 @@ class SingleDevice:
         self.step = step
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
+        """0: there is one rank."""
         return 0
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+        """``value``: there is nobody to reduce with."""
         return value
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """``value``: all of the batch is on this rank."""
         return value

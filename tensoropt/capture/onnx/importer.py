@@ -332,5 +332,6 @@ def _some(names: Sequence[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
+    """The first line of an error's text, or its type's name where it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

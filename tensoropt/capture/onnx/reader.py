@@ -75,6 +75,7 @@ def opsets_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs among a node's attributes: branches, bodies of loops."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

@@ -53,15 +53,19 @@ class Call:
         return value
 
     def optional(self, index: int) -> Traced:
+        """The operand at a position, None where it is left out."""
         return self.operands[index] if index < len(self.operands) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute of the node, or ``default`` where the file has none."""
         return self.attributes.get(name, default)
 
     def type_of(self, index: int) -> int:
+        """The ONNX element type of an input; 0 where it is not known."""
         return self.types[index] if index < len(self.types) else 0
 
     def wants(self, index: int) -> bool:
+        """Whether anything reads an output."""
         return index < len(self.wanted) and self.wanted[index]
 
     def known(self, index: int, what: str = "") -> torch.Tensor:
@@ -83,6 +87,7 @@ class Call:
         return [int(v) for v in self.known(index, what).reshape(-1).tolist()]
 
     def ints_or(self, index: int, default: Any, what: str = "") -> Any:
+        """A constant operand as whole numbers; ``default`` where it is left out."""
         return default if self.optional(index) is None else self.ints(index, what)
 
     def scalar(self, index: int, default: Any = None, what: str = "") -> Any:

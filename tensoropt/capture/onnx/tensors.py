@@ -64,6 +64,7 @@ def torch_dtype(code: int, what: str) -> torch.dtype:
 
 
 def dims_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
+    """A tensor's shape; raises :class:`OnnxError` for negative sizes."""
     dims = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in dims):
         raise OnnxError(f"tensor '{tensor.name}' has the shape {list(dims)}; sizes cannot be negative")

@@ -57,22 +57,27 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Its sizes, as whole numbers."""
         return tuple(self.meta.shape)
 
     @property
     def dtype(self) -> torch.dtype:
+        """Its element type."""
         return self.meta.dtype
 
     @property
     def ndim(self) -> int:
+        """How many dims it has."""
         return self.meta.dim()
 
     @property
     def numel(self) -> int:
+        """How many elements it has."""
         return self.meta.numel()
 
     @property
     def floating(self) -> bool:
+        """Whether its elements are floating-point numbers."""
         return self.meta.is_floating_point()
 
     @classmethod
@@ -107,12 +112,15 @@ class Value:
         return self.builder.method(name, self, *args, **kwargs)
 
     def to(self, dtype: torch.dtype) -> Value:
+        """It in another element type; itself where that is its own."""
         return self if dtype == self.dtype else self.method("to", dtype)
 
     def reshape(self, *shape: int) -> Value:
+        """It in another shape; itself where that is its own."""
         return self if shape == self.shape else self.builder.call(torch.reshape, self, tuple(shape))
 
     def permute(self, *dims: int) -> Value:
+        """It with its dims in another order; itself where that is their own."""
         return self if dims == tuple(range(self.ndim)) else self.builder.call(torch.permute, self, dims)
 
 
@@ -139,12 +147,15 @@ class Builder:
     # -- leaves -----------------------------------------------------------------------------------
 
     def known(self, data: torch.Tensor, hint: str = "") -> Traced:
+        """A value whose data is known; ``hint`` is its name if it becomes a buffer."""
         return Value(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
+        """A known value of a number, a list or a tensor."""
         return self.known(torch.as_tensor(data, dtype=dtype))
 
     def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
+        """A placeholder of the module, called after the file's name of it."""
         node = self.graph.placeholder(identifier(name))
         return Value(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
@@ -167,6 +178,7 @@ class Builder:
             self.bounds[node] = min(size, self.bounds.get(node, size))
 
     def parameter(self, name: str, data: torch.Tensor) -> Traced:
+        """A parameter of the module. Its data is not known to converters, so that nothing folds it."""
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
         return Value(self, torch.empty_like(data, device="meta"), node=node, hint=name)
@@ -199,6 +211,7 @@ class Builder:
         return self._record("call_function", func, func, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """``args[0].name(*args[1:])`` as :meth:`call` makes it."""
         return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
 
     def node_call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

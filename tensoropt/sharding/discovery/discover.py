@@ -89,12 +89,14 @@ class Discovery:
         return self.refused or "; ".join(map(str, self.splits)) or "no split recombines"
 
     def to_record(self) -> dict[str, Any]:
+        """It as plain data for a store; refusals other than a lost operator are not kept."""
         if self.lost:
             return {LOST: self.refused}
         return {"splits": [[list(s.reads), list(s.writes)] for s in self.splits], "linear": self.linear}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Discovery:
+        """Inverse of :meth:`to_record`."""
         if LOST in record:
             return cls(refused=record[LOST], lost=True)
         return cls(tuple(Split(tuple(r), tuple(w)) for r, w in record["splits"]), bool(record["linear"]))

@@ -31,17 +31,21 @@ class ProbeOperator:
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
+        """Its distinct operands in order of first use."""
         return tuple(self.graph.tensors[n] for n in dict.fromkeys(self.op.inputs()))
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
+        """Its results."""
         return tuple(self.graph.tensors[n] for n in self.op.outputs)
 
     def values(self, seed: int) -> dict[str, torch.Tensor]:
+        """Random operands by name, in their own precision; the same for the same seed."""
         values = sample_inputs(self.op, self.graph, torch.Generator().manual_seed(seed), exact=False)
         return {name: value.to(_dtype(self.graph.tensors[name])) for name, value in values.items()}
 
     def run(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that it gives for such operands, without gradients."""
         return _call(self.op, values)
 
 

@@ -77,12 +77,14 @@ class ThreadedRanks:
             self.backward = False
 
         def coordinate(self, axes: tuple[int, ...]) -> int:
+            """This rank's index within the flattened group of ``axes``, the first axis outermost."""
             index = 0
             for axis in axes:
                 index = index * self.ranks.mesh[axis] + self.at[axis]
             return index
 
         def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
+            """``value`` reduced over the group of ``axes``; every rank of the mesh has to call it."""
             ranks = self.ranks
             bytes_ = 0 if value.is_floating_point() else value.numel() * value.element_size()
             ranks.sent[self.at].append(Sent(axes, value.numel(), bytes_, self.backward))
@@ -99,4 +101,5 @@ class ThreadedRanks:
             return result
 
         def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+            """``value`` summed over ``axes``."""
             return self.all_reduce(value, axes)

@@ -145,6 +145,7 @@ class Route:
     shape: Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
+        """A shard moved along the route, in the order of its dims again."""
         if not self.moves:
             return value
         if self.order is not None:

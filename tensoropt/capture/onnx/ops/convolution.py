@@ -92,6 +92,7 @@ def convolve(call: Call, x: Traced, weight: Traced, bias: Traced) -> Traced:
     """A convolution; padding that PyTorch has no argument for becomes a node of its own."""
     window = window_of(call, weight.shape[2:])
     padding = window.padding
+    # PyTorch takes one pad for both sides, and none that cuts.
     if not window.symmetric or min(padding) < 0:
         x, padding = pad_constant(x, window.pads), (0,) * window.dims
     return _CONVOLVE[window.dims](
@@ -142,9 +143,11 @@ def conv_transpose(call: Call) -> Traced:
     group, strides, dilations = call.attribute("group", 1), window.strides, window.dilations
     function = _TRANSPOSED[dims]
     even = all(a == b >= 0 for a, b in pads)
+    # PyTorch refuses output padding as large as both stride and dilation.
     legal = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
     if even and legal:
         return function(x, weight, bias, strides, tuple(a for a, _ in pads), tuple(extra), group, dilations)
+    # The bias comes afterwards: what output padding adds would miss it otherwise.
     out = function(x, weight, None, strides, 0, 0, group, dilations)
     out = pad_constant(out, [(-a, e - b) for (a, b), e in zip(pads, extra, strict=True)])
     return out if bias is None else out + bias.reshape(-1, *(1,) * dims)

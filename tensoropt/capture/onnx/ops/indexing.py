@@ -16,6 +16,7 @@ from tensoropt.capture.onnx.values import Traced
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
     """ONNX counts negative indices from the end; PyTorch's gather and scatter take none."""
+    # Known and not negative, the usual case: no operators are spent on it.
     if index.data is not None and not bool((index.data < 0).any()):
         return index.to(torch.int64)
     index = index.to(torch.int64)
@@ -26,12 +27,14 @@ def _counted_from_front(index: Traced, size: int) -> Traced:
 def gather(call: Call) -> Traced:
     x, index, axis = call[0], call[1], call.dim()
     call.builder.bound(index, x.shape[axis])
+    # A lookup in a table has a rule that splits the vocabulary; a gather keeps it whole.
     if index.data is None and x.ndim == 2 and axis == 0 and x.floating:
         return F.embedding(index if index.dtype == torch.int32 else index.to(torch.int64), x)
     if index.data is not None and index.ndim == 0:
         return torch.select(x, axis, positive(int(index.data), x.shape[axis]))
     flat = _counted_from_front(index, x.shape[axis]).reshape(index.numel)
     steps = None if flat.data is None else flat.data.tolist()
+    # Neighbouring indices are a slice, which no index tensor is needed for.
     if steps and steps == list(range(steps[0], steps[0] + len(steps))):
         taken = torch.narrow(x, axis, steps[0], len(steps))
     else:

@@ -80,6 +80,7 @@ def binary(call: Call) -> Traced:
     a, b = call[0], call[1]
     if call.op == "Sub" and isinstance(plain(a, b), (int, float)):
         return torch.rsub(b, plain(a, b))
+    # The constant goes second, where `plain` may make a number of it.
     if call.op in ("Add", "Mul") and a.data is not None and b.data is None:
         a, b = b, a
     return _BINARY[call.op](a, plain(b, a))
@@ -97,6 +98,7 @@ def div(call: Call) -> Traced:
     a, b = call[0], call[1]
     if a.floating:
         return torch.div(a, plain(b, a))
+    # Whole numbers divide as in C.
     return torch.div(a, b, rounding_mode="trunc")
 
 
@@ -111,6 +113,7 @@ def power(call: Call) -> Traced:
     base, exponent = call[0], call[1]
     if exponent.data is not None and exponent.numel == 1 and exponent.ndim <= base.ndim:
         number = exponent.data.item()
+        # As a number of Python, so that a square is one call without a tensor for its exponent.
         number = int(number) if float(number).is_integer() else number
         return torch.pow(base, number).to(base.dtype)
     return torch.pow(base, exponent).to(base.dtype)
@@ -133,6 +136,7 @@ def variadic(call: Call) -> Traced:
         "Min": torch.minimum,
     }
     pairwise = by_name[call.op]
+    # Pair by pair, so that operands broadcast; stacking them would not.
     total = functools.reduce(pairwise, [call[i] for i in range(len(call))])
     return total / len(call) if call.op == "Mean" and len(call) > 1 else total
 
@@ -262,6 +266,7 @@ def clip(call: Call) -> Traced:
 def _clamp(x: Traced, low: Any, high: Any) -> Traced:
     if low is None and high is None:
         return x
+    # The standard gives the upper bound then.
     if low is not None and high is not None and low > high:
         low = high
     if low == 0 and high == 6 and x.floating:
@@ -361,6 +366,7 @@ def cumulative(call: Call) -> Traced:
     if call.attribute("reverse", 0):
         x = torch.flip(x, [axis])
     if call.attribute("exclusive", 0):
+        # Shifted by one: an exclusive sum is the inclusive one of the elements before.
         pads = [0, 0] * (x.ndim - axis - 1) + [1, -1]
         x = F.pad(x, pads, value=float(empty))
     x = running(x, axis).to(call[0].dtype)

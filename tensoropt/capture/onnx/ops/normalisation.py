@@ -36,8 +36,10 @@ def _batch_norm_training(
 ) -> Any:
     momentum = call.attribute("momentum", 0.9)
     if not call.wants(1) and not call.wants(2) and mean.data is not None and var.data is not None:
+        # ONNX weighs the old statistics with its momentum, PyTorch the new ones.
         return F.batch_norm(x, mean, var, scale, bias, True, 1.0 - momentum, epsilon)
     dims = [d for d in range(x.ndim) if d != 1]
+    # ONNX's running variance takes the batch's own, PyTorch's the unbiased one: written out.
     batch_mean, batch_var = torch.mean(x, dims), torch.var(x, dims, correction=0)
     out = F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
     running = [a * momentum + b * (1.0 - momentum) for a, b in ((mean, batch_mean), (var, batch_var))]
@@ -105,6 +107,7 @@ def mean_variance_norm(call: Call) -> Traced:
     x, dims = call[0], call.attribute("axes") or [0, 2, 3]
     centred = x - torch.mean(x, dims, keepdim=True)
     deviation = torch.sqrt(torch.mean(centred * centred, dims, keepdim=True))
+    # The constant is that of the standard's own definition.
     return centred / (deviation + 1e-9)
 
 

@@ -33,6 +33,7 @@ def _along(value: Traced, x: Traced, call: Call) -> Traced:
 
 
 def dequantised(x: Traced, scale: Traced, zero: Traced) -> Traced:
+    # Before the zero point is taken away, or differences would wrap around in eight bits.
     wide = x.to(torch.float32)
     return (wide if zero is None else wide - zero.to(torch.float32)) * scale.to(torch.float32)
 
@@ -69,6 +70,7 @@ def quantize(call: Call) -> Traced:
 def dynamic_quantize(call: Call) -> Any:
     x = call[0]
     dims = list(range(x.ndim))
+    # The range always holds zero, which has to be one of the steps.
     low, high = torch.clamp(torch.amin(x, dims), max=0.0), torch.clamp(torch.amax(x, dims), min=0.0)
     scale = (high - low) / 255.0
     zero = torch.clamp(torch.round((low * -1.0) / scale), 0, 255).to(torch.uint8)

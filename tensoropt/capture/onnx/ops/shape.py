@@ -56,6 +56,7 @@ def constant_of_shape(call: Call) -> Traced:
         raise OnnxError(f"its value has {value.numel()} elements; it must have one")
     if any(s < 0 for s in sizes):
         raise OnnxError(f"its shape {sizes} has a negative size")
+    # Expanded: a shape of terabytes takes no memory until something is computed of it, which is counted.
     return call.builder.known(value.reshape(()).expand(sizes))
 
 
@@ -73,8 +74,10 @@ def range_(call: Call) -> Traced:
     start, limit, delta = (call.scalar(i, what=w) for i, w in enumerate(("start", "limit", "delta")))
     if delta == 0:
         raise OnnxError("its delta is 0")
+    # The standard's own formula for how many there are.
     count = max(math.ceil((limit - start) / delta), 0)
     call.builder.reserve(count * 8)
+    # In double precision: the last of many float32 steps would be off.
     steps = torch.arange(count, dtype=torch.float64 if call[0].floating else torch.int64)
     return call.builder.known((steps * delta + start).to(call[0].dtype))
 
@@ -99,8 +102,11 @@ def _for_batch(call: Call, x: Traced, target: list[int]) -> list[int]:
     old, new = call.batch
     rest = math.prod(s for s in target if s != -1)
     fits = x.numel % rest == 0 if -1 in target and rest else x.numel == rest
+    # With -1 in the target the old batch may divide by chance; that the operand begins with the new one
+    # decides.
     if target and target[0] == old and (not fits or (-1 in target and x.shape[:1] == (new,))):
         return [new, *target[1:]]
+    # A batch merged with other dims (tokens of all samples in one).
     if target and target[0] % old == 0 and not fits and x.numel * old == rest * new:
         return [target[0] // old * new, *target[1:]]
     return target
@@ -170,6 +176,7 @@ def depth_to_space(call: Call) -> Traced:
     n, c, h, w = x.shape
     if call.attribute("mode", "DCR") == "CRD":
         return F.pixel_shuffle(x, block)
+    # DCR has the block outermost in the channels; PyTorch's pixel shuffle is CRD and has it innermost.
     parts = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
     return parts.reshape(n, c // block**2, h * block, w * block)
 
@@ -206,6 +213,7 @@ def _split(call: Call, sizes: list[int] | None, parts: int | None) -> Any:
     x, axis = call[0], call.dim()
     if sizes is None:
         count = parts or len(call.wanted)
+        # Rounded up, the last part smaller, as the standard has it since opset 18.
         each = -(-x.shape[axis] // count)
         sizes = [min(each, x.shape[axis] - i * each) for i in range(count)]
     return torch.split(x, sizes, axis)
@@ -233,6 +241,7 @@ def _sliced(
         if step == 0:
             raise OnnxError("its step is 0")
         dim = positive(axis, x.ndim)
+        # Python's own clipping, which is the standard's: ends far out of range stand for "to the end".
         first, last, _ = slice(start, end, step).indices(x.shape[dim])
         count = len(range(first, last, step))
         if step < 0:
@@ -285,6 +294,7 @@ def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> 
     """Pad (or, where negative, cut) the last dims of a tensor: (before, after) for each."""
     if not any(any(p) for p in pads):
         return x
+    # PyTorch lists pads from the last dim on.
     flat = [p for pair in reversed(list(pads)) for p in pair]
     while flat[-2:] == [0, 0]:
         flat = flat[:-2]

@@ -112,6 +112,7 @@ def _decide_in_double(
     double = _check(replace(model, dtype="float64"), data, pool, numerics, timeout_s)
     if double.error:
         return narrow
+    # Replicas first: bits that differ between them are no rounding in any precision.
     right = bool(double.replicas_agree) and is_rounding(narrow.differences, double.differences)
     error = narrow.error
     if right:

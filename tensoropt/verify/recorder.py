@@ -222,4 +222,6 @@ class MemoryTracker(TorchDispatchMode):
         """Whether a view is the first to show a storage: no operator made it, but gloo, whose reduce_scatter
         adds up in a buffer of its own."""
         known = self._known.get(value.untyped_storage()._cdata)
+        # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
+        # own.
         return getattr(func, "is_view", False) and (known is None or known() is None)

@@ -33,6 +33,7 @@ NARROW_FLOOR = 5e-2
 def smooth_optimizers(floor: float) -> dict[str, Any]:
     """Optimizers whose result depends smoothly on gradients: Adam's first step is the gradient's *sign*, also
     where the gradient is rounding noise, so its ``eps`` is set at the scale of the gradients that count."""
+    # Not below Adam's own default.
     eps = max(floor, 1e-8)
     # Rates at which parameters move visibly in two steps and stay finite; assumptions, not tuned.
     return {

@@ -144,6 +144,7 @@ def on_click(view: View, data: FrontierData, value: Any, second: bool = False) -
     for hit in hits if isinstance(hits, list) else ():
         custom = hit.get("customdata") if isinstance(hit, Mapping) else None
         row = _row(custom[0], data) if isinstance(custom, list) and custom else None
+        # The first hit that is a point: rings around a selection carry no row.
         if row is not None:
             return state.compare(view, row) if second else state.select(view, data.exploration, row)
     return view

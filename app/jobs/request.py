@@ -75,6 +75,7 @@ class Hardware:
         plain = Hardware.of(self.name)
         if self == plain:
             return self.name
+        # A preset of one node may have a form for several (`dgx-h100x4`): a name is better than a file.
         scaled = f"{self.name}x{self.nodes}"
         alike = (self.kind, self.per_node, self.inside, self.price) == (
             plain.kind, plain.per_node, plain.inside, plain.price,
@@ -283,6 +284,7 @@ LOSSES = ("auto", "cross_entropy", "mean", "mse")
 def _onnx_options(form: Mapping[str, Any], training: bool) -> list[str]:
     """``--dim``, ``--output`` and ``--loss`` of an uploaded file."""
     options = []
+    # Checked against a pattern, as the words become arguments of a command line: none may begin with a dash.
     for dim in _words(form.get("dims")):
         if not re.fullmatch(r"[A-Za-z_][\w.\-]{0,60}(\[\d\])?=[1-9]\d{0,8}", dim):
             raise RequestError(f"'{dim[:80]}' is not a size of an input's dim; write for example batch=8")
@@ -304,6 +306,7 @@ def _search_options(form: Mapping[str, Any]) -> list[str]:
         value = form.get(name) or values[0]
         if value not in values:
             raise RequestError(f"{name}: one of {', '.join(values)}")
+        # Defaults are left out, so that the command that people copy stays short.
         if value != values[0]:
             options += [f"--{name}", value]
     micro = str(form.get("micro") or "auto").replace(" ", "")
@@ -335,6 +338,7 @@ def _devices(value: Any) -> str:
 
 
 def _count(value: Any, what: str, most: int) -> int:
+    # JSON's true is an int to Python, and NaN is unequal to itself.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value % 1:
         raise RequestError(f"{what}: give a whole number")
     if not 1 <= value <= most:

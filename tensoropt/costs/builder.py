@@ -1,4 +1,5 @@
-"""Builds the cost tables of one mesh from templates and prices: variables here, edges in ``edges``."""
+"""Builds the cost tables of one mesh from templates and prices: the tables of variables are filled in this
+module, those of edges in :mod:`tensoropt.costs.edges`."""
 
 from __future__ import annotations
 
@@ -56,6 +57,7 @@ class TableBuilder:
         self._variable_cache: dict[object, VariableTable] = {}
 
     def build(self) -> CostTables:
+        """The tables of all variables and edges."""
         self.configurations = {
             g.name: [
                 Configuration(g, (self.micro[g.name], *(g.strategies[i] for i in choice)))
@@ -63,6 +65,8 @@ class TableBuilder:
             ]
             for g in self.graph.groups
         }
+        # Edges come after the variables' configurations and before the hubs' variables: what a hub can be is
+        # asked of the readings of its neighbours, which EdgeBuilder derives from these configurations.
         self.edges = EdgeBuilder(self.effects, self.templates, self.configurations, self.region_of)
         variables = [self._group(g) for g in self.graph.groups]
         variables += [self._hub(name) for name in self.graph.hubs]
@@ -88,7 +92,11 @@ class TableBuilder:
     def _group(self, group: Group) -> VariableTable:
         """A group's configurations; in a region all of them once plain, then once recomputed."""
         template = self.templates[group.name]
+        # Plain first, then recomputed: CostTables.position, TableCandidates and EdgeBuilder._passes all rely
+        # on this order, as they find a configuration's facts by its index modulo the template's length.
         passes = (False, True) if group.name in self.region_of else (False,)
+        # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
+        # ``options``, which replace() keeps.
         key = (id(template), passes)
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
@@ -124,6 +132,8 @@ class TableBuilder:
         sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
         uses = tuple(configuration.layout(n) for n in names)
         stored_options = storage_options(tensors, sizes, uses, self.mesh)
+        # In inference nothing is gathered again for backward, so that a copy that stays gathered saves
+        # nothing over a whole stored one.
         if self.training:
             stored_options += unsharded_options(tensors, stored_options, self.mesh)
         stores = self.restriction.stores
@@ -134,11 +144,15 @@ class TableBuilder:
     def _options(self, choice: Choice, stored_options: Sequence[Sequence[Layout]]) -> np.ndarray:
         """(memory, compute, communication) of a configuration, a row per way to store its parameters."""
         group, effects = choice.configuration.group, self.effects
+        # A result that is also a hub is gathered from the hub's placement, so that the hub's variable pays
+        # for it.
         outputs = (
             effects.output(name, choice.configuration.layout(name))
             for name in group.writes
             if name not in self.graph.hubs and leaves_model(self.graph, name)
         )
+        # The order of the sums is part of the result: floating-point addition is not associative, and tables
+        # are to be the same to the last bit.
         base = self._sum(effects.kept(choice)).plus(
             self._sum(effects.computed(choice)),
             *(self._sum(part) for part in effects.inside(choice)),
@@ -149,6 +163,8 @@ class TableBuilder:
             own = choice._replace(stored=dict(zip(group.parameters, stored, strict=True)))
             parts = (
                 self._sum(part)
+                # Only the group's own parameters are in ``stored``, so uses() leaves the shared ones out:
+                # these are priced by their own variable and by the edges to it.
                 for name, use in own.uses().items()
                 for part in (
                     effects.stored(name, own.stored[name]),

@@ -83,6 +83,7 @@ class CommunicationModel:
 
     @property
     def fits(self) -> LinkFits | None:
+        """The measurements of this mesh that were given, or None."""
         return self._fits
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
@@ -99,6 +100,8 @@ class CommunicationModel:
         """
         if not num_bytes >= 0:
             raise MeasurementError(f"{kind} of {num_bytes} bytes is impossible; give at least 0")
+        # The prediction is looked up before 0 bytes return early, so that an unknown kind or axis is refused
+        # for any size.
         predict = self._prediction(kind, tuple(axes))[0]
         return predict(num_bytes) if num_bytes else 0.0
 
@@ -148,8 +151,11 @@ class CommunicationModel:
             return (lambda num_bytes: 0.0), DATA_SHEET
         fits = self._measured(kind, axes)
         if fits:
+            # There is one fit for each group of the axes. The ranks of all groups meet again in the next
+            # collective over other axes, so the slowest group counts.
             return (lambda num_bytes: max(fit.time_s(num_bytes) for fit in fits)), MEASURED
         cluster, source = (self.cluster, DATA_SHEET) if self._fitted is None else (self._fitted, FITTED)
+        # A point-to-point fit has the start of a collective in its alpha already.
         launch = _LAUNCH_S[cluster.device_type] if source is DATA_SHEET else 0.0
         if axes not in self._links:
             self._links[axes] = group_link(cluster, self.mesh, axes)
@@ -160,6 +166,7 @@ class CommunicationModel:
         if known is None:
             groups = self.mesh.groups(self.mesh.normalise_axes(axes))
             measured = self._fits.transitions if self._fits is not None else {}
+            # Axes of size 1 do not change the groups, so groups are compared and not axes, as in _measured.
             same = (each for fitted, each in measured.items() if self.mesh.groups(fitted) == groups)
             known = self._transitions[tuple(axes)] = next(same, _SMOOTH)
         return known
@@ -183,11 +190,14 @@ def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
         case "all_reduce":
             return lambda n: (
                 launch_s
+                # NCCL and MPICH choose the algorithm by size: the tree wins where latency counts, the ring
+                # where bytes do.
                 + min(2 * (ranks - 1) * hop + 2 * ring * n * per_byte, 2 * depth * hop + 2 * n * per_byte)
             )
         case "all_gather" | "reduce_scatter":
             return lambda n: launch_s + (ranks - 1) * hop + ring * n * per_byte
         case "all_to_all":
+            # The latency is that of a pairwise exchange, p - 1 rounds.
             return lambda n: launch_s + (ranks - 1) * hop + n * link.exchange_seconds_per_byte
         case "broadcast":
             return lambda n: launch_s + depth * hop + n * per_byte
@@ -197,6 +207,8 @@ def formula(kind: str, link: GroupLink, launch_s: float) -> _Prediction:
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> GroupLink:
     """The slowest group's link when all groups of ``axes`` communicate at once."""
     groups = mesh.groups(axes)
+    # Counted over all groups before any of them is priced: a group's share of the cards of a node depends on
+    # how many other groups leave the node at the same time.
     leaving = _groups_leaving(cluster, groups)
     links = [_group_link(cluster, group, leaving) for group in groups]
     return GroupLink(
@@ -216,6 +228,7 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
             block = outer // level.size
             for members in _members(group, outer):
                 children = {rank // block for rank in members}
+                # A group whose members all lie inside one child does not use the links of this level.
                 if len(children) > 1:
                     leaving.update((depth, child) for child in children)
             outer = block
@@ -224,6 +237,8 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
 
 def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple[int, int]]) -> GroupLink:
     size = len(group)
+    # Ranks of a group are ascending and levels are row-major, so that the natural ring crosses each outer
+    # link as rarely as possible.
     hops = [cluster.link(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True)]
     bandwidth, exchange = math.inf, 0.0
     outer = cluster.device_count
@@ -233,6 +248,8 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
             children = list(_members(members, block))
             if len(children) < 2:
                 continue
+            # A cluster file gives all pairs of a node or of the cluster (cluster/files.py), so that one pair
+            # tells whether the whole level has links of its own.
             if (children[0][0], children[1][0]) in cluster.pairs:
                 bandwidth = min(bandwidth, pair_ring_bandwidth(cluster, members))
                 exchange = max(exchange, _pair_exchange(cluster, members) / size)
@@ -242,6 +259,8 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
                 share = min(level.link_count / leaving[depth, child[0] // block], len(child))
                 rate = level.link.bandwidth_bytes_per_s * share
                 bandwidth = min(bandwidth, rate)
+                # Of a member's input, a share of 1/size goes to each other member; what leaves a child is the
+                # product of the members on either side.
                 exchange = max(exchange, len(child) * (len(members) - len(child)) / size / rate)
         outer = block
     return GroupLink(
@@ -278,6 +297,8 @@ def pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
 def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
     """``table[i][j]``: bandwidth between members i and j, and whether the wire is theirs alone."""
     size = len(table)
+    # Several rings at once reach every rank only if dedicated wires connect all of them; hence the search for
+    # what is reached.
     wires = [sum(bandwidth for bandwidth, dedicated in row if dedicated) for row in table]
     reached, open_ends = {0}, [0]
     while open_ends:
@@ -291,6 +312,8 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
         return min(table[a][b][0] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True))
 
     orders: Iterator[tuple[int, ...]] = iter([tuple(range(size))])
+    # The number of rings is (size - 1)! / 2, so the best one is looked for by enumeration in small groups
+    # only.
     if size <= _MOST_RANKS_FOR_BEST_RING:
         orders = (
             (0, *rest)
@@ -321,9 +344,11 @@ def fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
     """
 
     def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
+        # The last segment of a fit has the slope of large messages, the first one the latency of small ones.
         lines = [fits.pairs[pair].segments[-1] for pair in pairs]
         first = [fits.pairs[pair].segments[0].alpha_s for pair in pairs]
         slope = max((line.seconds_per_byte for line in lines), default=0.0)
+        # A flat line has no bandwidth to give; its level or pair counts as not fitted.
         if slope <= 0:
             return None
         return replace(link, latency_s=max(first), bandwidth_bytes_per_s=1 / slope, source="fitted")
@@ -332,6 +357,7 @@ def fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
     for level in cluster.levels:
         crossing = [pair for pair in fits.pairs if cluster.crossing_level(*pair) is level]
         link = replaced(level.link, crossing)
+        # All levels or none: a formula over several levels has one source, which must not be half true.
         if link is None:
             return None
         levels.append(replace(level, link=link))

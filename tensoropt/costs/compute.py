@@ -71,9 +71,12 @@ class MeasuredCompute:
         self.source = source or (MEASURED if rest is None else rest.source)
 
     def _record(self, work: Workload) -> Mapping[str, Any] | None:
+        # The record of a lost workload says "error"; hiding it lets ``rest`` price the workload instead of
+        # infinity.
         return None if work.key in self.lost else self.records.get(work.key)
 
     def source_of(self, work: Workload) -> str:
+        """Where :meth:`seconds` of this workload come from, one of ``SOURCES``."""
         if self.rest is not None and self._record(work) is None:
             return self.rest.source_of(work)
         return MEASURED
@@ -85,6 +88,8 @@ class MeasuredCompute:
             if self.rest is not None:
                 return self.rest.seconds(work, facts)
             raise MeasurementError(f"{work.describe()} was not measured; run explore again")
+        # Infinite seconds are how the search learns that a configuration is impossible: no table needs a
+        # special case.
         if "error" in record:
             return float("inf"), float("inf")
         return float(record["forward_s"]), float(record["backward_s"])
@@ -114,8 +119,13 @@ class SlowestCompute:
 
     def source_of(self, work: Workload) -> str:
         """The least of their sources: measured only where each of them was."""
+        # SOURCES is ordered from the most to the least trusted, so that the largest index is the least
+        # trusted one.
         return max((kind.source_of(work) for kind in self.kinds), key=SOURCES.index)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) seconds, each of the kind that is slowest at it."""
         forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
+        # Forward and backward have a maximum each: the kind that is slowest forward need not be it in
+        # backward.
         return max(forward), max(backward)

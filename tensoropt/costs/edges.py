@@ -40,6 +40,7 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 
+# The moments of a move in the order forward, forward again, backward, as _moved takes them.
 _READS, _HUBS = (READ, READ_AGAIN, READ_BACK), (HUB, HUB_AGAIN, HUB_BACK)
 End = Reading | Use
 IMPOSSIBLE = (np.inf, np.inf)
@@ -70,10 +71,13 @@ class EdgeBuilder:
         self._tables: dict[object, np.ndarray] = {}
 
     def build(self, variables: Mapping[str, VariableTable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
+        """The tables of all edges between ``variables``, and those that keep each of ``regions`` together."""
         self.variables = variables
         hubs = set(self.graph.hubs)
         for group in self.graph.groups:
             for name in group.reads:
+                # A table of pairs needs two ends, and a tensor with several readers has more: the hub's
+                # variable stands in between, so that every edge still joins exactly two variables.
                 yield self._hub_reader(name, group) if name in hubs else self._direct(name, group)
             for name in group.shared:
                 yield self._parameter_use(name, group)
@@ -132,6 +136,8 @@ class EdgeBuilder:
         layouts = dict.fromkeys(
             c.layout(name) for g in (producer, *readers) for c in self.configurations[g.name]
         )
+        # A hub is offered as kept only at placements in which some reader's backward may need it: every
+        # further pair would be one more state of the variable, and the search pays for states.
         needed = dict.fromkeys(e.layout for g in readers for e in self._reads(g, name) if e.kept)
         enters = any(g.name in self.region_of and not self._inside(name, g) for g in readers)
         pairs = [
@@ -160,6 +166,8 @@ class EdgeBuilder:
             effects: of two ends that meet; None where they cannot.
         """
         (a, left), (b, right) = ends
+        # Many configurations see the tensor alike, so the table has a row per distinct end and the index
+        # arrays expand it.
         rows = {key: i for i, key in enumerate(dict.fromkeys(left))}
         cols = {key: i for i, key in enumerate(dict.fromkeys(right))}
         # Layers repeat: the same placements of a tensor like this one cost the same everywhere.
@@ -210,12 +218,16 @@ class EdgeBuilder:
         inside = self._inside(name, reader)
 
         def effects(write: Reading, read: Reading) -> Effects | None:
+            # A region is recomputed as a whole. Infinite cells on its inner edges say so to the search, which
+            # then needs no constraint over several variables.
             if inside and write.again != read.again:
                 return None
             keeps = self._keeps(write, read, inside=inside)
             kept: tuple[Effect, ...] = ()
             if keeps is Keeps.COPY:
                 kept = self._kept(name, USED, read.layout)
+            # Where the producer keeps the tensor anyway it is counted with the producer's group: once by
+            # storage.
             elif keeps is Keeps.SOURCE and not write.kept:
                 kept = self._kept(name, USED, write.layout)
             return Effects((*kept, *self._read(name, write, read)))
@@ -242,6 +254,8 @@ class EdgeBuilder:
         def effects(write: Reading, end: Reading) -> Effects | None:
             if inside and write.again != end.again:
                 return None
+            # From R to R/P nothing moves forward, so that the hub is the very storage that its producer keeps
+            # (commit 18f8c32).
             counted = write.kept and _shares_storage(write.layout, end.layout)
             kept = self._kept(name, HUB, end.layout) if end.kept and not counted else ()
             return Effects((*kept, *self._moved(name, write.layout, end.layout, _HUBS, again=write.again)))
@@ -257,6 +271,8 @@ class EdgeBuilder:
             if inside and end.again != read.again:
                 return None
             keeps = self._keeps(end, read, inside=inside)
+            # Whether the hub is kept is the hub's own choice, whose bytes count once however many readers
+            # need it; a reader that needs it forbids the states without it.
             if keeps is Keeps.SOURCE and not end.kept:
                 return None
             copy = self._kept(name, USED, read.layout) if keeps is Keeps.COPY else ()
@@ -286,7 +302,10 @@ class EdgeBuilder:
             for tensor in group.reads:
                 if self._inside(tensor, group):
                     parts.add_edge(self._producer(tensor).name, name)
+        # Within a connected part the inner edges force agreement already, so one edge per further part is
+        # enough.
         first, *others = (min(c, key=region.groups.index) for c in nx.connected_components(parts))
+        # Both columns, memory and time, are infinite off the diagonal.
         table = np.where(np.eye(2, dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
         for other in others:
             rows, cols = (np.array(self.variables[n].again, dtype=np.int64) for n in (first, other))
@@ -299,6 +318,8 @@ class EdgeBuilder:
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
+                # Restrictions._agree has left to all members the same set of labels, so that the diagonal is
+                # never empty.
                 known = {labels: i for i, labels in enumerate(dict.fromkeys(ends[0] + ends[1]))}
                 table = np.where(np.eye(len(known), dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)
                 rows, cols = (np.array([known[labels] for labels in end], dtype=np.int64) for end in ends)

@@ -62,6 +62,7 @@ READ, USED = When("forward", "read"), When("forward", "used")
 READ_AGAIN, USED_AGAIN = When("again", "read"), When("again", "used")
 READ_BACK, USED_BACK = When("backward", "read"), When("backward", "used")
 # Of a parameter.
+# Their places are resolved by StepSchedule.of_parameter: the two differ for a tied parameter only.
 ARRIVED, FIRST_ARRIVED = When("backward", "arrived"), When("backward", "first arrived")
 REDUCED, STEP = When("reduction", "bucket"), When("optimizer", "step")
 
@@ -159,9 +160,14 @@ def additive(effects: Effects, prices: Prices) -> Cost:
     keeps while its own backward runs does not last, nor does workspace: of these only the most at any moment
     counts, which no sum can tell (:mod:`tensoropt.costs.working_sets`).
     """
+    # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0
     for effect in effects.effects:
+        # The first axis is the micro-batches': what comes in each of them counts as often.
         times = 1 if effect.when.once else prices.mesh[0]
+        # All that forward keeps is alive together when forward ends, so that its sum is a peak; what gives it
+        # back is an effect of backward and not subtracted. Bytes are not multiplied by ``times``: a
+        # micro-batch has given them back before the next one begins.
         if effect.when.phase == "forward":
             memory += effect.kept
         if effect.moves or effect.sends:
@@ -217,6 +223,8 @@ def kept_for(*, kept: bool, again: bool, inside: bool, moved: bool) -> Keeps:
         inside: the tensor is made in the reader's region.
         moved: the reader has a copy of its own.
     """
+    # Asked before ``kept``: a recomputed reader needs its input for the second forward even where its
+    # backward would not.
     if again:
         return Keeps.NOTHING if inside else Keeps.SOURCE
     if not kept:

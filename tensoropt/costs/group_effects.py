@@ -80,6 +80,8 @@ def _forward(
                 part_of(number, again=again),
                 kept=stays - before,
                 transient=needed if number == 0 else 0,
+                # A part's peak includes what it keeps and what is gathered for it, which are alive as bytes
+                # of their own; without the subtraction they would count twice.
                 workspace_bytes=max(part.most - stays - needed, 0),
             )
         )
@@ -136,6 +138,8 @@ class GroupEffects(ParameterEffects):
             ways = self.steps(name, before, after)
             moves = (when for when in whens if ways[when is INNER_BACK])
             found.append(Effects(tuple(self.moved(when, name, before, after) for when in moves)))
+        # The resolved partial sum is an edge inside the group, which backward passes as well; collectives of
+        # kernels say for themselves in which direction they are issued.
         for op in configuration.group.operators:
             call = localise(configuration.placed(op.name, self.graph.atoms, self.mesh, None))
             sends = [
@@ -193,6 +197,8 @@ class GroupEffects(ParameterEffects):
         for name, use in uses.items():
             way = self.way(name, choice.stored[name], use.layout)
             steps = self.use_steps(name, way)[0]
+            # A copy that stays gathered was cast once when it was gathered; only the others are cast at each
+            # use.
             cast = self.casts(name) and not way.unsharded
             if not steps and not cast:
                 continue
@@ -203,6 +209,8 @@ class GroupEffects(ParameterEffects):
             if anew or not use.wanted or not self.training:  # else it is kept
                 total += size
             if steps:
+                # A shard is cast before it is gathered, so that the collective moves the narrow type: the
+                # narrow shard is alive beside the gathered result.
                 narrow = self.bytes(name, choice.stored[name]) if cast else 0
                 buffers = max(buffers, self.resharding_bytes(steps, name) + narrow - size)
         return total, max(buffers, 0)
@@ -216,6 +224,8 @@ class GroupEffects(ParameterEffects):
         )
         cut, parts = parts_of(choice.configuration.group), [ForwardPart(0, 0)]
         for position, (kept, peak, reads) in enumerate(calls):
+            # The simulator lets inputs go part by part; the fallback's two entries are no calls and are never
+            # cut.
             if facts.calls and cut.of(position) == len(parts):
                 parts.append(ForwardPart(parts[-1].kept, 0))
             most = max(parts[-1].most, peak + (gathered if reads else 0))
@@ -236,6 +246,8 @@ class GroupEffects(ParameterEffects):
         back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
         if handed:
             back, back_parameters = facts.handed_peak_bytes, facts.handed_parameters_peak_bytes
+        # Without the runs of single nodes all gathered parameters are taken to be there at the peak of those
+        # nodes that read parameters, which is an upper bound.
         most = max(needed + back_parameters, back) if again or not facts.backward_runs else back
         short = choice.configuration.group.short_names
         sizes = {
@@ -256,6 +268,8 @@ class GroupEffects(ParameterEffects):
         group = choice.configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
         most, waiting = 0, self._waiting(choice, uses)
+        # Autograd returns first what was brought last in forward, and what is still to come waits meanwhile
+        # (commit 8beb05f).
         for name in (*group.shared[::-1], *group.parameters[::-1]):
             stored, use = choice.stored[name], uses[name]
             way = self.way(name, stored, use.layout)
@@ -267,6 +281,8 @@ class GroupEffects(ParameterEffects):
                 workspace = max(workspace, size + self.stored_bytes(name, stored))
             if name in joining and self.learns(name):
                 summed = self.bytes(name, way.source) if way.reduced_last else self.stored_bytes(name, stored)
+                # The group's own part and the new sum; what has arrived before and waits is counted by
+                # :meth:`stored`.
                 workspace = max(workspace, 2 * summed)
             most = max(most, sum(waiting.values()) + workspace)
         return [Effect(PARAMETERS, workspace_bytes=most)] if most else []

@@ -28,6 +28,7 @@ class Parts:
 
 
 def parts_of(group: Group) -> Parts:
+    """The parts of a group; a group whose reads are all needed by one operator may have a single one."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, op in enumerate(group.operators):
@@ -35,6 +36,8 @@ def parts_of(group: Group) -> Parts:
             if name in group.reads:
                 first.setdefault(name, position)
                 last[name] = position
+    # A cut before the first use and behind the last one is the coarsest at which the lifetime of every input
+    # ends at the end of a part; finer parts would only add moments to simulate.
     ends = {position + 1 for position in last.values() if position + 1 < len(group.operators)}
     cut = Parts(tuple(sorted({0, *first.values(), *ends})), {}, {})
     return Parts(

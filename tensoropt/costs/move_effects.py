@@ -30,14 +30,17 @@ class MoveEffects:
         self.tensors: Mapping[str, Tensor] = self.graph.atoms.graph.tensors
         self.training = prices.training
         self.orders = memory_orders(self.graph)
+        # Kept per instance, that is per mesh and prices: the key does not name them.
         self._moved: dict[object, Effect] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
+        """Elements of the largest shard of a tensor in a layout."""
         return prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
 
     def bytes(self, name: str, layout: Layout) -> int:
+        """Bytes of that shard, in the dtype that readers see."""
         return self.elements(name, layout) * self.tensors[name].element_bytes
 
     def stored_bytes(self, name: str, layout: Layout) -> int:
@@ -45,6 +48,7 @@ class MoveEffects:
         return self.elements(name, layout) * self.tensors[name].stored_element_bytes
 
     def learns(self, name: str) -> bool:
+        """Whether a gradient of the tensor is computed."""
         return self.training and self.tensors[name].requires_grad
 
     # -- moves ------------------------------------------------------------------------------------
@@ -113,5 +117,7 @@ class MoveEffects:
     def resharding_bytes(self, steps: Sequence[Step], name: str) -> int:
         """The most bytes alive of a resharding beside its input."""
         if (order := self.orders.get(name)) is not None:
+            # Buffers depend on which dim lies outermost in memory: gathering along that one needs no copy,
+            # and resharding lays tensors out as the unsplit model does.
             steps = permuted_steps(steps, permuted_atoms(self.graph.atoms.atoms[name], order))
         return resharding_elements(steps, self.mesh) * self.tensors[name].element_bytes

@@ -52,7 +52,7 @@ class Use(NamedTuple):
 
 
 class ParameterEffects(MoveEffects):
-    """Works out what parameters do on one mesh."""
+    """Works out what parameters do on one mesh: bytes of one rank, seconds per moment."""
 
     def __init__(self, prices: Prices):
         super().__init__(prices)
@@ -97,12 +97,16 @@ class ParameterEffects(MoveEffects):
             if self.training and use.again:
                 found.append(replace(gather, when=GATHER_AGAIN))
             elif self.training and anew:
+                # Each saved use is unpacked by itself, and so gathers anew: two uses in one backward are two
+                # collectives.
                 found += [replace(gather, when=GATHER_BACK)] * use.wanted
         if self.copies(name, way, use):
             size, compute = self.bytes(name, use.layout), COMPUTE_AGAIN if use.again else COMPUTE
             found.append(Effect(compute, kept=size))
             found.append(Effect(COMPUTE_BACK, after=True, kept=-size))
         if self.learns(name) and self.casts(name):
+            # The steps are given as the other direction too, so that no passing time is added: the cast,
+            # which autograd has to pass as well, is priced with the issuing of a call by cast_s.
             back = self.stepped(PARAMETERS, name, steps[1], steps[1])
             found.append(replace(back, local_s=back.local_s + self.cast_s(name, stored)))
         elif steps[1]:
@@ -144,6 +148,8 @@ class ParameterEffects(MoveEffects):
         arrival_s = self.prices.gradient_arrival_s(size, stored)
         found = []
         if joins:
+            # With gradients reduced last, whole gradients of the copy are added up; else those of the stored
+            # shard.
             summed = self._copy_of_shared(name, stored)[1] or size
             found.append(Effect(FIRST_ARRIVED, after=True, transient=summed))
             found.append(Effect(ARRIVED, transient=-summed, workspace_bytes=summed))

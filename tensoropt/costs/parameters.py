@@ -53,12 +53,15 @@ def storage_options(
     """Stored layouts of a group's parameters, one tuple per option; the first stores them as used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
+    # One set of axes for all parameters of a group: a set for each of them would make exponentially many
+    # options.
     for axes in _axis_sets(mesh):
         layouts = []
         for sizes, whole in zip(atoms, as_used, strict=True):
             free = tuple(a for a in axes if a in replicated_axes(whole))
             layout = sharded_layout(sizes, mesh, whole, free) if free else None
             layouts.append(layout if layout is not None else whole)
+        # Sets that shard nothing more give the same tuple; the dict drops duplicates and keeps the order.
         found.setdefault(tuple(layouts))
     return tuple(found)
 
@@ -75,6 +78,7 @@ def unsharded_options(
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
+    # ZeRO stage 2 before stage 1, which needs several micro-batches to save anything.
     for reduce in (each, last) if mesh[0] > 1 else (each,):
         for layouts in sharded:
             chosen = tuple(
@@ -93,6 +97,7 @@ def _may_stay_gathered(tensor: Tensor, reduce: Reduce) -> bool:
 
 
 def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    # From all axes down to single ones: sharding most comes first.
     axes = [a for a in range(1, len(mesh)) if mesh[a] > 1]
     for count in range(len(axes), 0, -1):
         yield from itertools.combinations(axes, count)

@@ -122,6 +122,9 @@ class Prices:
         # Cells of tables ask for the same few collectives again and again, and looking one up interpolates.
         if sends not in self._between:
             costs = self.communication
+            # Only the first collective comes from work, the others find the ranks in step; the work that follows
+            # all of them suffers from the worst. The simulator counts alike (StepSimulator._turn and
+            # _count_slower_work).
             arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
             leaving = max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
             self._between[sends] = float(arriving) + leaving
@@ -147,6 +150,8 @@ class Prices:
             payload = step.payload(self.mesh) * element_bytes
             if step.kind in COLLECTIVES and (send := self.send(step.kind, step.axes, payload)):
                 sends.append(send)
+            # Every step reads and writes its payload once around the collective, into or out of a contiguous
+            # buffer.
             local += payload * self.overheads.copy_s_per_byte
         return local, tuple(sends)
 
@@ -173,6 +178,8 @@ class Prices:
         that its readers see, either way; 0 where these are the same."""
         if tensor.master_dtype is None:
             return 0.0
+        # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
+        # a write.
         moved = elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2
         return self.overheads.call_s + moved * self.overheads.copy_s_per_byte
 

@@ -58,12 +58,15 @@ class Restriction:
 
     def stores(self, parameter: str, layout: Layout) -> bool:
         """Whether a parameter may be stored so."""
+        # Every axis has alternatives of which one has to be met; all axes have to be met.
         allowed = self.stored.get(parameter, {})
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
         """A value that is equal for groups that look alike and are restricted alike."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
+        # None for groups without pins of storage, so that these share a template with groups that no
+        # constraint names.
         return self.kept.get(group.name), stored if any(stored) else None
 
 
@@ -224,6 +227,7 @@ class _Narrowing:
 
     def _try(self, entry: Constraint, narrow: Callable[[], None]) -> None:
         """Apply one constraint; a soft one that cannot hold leaves no trace but a note."""
+        # A constraint narrows several groups before it may fail, so the state is restored as a whole.
         before = self.state.copy()
         try:
             narrow()
@@ -240,8 +244,10 @@ class _Narrowing:
     def _pin(self, pin: Pin, operators: Sequence[Operator]) -> None:
         wanted = self._wanted(pin, pin.axes)
         for op in operators:
-
+            # ``op`` is bound as a default: a closure would see the last operator of the loop.
             def holds(configuration: Configuration, op: Operator = op) -> bool:
+                # A group splits by its anchor's dims; each member operator is asked under which label it sees
+                # that split.
                 labels = [label_of(self.graph, op, s) for s in configuration.strategies]
                 return all(any(accepts(labels[a], w) for w in words) for a, words in wanted)
 
@@ -286,6 +292,8 @@ class _Narrowing:
         left = tuple(i for i in self._left(group.name) if holds(configurations[i]))
         if not left:
             others = self.state.because.get(group.name, ())
+            # The entry alone could hold, so that earlier constraints are what it contradicts; the message
+            # names these.
             if others and any(map(holds, configurations)):
                 raise _ImpossibleError(f"{entry} contradicts {_all(others)} at {group.name}")
             raise _ImpossibleError(

@@ -38,6 +38,7 @@ MOST_SAMPLES = 20_000
 FEWEST_SAMPLES = 8
 """Of one class and direction, before a fit is trusted; an assumption."""
 _SAMPLES_PER_KNOT = 6  # an assumption
+# An assumption: a fifth left out at a time leaves enough to fit, and costs five fits.
 _FOLDS = 5
 DIRECTIONS = ("forward", "backward")
 
@@ -45,6 +46,7 @@ DIRECTIONS = ("forward", "backward")
 def class_of(work: Workload) -> str:
     """The class of a workload: of its first call that has one."""
     for call, _ in work.calls:
+        # The kernel "divided" wraps another call, whose class is what tells how fast it runs.
         name = call.static[0] if call.function == "kernels.divided" else call.function
         found = cost_class_of(str(name))
         if found is not None:
@@ -62,6 +64,8 @@ def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
     return (
         max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
+        # A backward reads what forward read and the gradients that come, and writes as many gradients: twice
+        # the traffic, as an approximation. Its FLOP are counted, as they differ by operator.
         max(facts.backward_flops / peak, 2.0 * facts.traffic_bytes / bandwidth),
     )
 
@@ -104,6 +108,8 @@ class Curve:
     values: tuple[float, ...]
 
     def seconds(self, ideal: float) -> float:
+        """Seconds that take ``ideal`` ones at peak; ``ideal`` is above 0."""
+        # numpy.interp is flat outside of the knots: a line drawn on could promise efficiencies above 1.
         at = float(np.interp(math.log10(ideal), self.sizes, self.values))
         return ideal / 10**at
 
@@ -142,6 +148,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
     by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for sample in samples:
         for direction, ideal, measured in zip(DIRECTIONS, sample.ideal, sample.measured, strict=True):
+            # Logarithms need both; a backward of something without a gradient measures 0.
             if ideal > 0 and measured > 0:
                 by[sample.cls, direction].append((sample.key, ideal, measured))
     curves, errors = {}, []
@@ -174,7 +181,10 @@ def fit_errors(
 
 def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
     """Medians over groups of neighbouring sizes."""
+    # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
+    # and medians ignore the few timings that another process disturbed.
     ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
+    # Twelve knots at most is an assumption: more would follow the noise of neighbouring sizes.
     knots = max(1, min(12, len(ordered) // _SAMPLES_PER_KNOT))
     sizes, values = [], []
     for part in np.array_split(np.array(ordered), knots):
@@ -185,6 +195,7 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> Curve:
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
     """|predicted / measured - 1| of every sample by the fit of the other folds; folds by the keys' hash."""
+    # Not hash(): Python salts that for each process, and the error would differ from run to run.
     fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
     missed = []
     for number in range(_FOLDS):
@@ -213,11 +224,13 @@ class RooflineCompute:
         self.efficiencies = efficiencies
 
     def source_of(self, work: Workload) -> str:
+        """``fitted`` where both directions of the workload's class have a curve, else ``data sheet``."""
         cls = class_of(work)
         covered = all((cls, direction) in self.efficiencies.curves for direction in DIRECTIONS)
         return FITTED if covered else DATA_SHEET
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) seconds of one micro-batch."""
         cls, kernels = class_of(work), kernels_of(work)
         found = []
         for direction, ideal, flops, traffic, count in zip(
@@ -225,9 +238,11 @@ class RooflineCompute:
             ideal_s(self.device, work.dtype, facts),
             (facts.forward_flops, facts.backward_flops),
             (facts.traffic_bytes, 2.0 * facts.traffic_bytes),
+            # Backward launches about two kernels for each of forward: one gradient per operand.
             (kernels, 2 * kernels),
             strict=True,
         ):
+            # Work without a kernel (views alone) takes no time, which no curve of its class says.
             fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
             found.append(self._fixed(work.dtype, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1]
@@ -235,6 +250,7 @@ class RooflineCompute:
     def _fixed(self, dtype: str, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (self.device.flops_of(dtype) * MATRIX_EFFICIENCY)
         memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
+        # A fitted efficiency has the launches in it, as small work never gets going; a fixed one has not.
         return max(arithmetic, memory) + launches * LAUNCH_S
 
     @property

@@ -104,6 +104,8 @@ class CostSource:
     @property
     def prefix(self) -> str:
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
+        # CPU ranks share caches and memory bandwidth, so that their number is part of the key; a GPU has its
+        # own.
         return measurement_prefix(
             self.cluster.device_count if device is None else 1, 1, self.training, device
         )
@@ -137,6 +139,8 @@ class CostSource:
             try:
                 record = self.pool.run(find_facts_on_rank, work, self.training)[0]
             except RankError as error:
+                # The failure is stored as well: a workload that ends a rank would end one in every
+                # exploration otherwise.
                 record = {"error": str(error).splitlines()[0]}
             self.store.put(key, record, kind="saved")
         return None if record is None or "error" in record else Facts.from_record(record)
@@ -183,6 +187,8 @@ class CostSource:
         """One of these has to run. A workload that failed counts as impossible, as long as another can be
         chosen; where all failed, all that did not for lack of memory are priced otherwise."""
         errors = [self.measured.get(work.key, {}).get("error") for work in works]
+        # ``all`` of an empty list is true and adds nothing, so that a group without configurations is no
+        # special case.
         if all(errors):
             self.lost |= {
                 work.key: work
@@ -194,8 +200,10 @@ class CostSource:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
         if self.pool is None:
             known = self.store.get_many([f"{self.prefix}/{key}" for key in works])
+            # The workload's hash is the last part of the key; the prefix may contain slashes.
             self.measured.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
             return
+        # Not self.efficiencies: that is cached, and the store knows more once this has measured.
         estimate = RooflineCompute(self.cluster.device, self.settings.optimizer, self._fit()[1])
         found = measure_workloads(
             works.values(),
@@ -215,6 +223,8 @@ class CostSource:
     def compute(self) -> ComputeCosts:
         """Seconds of workloads that all devices run at once, at the pace of the slowest."""
         kinds = self.cluster.device_kinds
+        # Ranks of a pool time a workload together, and the slower rank counts: the record is the slowest
+        # kind's already.
         if self.pool is not None or len(kinds) == 1:
             return self.compute_on(self.cluster.device)
         return SlowestCompute([self.compute_on(kind) for kind in kinds])
@@ -232,9 +242,13 @@ class CostSource:
                 self.failed[f"a step of {self.settings.optimizer}"] = error.summary
                 rest = RooflineCompute(kind, self.settings.optimizer)
                 return MeasuredCompute(self.measured, rest.optimizer_s_per_element, rest, lost=self.lost)
+            # Without lost workloads everything has a record, and a missing one is to be an error, not a
+            # silent estimate.
             instead = RooflineCompute(kind, self.settings.optimizer, self.efficiencies) if self.lost else None
             return MeasuredCompute(self.measured, per_element, instead, lost=self.lost, source=MEASURED)
         rest = RooflineCompute(kind, self.settings.optimizer, self.efficiencies)
+        # measure() looked up the records of one kind, that of cluster.device; those say nothing of the
+        # others.
         records = self.measured if kind == self.cluster.device else {}
         return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=self.lost)
 
@@ -271,6 +285,7 @@ class CostSource:
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
         fits = None
+        # A cluster file's links are what the file says, also where its devices are this machine's.
         if mesh.size == 1 or not has_local_links(self.cluster):
             return CommunicationModel(self.cluster, mesh)
         if self.pool is None and has_local_cores(self.cluster):
@@ -321,11 +336,15 @@ def build_tables(
         works.update({work.key: work for t in made.values() for work in t.works})
         templates.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
+    # Tables are priced only after the last mesh's workloads were measured: fits use all timings, and what is
+    # lost is known of every group.
     costs.measure(works)
     for made in templates:
         for template in made.values():
+            # Per template, as the search has to choose one configuration of each group.
             costs.run_one_of(template.works)
     compute, overheads = costs.compute(), costs.overheads()
+    # Links depend on the mesh, not on the number of micro-batches: measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
     result = []
     for (mesh, shape), made, limit in zip(shapes, templates, limits, strict=True):

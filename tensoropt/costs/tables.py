@@ -98,6 +98,7 @@ class CostTables:
 
     def position(self, group: str, index: int) -> int:
         """Index in a group's template of configuration ``index`` of its variable."""
+        # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
@@ -119,6 +120,7 @@ class CostTables:
         for group in self.graph.groups:
             index = choice[group.name]
             configurations[group.name] = self.configuration(group, index)
+            # A missing option is the first, which stores parameters as they are used.
             stored_so = self.of[group.name].options[index][options.get(group.name, 0)]
             stored.update(zip(group.parameters, stored_so, strict=True))
         for name in self.graph.hubs:
@@ -127,6 +129,7 @@ class CostTables:
         for name in self.graph.shared:
             parameter = Variable.of_parameter(name)
             stored[name] = self.of[parameter].layouts[choice[parameter]]
+        # Any group of a region tells: the edges between them forbid that they differ.
         recomputed = tuple(r for r in self.regions if self.of[r.groups[0]].again[choice[r.groups[0]]])
         return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed)
 
@@ -159,9 +162,12 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         for name in (*op.inputs(), *op.outputs):
             names.setdefault(name, len(names))
         shapes = repr([op.args, sorted(op.kwargs.items())])
+        # The longest names first: a name may be the beginning of another one's.
         for name in sorted(set(op.inputs()), key=len, reverse=True):
             shapes = shapes.replace(f"Ref(name='{name}')", f"t{names[name]}")
         parts.append((op.target, shapes, [names[n] for n in op.outputs]))
+    # Groups that are fed by tensors that lie otherwise in memory run other kernels' copies, so the order
+    # counts.
     orders = memory_orders(graph)
     for name in names:
         t = tensors[name]
@@ -196,6 +202,8 @@ def make_templates(
             configurations = enumerate_configurations(graph.atoms, group, mesh, micro[group.name])
             if group.name in restriction.kept:
                 configurations = tuple(configurations[i] for i in restriction.kept[group.name])
+            # By identity: equal strategies of two groups are different objects, and a template only keeps
+            # positions.
             index = {id(s): i for i, s in enumerate(group.strategies)}
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
             works = tuple(workload(graph, c, mesh) for c in configurations)

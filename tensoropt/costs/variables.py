@@ -25,11 +25,15 @@ class Variable(str):
     name: str
 
     def __new__(cls, kind: VariableKind, name: str) -> Variable:
+        # A str is compared and hashed as text, so that names read from a saved exploration find the same
+        # entries.
         made = super().__new__(cls, name if kind == "group" else f"{kind}:{name}")
         made.kind, made.name = kind, name
         return made
 
     def __getnewargs__(self) -> tuple[VariableKind, str]:  # type: ignore[override]
+        # pickle and copy would otherwise call __new__ with the text alone; attributes of a str come from
+        # here.
         return self.kind, self.name
 
     @classmethod

@@ -18,6 +18,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group
 
+# An assumption: every cap is one more search of the space.
 _CAPS = 2
 _WORTH = 0.02
 """Of the leanest plan's memory: what a cap can spare has to be more."""
@@ -40,14 +41,17 @@ class WorkingSets:
         used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
         if used - floor <= _WORTH * memory:
             return []
+        # Geometric steps, as frontiers are looked at by factors of memory; the last cap is what the strategy
+        # needs, under which it would be found again, and is left out.
         return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
 
 
 def working_sets(tables: CostTables) -> WorkingSets:
-    """Of all groups of the tables."""
+    """The working sets of all groups of the tables, in bytes of one rank."""
     known: dict[int, list[np.ndarray]] = {}
     found, sizes = {}, MoveEffects(tables.prices)
     for group in tables.graph.groups:
+        # Equal layers share this tuple (TableBuilder._group), so each kind of layer is worked out once.
         key = id(tables.of[group.name].options)
         if key not in known:
             known[key] = _of_group(tables, sizes, group)
@@ -70,6 +74,8 @@ def _bytes(sizes: MoveEffects, configuration: Configuration, facts: Facts, store
     gathered = sum(
         size
         for n, layout in zip(group.parameters, stored, strict=True)
+        # Only what is larger at its use than in storage is gathered; what is stored as used counts with the
+        # parameters.
         if (size := sizes.bytes(n, configuration.layout(n))) > sizes.bytes(n, layout)
     )
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + gathered)

@@ -86,6 +86,8 @@ class Batch:
         self._known: Known = {} if known is None else known
         self._of_groups, self._of_tensors = GroupEffects(prices), TensorEffects(prices)
         told = candidates, self.schedule, self._of_tensors, self.readings
+        # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
+        # its gradient.
         self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
         groups = [self._group(group) for group in self.graph.groups]
         tensors = [self._tensor(group, name) for group in self.graph.groups for name in group.writes]
@@ -103,12 +105,16 @@ class Batch:
     def _group(self, group: Group) -> Owner:
         chosen, outlasting = self._choices[group.name], self._gradients.outlasting(group)
         names = (*group.parameters, *group.shared)
+        # The last user's gradient comes first in backward and waits; those of all earlier users are added to
+        # it.
         joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
         firsts, which = distinct([chosen, outlasting, *(self.stored[name].which for name in names)])
         found = []
         for row in firsts:
             number, handed = int(chosen[row]), bool(outlasting[row])
             stored = {name: self.stored[name].at(row) for name in names}
+            # The key has all that the effects depend on, without the group's name: equal layers share one
+            # entry.
             key = ("group", self.candidates.signature(group), number, tuple(stored.values()), handed, joins)
 
             choice = self._choice(group, number, stored)
@@ -139,6 +145,8 @@ class Batch:
         orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
         inside = tuple(self.readings.inside(group.name, one.name) for one in readers)
         tensor = self.graph.atoms.graph.tensors[name]
+        # What TensorEffects asks of a tensor beside its readings. Two tensors that agree in it, and in what
+        # is told of their readers, have equal effects, whatever they are called.
         alike = (
             self.graph.atoms.atoms[name],
             self._of_tensors.orders.get(name),
@@ -147,6 +155,7 @@ class Batch:
             self.schedule.position("forward", "output", group.name, name) >= 0,
             name in self.graph.atoms.graph.mutations.values(),
         )
+        # Of thousands of strategies only the distinct combinations of these columns are worked out.
         columns = [written.which, *(one.which for one in read), *((hub.which,) if hub else ())]
         columns += [*self._views.columns(views), gradients.which]
         firsts, which = distinct(columns)

@@ -156,6 +156,8 @@ class StrategyCandidates:
         return (self.strategy.stored[name],)
 
     def signature(self, group: Group) -> Hashable:
+        # No two groups count as alike: in one strategy layers that look alike may have different
+        # configurations.
         return group.name
 
     def row(self) -> tuple[dict[str, Indices], dict[str, Indices]]:

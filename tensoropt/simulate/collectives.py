@@ -24,8 +24,8 @@ class Collective(NamedTuple):
     Attributes:
         kind: ``all_reduce``, ``all_gather``, ..., or ``send``.
         axes: the mesh's own axes of its group, counted from 0; of a message the sender and the receiver.
-        bytes: of the reduced tensor, the gathered output, the scattered input, the exchanged input, the
-        message.
+        bytes: of the reduced tensor, the gathered output, the scattered input, the exchanged input, or the
+            message.
     """
 
     kind: str
@@ -41,6 +41,7 @@ def collectives(batch: Batch, row: int) -> Counter[Collective]:
             times = 1 if effect.when.once else batch.mesh[0]
             for send in effect.sends:
                 found[Collective(send.kind, send.axes, send.bytes)] += times
+    # Buckets belong to no single owner. They are reduced once per step, after the last micro-batch.
     for send in reductions_of(batch, row):
         found[Collective(send.kind, send.axes, send.bytes)] += 1
     return found

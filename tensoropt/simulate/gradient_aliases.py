@@ -2,9 +2,8 @@
 that of a concatenation hands on slices of it, and the storage lives until the last of them is used up.
 
 Which gradients share one depends on the configuration (:class:`~tensoropt.profiling.facts.Facts`), and for
-how
-long each holds it on what is resharded, so both are looked up for each strategy. A shared storage counts with
-one tensor: the one whose gradient is handed on, or, where a backward makes gradients in one storage, the
+how long each keeps it on what is resharded, so both are looked up for each strategy. A shared storage counts
+with one tensor: the one whose gradient is handed on, or, where a backward makes gradients in one storage, the
 first of these. A gradient that is handed on to one tensor only just becomes that one's.
 """
 
@@ -44,6 +43,8 @@ class GradientAliases:
         self.writer = {name: group for group in self.graph.groups for name in group.writes}
         self._relations = self._all_relations()
         self._ends: dict[tuple[str, str, int], Indices] = {}
+        # The positions at which storages end: of (group, read) pairs, of results whose gradient is handed on,
+        # and of storages that a backward makes for several gradients at once.
         self._end_of: dict[tuple[str, str], Indices] = {}
         self._own_end: dict[str, Indices] = {}
         self._common: dict[str, list[tuple[int, Indices]]] = {}
@@ -71,6 +72,8 @@ class GradientAliases:
         ]
         if not columns:
             return (), Column(np.zeros(self.count, dtype=np.int64), [GradientStorage()])
+        # Positions are no small numbers and may be -1, so that the packed code of :func:`distinct` does not
+        # serve.
         _, firsts, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
         ended = [*(column for _, column in common), *((own,) if own is not None else ())]
         ends = sorted({int(end) for column in ended for end in column[firsts] if end >= 0})
@@ -135,6 +138,8 @@ class GradientAliases:
         for number, facts in enumerate(looks):
             members: dict[str, list[str]] = {}
             for read, of in facts.hands_on.items():
+                # Where the storage was made for several reads, the first of these stands for it
+                # (``hands_on``) and is a member itself.
                 members.setdefault(of, [] if of in written else [of]).append(read)
             for of, reads in members.items():
                 relation = (of if of in written else "", tuple(reads))
@@ -148,6 +153,8 @@ class GradientAliases:
         if self._found or not self._relations:
             return
         self._found = True
+        # Backward order is essential: _lies asks where the gradient comes from that a later group has handed
+        # on.
         for group in reversed(self.graph.groups):
             incoming = {name: lies for name in group.writes if (lies := self._lies(name)) is not None}
             if group.name in self._relations or incoming:
@@ -156,8 +163,11 @@ class GradientAliases:
     def _lies(self, name: str) -> Indices | None:
         """The end of the shared storage in which the gradient lies that comes to a tensor's writer."""
         readers = self.schedule.readers.get(name, ())
+        # With several readers, or a result of the model, the gradient is a sum: a new tensor in a storage of
+        # its own.
         if len(readers) != 1 or (readers[0].name, name) not in self._end_of or leaves_model(self.graph, name):
             return None
+        # A gradient that was resharded on the way lies in a new storage; the handed-on one ends at the move.
         moved = self._sent_back(name, readers[0]) | self._hub_left(name)
         return np.where(moved, -1, self._end_of[readers[0].name, name])
 
@@ -170,6 +180,8 @@ class GradientAliases:
         for (of, members), active in self._relations.get(group.name, {}).items():
             lies = incoming.get(of, np.full(self.count, -1))
             ends = lies
+            # Handed on to a single tensor, the storage simply becomes that one's; only one with several
+            # members has an end of its own, that of the last of them.
             if len(members) > 1:
                 size = self._elements(of) if of else 0
                 last = np.maximum.reduce([self._end(group, member, size) for member in members])

@@ -27,6 +27,7 @@ class MemoryPoint:
 
     @property
     def total(self) -> int:
+        """Bytes of all kinds."""
         return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
 
 
@@ -38,6 +39,7 @@ class MemoryCurve:
 
     @property
     def peak(self) -> MemoryPoint:
+        """The point with the most bytes, the first of several."""
         return max(self.points, key=lambda p: p.total)
 
 
@@ -55,6 +57,7 @@ def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str)
     found: list[MemoryPoint] = []
     parameters, gradients, state = (int(x) for x in simulator.lasting[0])
     for at in recorder.moments:
+        # Moments at which nothing is needed or computed only repeat the last point.
         if not at.workspace and at.moment.kind not in ("compute", "step"):
             continue
         words = at.moment.words

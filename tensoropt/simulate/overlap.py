@@ -29,6 +29,8 @@ class Overlap:
     by_axes: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     def links(self, axes: tuple[int, ...]) -> tuple[str, ...]:
+        """Names of what a collective over mesh ``axes`` occupies."""
+        # Without a cluster nothing is known of levels: each axis then has links of its own.
         return self.by_axes.get(axes) or _axis_links(axes)
 
 
@@ -38,6 +40,7 @@ BLOCKING = Overlap(False, "nothing overlaps")
 def overlap_of(cluster: Cluster, mesh: Mesh) -> Overlap:
     """What the executor overlaps on this cluster's devices."""
     by_axes = {
+        # Queues are per level, not per axis: two axes inside one node send over the same wires.
         axes: link_levels(cluster, mesh, axes)
         for count in range(1, len(mesh.shape) + 1)
         for axes in combinations(range(len(mesh.shape)), count)
@@ -51,5 +54,7 @@ def overlap_of(cluster: Cluster, mesh: Mesh) -> Overlap:
 
 def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:
     """Names of the link levels that groups along ``axes`` cross, outermost first."""
+    # Neighbours are enough: ranks of a group ascend, so that any level between two of them lies between
+    # neighbours.
     crossed = {cluster.crossing_level(a, b).name for group in mesh.groups(axes) for a, b in pairwise(group)}
     return tuple(level.name for level in cluster.levels if level.name in crossed)

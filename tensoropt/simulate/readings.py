@@ -32,12 +32,16 @@ class Column(Generic[Value]):
 def column(values: Sequence[Value], which: Indices) -> Column[Value]:
     """The column of ``values[which]``, in which equal values have become one."""
     found: dict[Any, int] = {}
+    # Equal readings of different configurations become one, which is what keeps the combinations of readers
+    # few.
     number = np.array([found.setdefault(v, len(found)) for v in values], dtype=np.int64)
     return Column(number[which], list(found))
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
     """(a row of each distinct combination, per row the number of its combination)."""
+    # A mixed-radix code of the columns so far, made dense again after each column, so that the product stays
+    # below (rows x values) and cannot overflow.
     code = np.zeros(len(columns[0]), dtype=np.int64)
     firsts = np.zeros(1, dtype=np.int64)
     for one in columns:

@@ -60,6 +60,8 @@ class StepRecorder:
         self.moments: list[MomentMemory] = []
         self._moment = Moment("forward", "compute", "")
         self._kept, self._transient, self._workspace = 0.0, 0.0, 0.0
+        # The time of frees that are not in the curve yet: all frees of one time are one point of it, which is
+        # written when the time moves on or something is taken.
         self._freed_s: float | None = None
 
     def begin(self, moment: Moment, now_s: float) -> None:
@@ -82,6 +84,7 @@ class StepRecorder:
             self._mark_freed()
             self._kept, self._transient, self._workspace = float(alive[0]), float(alive[1]), workspace
             self._mark(now_s)
+        # Also of moments without a change: the memory curve has a point for every computation.
         self.moments.append(
             MomentMemory(self._moment, float(alive[0]), float(alive[1]) + workspace, workspace)
         )
@@ -130,6 +133,7 @@ class StepRecorder:
 
     def repeat(self, count: int, loop_s: float) -> None:
         """All that was recorded so far comes ``count`` times, every ``loop_s`` seconds."""
+        # What is left of the first micro-batch ends before its copies begin.
         self.finish(loop_s)
         events, curve = tuple(self.events), tuple(self.curve)
         for number in range(1, count):

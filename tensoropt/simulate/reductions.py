@@ -46,11 +46,15 @@ def reductions(batch: Batch) -> list[Reductions]:
     arriving = _arriving(batch)
     if not arriving:
         return []
+    # Buckets are filled across parameters, so they are worked out per distinct combination of all stored
+    # layouts.
     firsts, which = distinct([one.owner.effects.which for one in arriving])
     rows: dict[tuple[int, int], dict[int, Send]] = {}
     for number, row in enumerate(firsts):
         places: dict[int, int] = {}
         for position, send in _buckets(batch, arriving, int(row)):
+            # Several buckets may be complete at one position; the n-th ones of all strategies are issued
+            # together.
             place = places[position] = places.get(position, -1) + 1
             rows.setdefault((position, place), {})[number] = send
     result = []
@@ -90,9 +94,11 @@ def _buckets(batch: Batch, arriving: Sequence[_Arriving], row: int) -> list[tupl
         if send is None:
             continue
         users = (batch.schedule.users[name][0] for name in bucket.parameters)
+        # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
         arrived = max(batch.schedule.position("backward", "parameters", user) for user in users)
         # With several micro-batches gradients are complete after the last one's backward.
         found.append((arrived if batch.mesh[0] == 1 else batch.schedule.last, send))
+    # The sort is stable: buckets of one position stay in the order in which they are filled.
     return sorted(found, key=lambda item: item[0])
 
 

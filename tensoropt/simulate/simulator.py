@@ -81,6 +81,8 @@ class StepSimulator:
         assert recorder is None or batch.count == 1, "one strategy can be recorded, many have only figures"
         self.batch, self.recorder = batch, recorder
         n, schedule = batch.count, batch.schedule
+        # One position more than there are moments: an effect "after" the last one lies there, and is never
+        # reached.
         self.shares: list[list[_Share]] = [[] for _ in range(len(schedule.moments) + 1)]
         self.sources = np.zeros((n, len(SOURCES)))
         self.lasting = np.zeros((n, 3))
@@ -92,6 +94,7 @@ class StepSimulator:
         self.left: dict[Axes, Floats] = {}  # bytes of those whose mark on that work is not counted yet
         self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
+        # Below 0, so that a step without any memory has its first moment as peak.
         self.peak, self.at_peak = np.full(n, -1.0), np.zeros((n, 2))
 
     def _lay_out(self, owner: Owner) -> None:
@@ -116,6 +119,7 @@ class StepSimulator:
     ) -> None:
         count = len(owner.effects.values)
         for e in choice.effects:
+            # An effect after a moment takes place as the next one begins, whose peak it then belongs to.
             share = found.setdefault(owner.positions[e.when] + e.after, _Share(owner.effects.which))
             if e.kept or e.transient:
                 share.bytes = np.zeros((count, 2)) if share.bytes is None else share.bytes
@@ -131,6 +135,8 @@ class StepSimulator:
             for send in e.sends:
                 sends = share.sends.setdefault(send.axes, _Sends(np.zeros(count), np.zeros(count)))
                 sends.seconds[number] += send.seconds
+                # What a collective costs the work after it grows with its bytes and does not add up over
+                # several in a row.
                 sends.bytes[number] = max(sends.bytes[number], send.bytes)
                 seconds[number, SOURCES.index(send.source)] += send.seconds * times
 
@@ -141,15 +147,19 @@ class StepSimulator:
         issued: dict[int, list[Reductions]] = {}
         for issue in reductions(batch):
             issued.setdefault(issue.position, []).append(issue)
+        # One micro-batch is stepped through: all are alike, and what one keeps it has given back at its end.
         for position in range(schedule.last):
             self._advance(position)
             for issue in issued.get(position, ()):
                 self._reduce(issue)
         self._count_slower_work(everywhere)
+        # The work after the last collective is counted before this point, so that every micro-batch pays for
+        # it.
         if micro > 1:
             self._repeat(micro)
             for issue in issued.get(schedule.last, ()):
                 self._reduce(issue)
+        # The optimizer waits for every bucket.
         for busy in self.busy.values():
             self.time = np.maximum(self.time, busy)
         for position in range(schedule.last, len(schedule.moments)):
@@ -157,8 +167,10 @@ class StepSimulator:
         self._count_slower_work(everywhere)
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
+        # Transitions have no other source: where they were not measured they are 0.
         self.sources[:, SOURCES.index("measured")] += self.turns
         memory = np.concatenate([self.lasting, self.at_peak], axis=1)
+        # Clipped, as rounding may leave the difference a last bit outside of these bounds.
         exposed = np.clip(self.time - self.compute, 0.0, self.communication)
         return StepMetrics(memory, self.time, self.compute, self.communication, exposed, self.sources)
 
@@ -166,6 +178,7 @@ class StepSimulator:
         """All micro-batches take as long as the first."""
         if self.recorder is not None:
             self.recorder.repeat(micro, float(self.time[0]))
+        # Sources are not multiplied: _lay_out_choice has counted them once per micro-batch already.
         self.time, self.compute = self.time * micro, self.compute * micro
         self.communication, self.turns = self.communication * micro, self.turns * micro
 
@@ -199,6 +212,7 @@ class StepSimulator:
         if recorder is not None:
             recorder.memory(started_s, changed.tolist(), float(np.sum(workspace)), self.alive[0].tolist())
             recorder.work(started_s, float(self.time[0]))
+        # One order for all strategies, whichever others they are simulated with.
         for axes in sorted(sends):
             self._wait(axes, *sends[axes])
         total = self.alive.sum(axis=1) + workspace
@@ -206,6 +220,7 @@ class StepSimulator:
         if len(higher):
             self.peak[higher] = total[higher]
             self.at_peak[higher, 0] = self.alive[higher, 0]
+            # Transient at the peak includes the workspace, as in the recording.
             self.at_peak[higher, 1] = total[higher] - self.alive[higher, 0]
 
     def _count_slower_work(self, where: Any) -> None:
@@ -229,6 +244,7 @@ class StepSimulator:
         sending = seconds > 0
         seconds = seconds + self._turn(axes, sending, size)
         self.communication += seconds
+        # The usual case: before any bucket is on a link nothing can queue.
         if not self.busy:
             if self.recorder is not None:
                 self.recorder.send(axes, float(self.time[0]), float(seconds[0]))
@@ -242,12 +258,16 @@ class StepSimulator:
             self.recorder.send(axes, float(start[0]), float(seconds[0]))
         self.time = np.where(sending, start + seconds, self.time)
         for link in self.batch.overlap.links(axes):
+            # Only links that buckets use are followed. A blocking collective occupies them as well: a later
+            # bucket queues.
             if link in self.busy:
                 self.busy[link] = np.where(sending, self.time, self.busy[link])
 
     def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
         """Seconds that the first collective after some work takes longer (others find the ranks in step);
         notes that work will take longer after it."""
+        # The work since the last collective is over now, so that its length is known and what it suffered is
+        # counted.
         self._count_slower_work(sending)
         communication = self.batch.prices.communication
         extra = np.where(sending, communication.arriving_s(axes, self.since, size), 0.0)
@@ -261,10 +281,13 @@ class StepSimulator:
         """Buckets of gradients that are complete in some strategies."""
         sends, which, overlap = issue.sends, issue.which, self.batch.overlap
         for axes in dict.fromkeys(send.axes for send in sends):
+            # A position may issue buckets of several sets of axes; each set queues on links of its own.
             sending = np.array([send.axes == axes for send in sends])[which]
             rows = issue.rows[sending]
             seconds = np.array([send.seconds for send in sends])[which[sending]]
             if not overlap.beside:
+                # The ranks wait for this bucket, so that it costs what a blocking collective costs, coming
+                # from work included.
                 waiting, size = np.zeros(self.batch.count, dtype=bool), np.zeros(self.batch.count)
                 waiting[rows] = True
                 size[rows] = np.array([send.bytes for send in sends])[which[sending]]

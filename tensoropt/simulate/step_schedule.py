@@ -42,6 +42,7 @@ class Moment(NamedTuple):
 
     @property
     def words(self) -> str:
+        """The moment in words, as recordings and memory curves name it."""
         forward = self.phase != "backward"
         words = self._words(forward)
         return f"again: {words}" if self.phase == "again" else words
@@ -104,6 +105,7 @@ class StepSchedule:
 
     @cached_property
     def parts(self) -> Mapping[str, Parts]:
+        """Per group the parts of its forward."""
         return {group.name: parts_of(group) for group in self.graph.groups}
 
     def position(self, phase: Phase, kind: Kind, group: str, tensor: str = "", part: int = 0) -> int:
@@ -124,6 +126,8 @@ class StepSchedule:
         """Where a group's effects take place."""
 
         def resolve(when: When) -> int:
+            # A KeyError for a moment that does not exist: an effect that is lost would be a figure that is
+            # too low.
             return self.index[Moment(when.phase, cast(Kind, when.what), group, "", when.number)]
 
         return resolve
@@ -138,6 +142,8 @@ class StepSchedule:
                     return self.position("backward", "parameters", first if when == ARRIVED else last)
                 case "step":
                     return self.position("optimizer", "step", "")
+                # Stands for all buckets of a parameter; where each is issued is said by
+                # simulate/reductions.py.
                 case "bucket":
                     return self.last
             return self.position("optimizer", cast(Kind, when.what), first)
@@ -232,6 +238,8 @@ def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]
         for made, name in reversed(tuple(_made(graph, group))):  # needs nothing that is kept
             yield Moment("backward", made, group.name, name)
         if group.name in due:
+            # The whole region runs again, also the groups whose backward has passed: the executor recomputes
+            # it as one.
             for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")
         yield from _backward(group)
@@ -255,6 +263,8 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
     parts = parts_of(group)
     for part in range(len(parts.starts)):
         for name in group.reads:
+            # A tensor is resharded right before the first operator that reads it, as the executor does, so
+            # that its copy does not live through the parts before.
             if parts.first.get(name, 0) == part:
                 yield Moment(phase, "read", group.name, name)
         if part == 0:
@@ -262,6 +272,7 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
         yield Moment(phase, "compute", group.name, part=part)
     yield Moment(phase, "inner", group.name)
     for made, name in _made(graph, group):
+        # A result of the model has left it in the first forward, and is not gathered again.
         if phase == "forward" or made != "output":
             yield Moment(phase, made, group.name, name)
 

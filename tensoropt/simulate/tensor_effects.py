@@ -95,8 +95,7 @@ class GradientStorage(NamedTuple):
         common: (reader whose gradient lies in one storage with others of its own making, number of the end at
             which that is let go of).
         end: number of the end at which the whole gradient's storage is let go of by those to whom the
-        tensor's
-            group hands it on; -1 where nobody gets it.
+            tensor's group hands it on; -1 where nobody gets it.
         outlasts: it is there all through its group's backward.
     """
 
@@ -166,6 +165,7 @@ class TensorEffects(MoveEffects):
         storage has none of its own before it moves.
         """
         found: list[Effect] = []
+        # The second forward makes only what lies inside the region; views from outside are still there.
         view_users = [user for user in view_users if not at.again or (user.again and user.inside)]
         beside = [user for user in view_users if user.through == SOURCE]
         present = []
@@ -177,13 +177,17 @@ class TensorEffects(MoveEffects):
                 found += self._copy(name, source, read.layout, user, of_its_views, at)
             if user.inside or not at.again:
                 present += [user] if user.moved else [user, *of_its_views]
+        # In the second forward only a recomputed group makes the tensor anew.
         if not (write.again or not at.again):
             return found
+        # Such a storage is counted elsewhere: with the tensor that it lies in, or with what the group keeps.
         keeps = bool(write.lies_in) or (write.kept and write.again == at.again)
         size = self.bytes(name, write.layout) if write.extent is None else write.extent
+        # The caller of the model holds its results until forward is over.
         stays = not at.again and (leaves_model(self.graph, name) or not reads)
         moves = self.steps(name, write.layout, source)[0]
         if moves:
+            # The original lives during the move; it is workspace where nobody counts it otherwise.
             workspace = (0 if keeps or beside else size) + self.resharding_bytes(moves, name)
             found.append(self.moved(at.hub, name, write.layout, source, workspace_bytes=workspace))
             if beside and not keeps:
@@ -206,6 +210,8 @@ class TensorEffects(MoveEffects):
         view of it."""
         begin = reader(user.number, at.read)
         workspace = self.resharding_bytes(self.steps(name, source, layout)[0], name)
+        # Of its own copy the reader is a plain user: it has not moved from it, and the copy is made in its
+        # region.
         own = replace(user, moved=False, inside=True)
         moved = self.moved(begin, name, source, layout, workspace_bytes=workspace)
         return [moved, *self._alive(name, self.bytes(name, layout), begin, [own, *of_its_views], at)]
@@ -228,6 +234,8 @@ class TensorEffects(MoveEffects):
         found = [Effect(begin, after=True, transient=size)]
         stays = stays or any(user.stays for user in users)
         users = sorted((user for user in users if not user.stays), key=lambda user: user.order)
+        # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
+        # the first keeper's backward, which comes last of all.
         keeper = next((user for user in users if self._keeps(user, at)), None)
         if keeper is not None:
             found.append(Effect(reader(keeper.number, at.used), kept=size, transient=-size))
@@ -238,6 +246,7 @@ class TensorEffects(MoveEffects):
         elif stays:
             found.append(Effect(FORWARD_END, transient=-size))
         elif users:
+            # Who reads a copy lets go of the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
             found.append(Effect(last, after=True, transient=-size))
         else:  # the second forward's result, which nobody in the region reads
@@ -247,6 +256,7 @@ class TensorEffects(MoveEffects):
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
         """Whether a storage is kept for somebody: what enters a region, and what backward needs as it is."""
         kept = user.kept and self.training
+        # Inside a region that runs again nothing "enters": what backward needs of it is kept now.
         if at.again:
             return kept and user.again and not user.moved
         keeps = kept_for(kept=kept, again=user.again, inside=user.inside, moved=user.moved)
@@ -271,12 +281,15 @@ class TensorEffects(MoveEffects):
             shared = self._gradient_bytes(name, reads[number])
             found.append(Effect(reader(number, USED_BACK), after=True, transient=shared))
             found.append(Effect(storage_end(end), transient=-shared))
+        # Backward meets the readers in reverse; the gradients that came so far wait as one sum, ``there``.
         for number, read in reversed(tuple(enumerate(reads))):
             steps, first = self.steps(name, source, read.layout)[1], number == len(reads) - 1
             came = 0 if elsewhere[number] else self._gradient_bytes(name, read)
             found.append(Effect(reader(number, USED_BACK), after=True, transient=came))
             workspace = self.resharding_bytes(steps, name) if steps else 0
             if not first:
+                # The new sum beside its two operands: what came is alive already, and after a move in its new
+                # place.
                 workspace = max(workspace, 2 * size - came if steps else size)
             back = reader(number, READ_BACK)
             if steps:
@@ -297,6 +310,9 @@ class TensorEffects(MoveEffects):
         if gradients.end >= 0:
             found.append(Effect(storage_end(gradients.end), transient=-there))
         else:
+            # From its group's backward on the gradient is one of what that backward has alive, and counted
+            # there; where it outlasts the backward, that peak leaves it out (``handed``), and it is counted
+            # to the end.
             found.append(Effect(GRADIENT, after=gradients.outlasts, transient=-there))
         return found
 

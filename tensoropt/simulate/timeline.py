@@ -1,7 +1,7 @@
 """A schedule of tasks on devices and links: who runs when, and what is alive meanwhile.
 
-The core of the simulator of placed plans (devices run different
-operators and send to each other). It knows nothing of models.
+The core of the simulator of placed plans, in which devices run different operators and send to each other. It
+knows nothing of models.
 
 A task is ready when all its predecessors have ended. Ready tasks are taken in the order in which they became
 ready, ties in the order given, and start as soon as all their resources are free; nothing overtakes on a
@@ -73,6 +73,7 @@ class Timeline:
 
     @cached_property
     def total_s(self) -> float:
+        """Seconds until the last task has ended."""
         return max((e.end_s for e in self.events), default=0.0)
 
     def on(self, resource: str) -> tuple[Event, ...]:
@@ -102,7 +103,7 @@ class Timeline:
 
     @cached_property
     def _curves(self) -> dict[str, list[tuple[float, Mapping[str, float]]]]:
-        """Memory curves of all devices, in one walk."""
+        """Memory curves of all devices, in one pass."""
         now: dict[str, dict[str, float]] = {}
         for where, kind, size in self.initial:
             alive = now.setdefault(where, {})
@@ -124,9 +125,13 @@ class Timeline:
         found = []
         for position, i in enumerate(self.order):
             event = self.events[i]
+            # A task without duration must not free before it has taken, so it frees among the takings of its
+            # time, by the order in which tasks were started.
             lasting = event.task.duration_s > 0
             found.append((event.start_s, 1, position, 0, event.task.allocates, 1))
             found.append((event.end_s, 0 if lasting else 1, position, 1, event.task.frees, -1))
+        # By time, then frees before takings, then the order of starts, then taking before freeing of one
+        # task.
         found.sort(key=lambda change: change[:4])
         return [(change[0], change[4], change[5]) for change in found]
 
@@ -143,6 +148,7 @@ def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 def length_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds of all spans together; those that overlap count twice (see :func:`joined`)."""
     return sum(end - start for start, end in spans)
 
 
@@ -154,6 +160,7 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
             other; names the tasks.
     """
     waiting, successors = _links(tasks)
+    # The heap orders by (time at which it became ready, position): ties as they were given.
     ready = [(0.0, i) for i, count in enumerate(waiting) if not count]
     heapq.heapify(ready)
     earliest = [0.0] * len(tasks)
@@ -163,6 +170,8 @@ def schedule(tasks: Sequence[Task], initial: Iterable[Holding] = ()) -> Timeline
     while ready:
         start, i = heapq.heappop(ready)
         task = tasks[i]
+        # A task taken from the heap keeps its resources' order even if it has to wait for one: nothing
+        # overtakes.
         start = max([start, *(free.get(r, 0.0) for r in task.resources)])
         end = start + task.duration_s
         starts[i] = start
@@ -204,6 +213,7 @@ def _links(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
 def longest_path_s(tasks: Sequence[Task]) -> float:
     """Seconds of the longest chain of predecessors: no schedule is shorter."""
     waiting, successors = _links(tasks)
+    # A cycle is not reported: schedule() does that.
     ends = [task.duration_s for task in tasks]
     ready = [i for i, count in enumerate(waiting) if not count]
     while ready:

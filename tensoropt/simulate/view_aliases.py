@@ -64,6 +64,9 @@ class ViewAliases:
         found: dict[str, dict[tuple[str, str], tuple[Group, str]]] = {}
         for group in self.candidates.graph.groups:
             names = {short: name for name, short in group.short_names.items()}
+            # Over all configurations: numbers of readers have to be the same for every strategy, so that one
+            # schedule and one set of columns serve all of them; users() leaves out what is no view in a
+            # strategy.
             pairs = {pair for facts in self.candidates.facts(group) for pair in facts.lies_in.items()}
             for view, of in sorted(pairs):
                 found.setdefault(names[of], {})[group.name, view] = group, names[view]
@@ -76,6 +79,8 @@ class ViewAliases:
         for maker, view in self._views.get(name, ()):
             through = SOURCE if name in maker.writes else readers.index(maker.name)
             own = self.schedule.readers.get(view, ())
+            # Numbers go depth first: the view's own (for its hub), its readers, then those of the views of
+            # it. places() and users() count in the same order.
             inner = self.of(view, free + 1 + len(own))
             leaves = self.schedule.position("forward", "output", maker.name, view) >= 0
             made = ViewAlias(view, maker, through, maker.short_names[name], free, own, leaves, inner)
@@ -127,6 +132,7 @@ class ViewAliases:
                 moved = bool(self.moves.steps(one.name, source, read.layout)[0])
                 inside = self.readings.inside(one.maker.name, group.name)
                 yield StorageUser(own, read.kept, read.again, inside, moved, orders[own], through=outer)
+                # A reader with a copy makes views of its copy, in which the outer storage has no part.
                 if not moved:
                     inner = [view for view in one.inner if view.through == number]
                     yield from self.users(inner, row, orders, outer)

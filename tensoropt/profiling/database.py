@@ -37,6 +37,8 @@ def connect(path: Path | None) -> sqlite3.Connection:
         NotOursError: the file is of another version, or of something else.
         sqlite3.DatabaseError: it cannot be read or written.
     """
+    # Without an isolation level sqlite3 begins no transactions by itself: only :func:`transaction` does. The
+    # store's own lock serialises threads, so that sqlite3's check of the thread is not needed.
     connection = sqlite3.connect(
         path or ":memory:", timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
@@ -66,12 +68,16 @@ def read_only_rows(path: Path) -> list[tuple[str, str, str]]:
 
 def _prepare(connection: sqlite3.Connection) -> None:
     """Check whose file it is, then make the tables; several processes may do so at once."""
+    # Before anything is written: another program's database must not be turned into WAL mode.
     _check_owner(connection)
     connection.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode NORMAL cannot corrupt the file; a power failure may lose the last commits, which are
+    # measured again.
     connection.execute("PRAGMA synchronous = NORMAL")
     if connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID:
         return
     with transaction(connection):
+        # Once more under the writer's lock: another process may have made the file meanwhile.
         _check_owner(connection)
         connection.execute("CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)")
         if not connection.execute("SELECT COUNT(*) FROM schema").fetchone()[0]:
@@ -80,11 +86,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
+        # In one transaction with the tables: a file with our id has them.
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
 def _check_owner(connection: sqlite3.Connection) -> None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    # An empty file, as one just made or one whose making was interrupted, is free to take.
     if not tables:
         return
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
@@ -124,6 +132,7 @@ def page(
     if last is not None:
         conditions, values = [*conditions, "key > ?"], [*values, last]
     if prefix:
+        # A range of keys uses the primary key's index, which LIKE would only with case-sensitive collation.
         following = prefix[:-1] + chr(ord(prefix[-1]) + 1)  # the first key after all with the prefix
         conditions, values = [*conditions, "key >= ?", "key < ?"], [*values, prefix, following]
     rows = connection.execute(
@@ -150,4 +159,5 @@ def below(connection: sqlite3.Connection, kind: str, limit: str) -> list[tuple[s
         ).fetchall()
         if not prefix:
             return found
+        # The first key after all that share this prefix: "0" follows "/" in ASCII.
         after = prefix[:-1] + chr(ord("/") + 1)

@@ -140,7 +140,9 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
 
     Runs in the pool, on all ranks at once.
     """
+    # Two micro-batches, as edges along that axis (a batch cut and joined) are timed too.
     context = _RankContext((2, world_size), (1, rank))
+    # Sizes that every split divides, and next to no bytes: what bytes take is priced apart.
     atoms = (4, 8 * world_size, 16 * world_size)
     edges = [_edge(context, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
     same = (_R, _R)
@@ -159,8 +161,10 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
         for spec, x in zip(edges, inputs, strict=True):
             there, back = ((steps[0].kind if steps else _PASSED) for steps in (spec.forward, spec.backward))
             _go(partial(redistribute, context, spec), x, stamps, there, back, world_size)
+        # Stamps without an edge between them, which every figure contains.
         _go(lambda y: y, inputs[-1], stamps, _NO_EDGE, _NO_EDGE, world_size)
         _arrive(leaf, stamps)
+        # A collective alone, with flushed caches as well: an edge's own time is what is left without it.
         for kind, call in calls.items():
             dist.barrier()
             stamps.begin()
@@ -195,12 +199,15 @@ def _leaf(stamps: _Stamps, device: torch.device) -> torch.Tensor:
 
     @torch.no_grad()
     def arrived(leaf: torch.Tensor) -> None:
+        # In the first micro-batch autograd has made a new gradient; in the second one it has added to the
+        # bucket.
         added = leaf.grad is bucket
         if leaf.grad is not None and not added:
             bucket.copy_(leaf.grad)
             leaf.grad = bucket
         stamps.end(_ADDED if added else _ARRIVED)
 
+    # The hook that the executor uses, so that its call is in the figure.
     leaf.register_post_accumulate_grad_hook(arrived)
     return leaf
 

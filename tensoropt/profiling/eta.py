@@ -68,6 +68,7 @@ class Eta:
         done_s = sum(self.expected_s.values()) - left_s
         if done_s <= 0:
             return self._start_s + left_s
+        # The ratio of all that is done, not of the last one: single estimates are off either way.
         return left_s * (self._clock() - self._began) / (self._start_s + done_s)
 
     @property

@@ -37,6 +37,7 @@ def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: boo
     pool); the record of its :class:`Facts`, or an ``error`` where it cannot run."""
     timer = local_timer()
     try:
+        # Calls that make tensors from nothing make them on the default device.
         with timer.device:
             tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
             return _Probe(work, tensors, training).observe().to_record()
@@ -57,6 +58,7 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, incoming: _Incoming, *results: torch.Tensor) -> torch.Tensor:
         ctx.incoming = incoming
+        # Shapes, not tensors: a tensor that is kept for backward would be alive all the time.
         ctx.like = [
             TensorSpec(tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=order_of(r))
             for r in results

@@ -91,6 +91,7 @@ class Facts:
 
     def to_record(self) -> dict[str, Any]:
         """Plain data, read back by :meth:`from_record`."""
+        # Field names are keys of stored records: a field that is renamed needs a new costs.source.FACTS.
         return asdict(self)
 
     @classmethod

@@ -10,6 +10,6 @@ from tensoropt.ops import registry
 
 
 def flops_of(operator: Any) -> Any:
-    """What counts an operator's FLOP, called with its arguments and ``out_val``; None for one that is not
-    counted."""
+    """The function that counts an operator's FLOP, called with its arguments and ``out_val``; None for one
+    that is not counted."""
     return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)

@@ -67,6 +67,9 @@ class LinkFit:
 
     def time_s(self, num_bytes: float) -> float:
         """Predicted seconds, never less than for a smaller message; interpolated between two lines."""
+        # Between two lines lies a gap that nobody measured. A jump at a guessed border inside it, such as
+        # where the allocator changes its ways, would misprice messages in the gap several times over; hence
+        # the interpolation.
         floor, end = 0.0, 0.0
         for segment in self.segments:
             if num_bytes < segment.from_bytes:
@@ -150,6 +153,7 @@ def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tupl
             break
         scored = [(_residual(segments, sizes, seconds), segments) for segments in candidates]
         least = min(scored, key=lambda item: item[0])
+        # A further line always fits a little better; it has to be worth its two parameters.
         if best is None or least[0] <= _WORTH_A_LINE * best[0]:
             best = least
         if best[0] <= _GOOD_RESIDUAL:
@@ -160,6 +164,7 @@ def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tupl
 
 def _cuts(points: int, lines: int) -> Iterable[tuple[int, ...]]:
     """Where to cut so that each line has enough points; no cut at all for one line."""
+    # All cuts are tried: the cuts of 14 sizes into four lines are few.
     for cuts in itertools.combinations(range(1, points), lines - 1):
         bounds = (0, *cuts, points)
         if lines == 1 or all(b - a >= _FEWEST_POINTS_PER_LINE for a, b in itertools.pairwise(bounds)):
@@ -182,6 +187,7 @@ def _piecewise(sizes: Sequence[float], seconds: Floats, cuts: tuple[int, ...]) -
 
 
 def _residual(segments: tuple[Segment, ...], sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    # Scored by what is asked later, the fit with its floor and interpolation, not by the lines alone.
     fit = LinkFit(kind="", group=(), segments=segments, residual=0.0)
     errors = [fit.time_s(size) / time - 1 for size, time in zip(sizes, seconds, strict=True)]
     return math.sqrt(statistics.fmean(error**2 for error in errors))

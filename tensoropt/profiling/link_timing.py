@@ -40,6 +40,7 @@ def time_collective(
         for lap in range(_LAPS):
             for (size, repeats), (starts, ends) in zip(plan, stamps, strict=True):
                 laps = min(_LAPS, max(1, repeats // _FEWEST_IN_A_LAP))  # long ones need no more
+                # The repeats of a size are spread evenly over its laps: lap, lap + laps, ...
                 if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
                     action = collective_call(kind, group, ranks, first, size)
                     begun, ended = _repeat(action, turns)
@@ -105,11 +106,14 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
         action()
     starts, ends = [], []
     for _ in range(repeats):
+        # Before the barrier, so that a GPU's queue is empty when the clock is read.
         synchronise()
         dist.barrier()
         starts.append(time.perf_counter())
         action()
         synchronise()
+        # perf_counter is CLOCK_MONOTONIC on Linux, one clock for all processes of a machine: stamps of ranks
+        # compare.
         ends.append(time.perf_counter())
     return starts, ends
 

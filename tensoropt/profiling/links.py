@@ -49,6 +49,7 @@ TRANSITION, SEND = "turns", "send"
 # Fewer than of collectives, as there are many pairs.
 PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
+# Assumptions: fifty give a steady mean of small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _MESSAGE = {"gloo": (300e-6, 0.8e9), "nccl": (50e-6, 20e9)}
 """Seconds of a small message and bytes per second of a large one, about: how often a size is repeated and
@@ -192,10 +193,12 @@ def measure_links(
     jobs = _jobs(mesh, kinds, pool.backend, pairs)
     keys = {job: _key(cluster, pool.backend, *job) for job in jobs}
     known = {} if refresh or store is None else store.get_many(keys.values(), "collective")
+    # A record without fits says why measuring failed; links are tried again each time.
     found = {job: known[key] for job, key in keys.items() if "fits" in known.get(key, {})}
     failed: dict[str, str] = {}
     plans = {job: PAIR_SIZES if job.kind == SEND else sizes for job in jobs}
     missing = {keys[j]: measuring_s(j.kind, plans[j], pool.backend) for j in jobs if j not in found}
+    # The pool starts its ranks with the first run.
     eta = Eta(missing, start_s=0.0 if pool.process_ids else _START_S)
     for done, job in enumerate(jobs):
         kind, groups = job
@@ -212,6 +215,7 @@ def measure_links(
             logger.warning("%s could not be measured: %s", what, failed[what])
         eta.done([keys[job]])
         if store is not None:
+            # At once, job by job: an interrupted call goes on where it stopped.
             store.put(keys[job], record, "collective")
     progress(stage, len(jobs), len(jobs), "links")
     return _fits(mesh, found, failed)
@@ -245,6 +249,7 @@ def _jobs(mesh: Mesh, kinds: Sequence[str], backend: str, pairs: bool) -> list[_
 def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
     """The different ways in which sets of axes group the ranks, without groups of one."""
     partitions = (mesh.groups(axes) for axes in mesh.axis_subsets())
+    # Sets of axes that differ only by axes of size 1 make the same groups, which are measured once.
     return list(dict.fromkeys(groups for groups in partitions if len(groups[0]) > 1))
 
 
@@ -264,6 +269,7 @@ def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     for _ in range(_TRIES):
         taken_s, begun_s = stolen_s(), time.perf_counter()
         record = measure()
+        # /proc/stat adds up all cores, so the time spent is that of all cores too.
         spent_s = (time.perf_counter() - begun_s) * len(available_cores())
         share = (stolen_s() - taken_s) / spent_s if spent_s > _WORTH_ASKING_S else 0.0
         found.append((share, record))
@@ -282,6 +288,7 @@ def _measure(
     pool: RankPool, kind: str, groups: tuple[tuple[int, ...], ...], sizes: Sequence[int]
 ) -> dict[str, Any]:
     if kind == TRANSITION:
+        # Small and large sizes have plans of their own, with other numbers of blocks and laps.
         parts = [
             (plan, pool.run(time_transitions, groups, plan, laps))
             for plan, laps in ((plan_of_turns(sizes, blocks), laps) for sizes, blocks, laps in TURNS)

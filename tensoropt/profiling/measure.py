@@ -36,6 +36,7 @@ def timing_s(work: Workload, visit_s: float) -> float:
     """About how long timing a workload takes whose forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
+    # The two first laps over all copies, and then the repeats.
     visits = 2 * copies + max(MIN_REPEATS, min(TARGET_S / max(visit_s, 1e-6), WallTimer.most_repeats))
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
@@ -85,6 +86,8 @@ def measure_workloads(
         return short
 
     if short := time_all(missing, again=True):
+        # Too little memory may be what earlier workloads left behind in the process: tried once more on fresh
+        # ranks.
         pool.restart()  # what ranks have used they hold on to
         time_all(short, again=False)
         pool.restart()
@@ -108,13 +111,18 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Keeps a record of each but of those, returned, that had too little memory and may be tried
-        ``again``. What kills ranks that had done other work before is tried again at once, on fresh ones."""
+        """The workloads that had too little memory and may be tried ``again``; all others have a record.
+
+        What kills ranks that had done other work before is tried again at once, on fresh ones.
+        """
         short: list[Workload] = []
         while works:
+            # Whether the ranks had done other work before they ran this.
             fresh = not self.pool.process_ids
             found, failure = self._run(works)
             if failure is not None:
+                # The workload after the last that was told is the culprit. It is charged only if it hung, or
+                # if ranks that had done nothing else died of it; otherwise it is tried again on fresh ranks.
                 if failure.kind == "hung" or (fresh and not found):
                     found.append({"error": self._words(failure, works[len(found)])})
                 if not found:
@@ -130,6 +138,8 @@ class _Batch:
     def _run(self, works: Sequence[Workload]) -> tuple[list[dict[str, Any]], RankError | None]:
         """Records of the first of them, and what kept the ranks from the next."""
         told: list[list[dict[str, Any]]] = [[] for _ in range(self.pool.world_size)]
+        # The pool's time-out counts from the last thing told, so that the longest workload of the batch sets
+        # it.
         allowed_s = max(allowed_for(self.pool.timeout_s, self.expected_s[work.key]) for work in works)
         failure = None
         try:
@@ -162,6 +172,8 @@ class _Batch:
         """The record, or another try in a process that knows operators which were registered in this one."""
         if "error" not in record or not _registered_in_process(work):
             return record
+        # A fork of a process that has initialised CUDA cannot use it, so that this process times the workload
+        # itself.
         if self.pool.backend == "nccl":
             own = joined([time_workload(0, 1, work, self.training, timer_of("cuda:0"))])
         else:

@@ -42,6 +42,7 @@ class LiveTensors(TorchDispatchMode):
         """Do not count a tensor's storage, which somebody else made."""
         storage = tensor.untyped_storage()
         key = storage._cdata
+        # When it dies its address may be used again by a new storage, which then has to count.
         self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,6 +56,7 @@ class LiveTensors(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 fresh += self._track(tensor)
         if fresh:
+            # Views read and write nothing; only operators that make a storage count as traffic.
             reads = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             self.traffic += fresh + sum(t.numel() * t.element_size() for t in reads)
         return result
@@ -131,6 +133,7 @@ class PeakTracker:
 
     def read(self, name: str) -> None:
         """The node of backward that runs now asks for a parameter."""
+        # What was alive until now belongs to the activity before: the parameter is gathered from here on.
         self.close()
         self.book(self._activity)
         self._node = torch._C._current_autograd_node()
@@ -142,6 +145,7 @@ class PeakTracker:
 
     def close(self, *, ended: bool = False) -> None:
         """Book what is over by now: a node that reads parameters, the making of gradients."""
+        # Autograd does not say when a node ends: the next operator that runs in another node tells it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
             self.book(self._activity)

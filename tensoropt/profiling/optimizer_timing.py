@@ -17,11 +17,14 @@ from tensoropt.ranks.pool import RankPool
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
     """Seconds of one optimizer step over ``elements`` float32 parameters on this rank."""
     timer = local_timer()
+    # Several parameters, as multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
     flat = torch.randn(elements // 8 * 8, device=timer.device)
     for parameter, piece in zip(parameters, flat.split(elements // 8), strict=True):
+        # Gradients are slices of one flat tensor, as in the executor's buckets.
         parameter.grad = piece
     optimizer = make_optimizer(name, parameters)
+    # The first step makes the optimizer's state, which later ones find.
     optimizer.step()
     spans = []
     for _ in range(5):

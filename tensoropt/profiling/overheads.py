@@ -154,8 +154,10 @@ def _again_s() -> float:
     def again() -> None:
         recomputed(chain, x).sum().backward()
 
+    # A recomputed chain runs forward twice, the first time without autograd: that one is taken off here.
     with torch.no_grad():
         forward = _usual_s(lambda: chain(x))
+    # Two calls a layer (product and tanh): _CHAIN counts calls, and there are half as many weights.
     return max(_usual_s(again) - _usual_s(plain) - forward, 0.0) / _CHAIN
 
 
@@ -199,8 +201,10 @@ def data_sheet_overheads(device: DeviceKind) -> Overheads:
         2 / device.memory_bandwidth,
         3 / device.memory_bandwidth,
         issue_s,
+        # Half of issuing is an assumption: an edge in which nothing moves still passes autograd.
         pass_s=issue_s / 2,
         arrive_s=LAUNCH_S if on_gpu else issue_s,
+        # An assumption: on a CPU only the addition's bytes count.
         accumulate_s=LAUNCH_S if on_gpu else 0.0,
     )
 

@@ -148,6 +148,8 @@ class ProfileStore:
         """Forget what could not be measured or tried, so that it is tried again; returns how many records."""
 
         def remove(connection: sqlite3.Connection) -> int:
+            # The text search only narrows: a record may have the word elsewhere, so each is parsed before it
+            # is deleted.
             like = " OR ".join("instr(record, ?)" for _ in FAILURES)
             with transaction(connection):
                 rows = connection.execute(
@@ -167,6 +169,7 @@ class ProfileStore:
             read = partial(page, kind=kind, prefix=prefix, last=last, most=_ROWS_PER_BATCH)
             rows = self._do(read)
             for key, record in rows:
+                # Outside of the lock, so that a slow consumer never blocks other threads.
                 yield key, json.loads(record)
             if len(rows) < _ROWS_PER_BATCH:
                 return
@@ -181,6 +184,7 @@ class ProfileStore:
         total = self.count(kind)
         if total <= most:
             return RecordSample(tuple(self.items(kind)), total)
+        # Hashes are uniform, so that the share of them below the limit is the share of records.
         limit = f"{round(_HASHES * most / total):08x}"
         rows = self._do(lambda connection: below(connection, kind, limit))
         return RecordSample(tuple((key, json.loads(record)) for key, record in rows), total)
@@ -238,6 +242,7 @@ class ProfileStore:
         except sqlite3.DatabaseError as error:
             if cannot_write(error):
                 return self._fall_back(str(error))
+            # A lock is no damage: the file stays where it is.
             if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
                 return self._fall_back(f"{error}: another process has been writing for {BUSY_TIMEOUT_S:g} s")
             reason = str(error)
@@ -251,6 +256,7 @@ class ProfileStore:
         aside = self.path.with_name(f"{self.path.name}.aside-{time.time_ns()}")
         try:
             os.replace(self.path, aside)
+            # The log belongs to the old file; SQLite could take it for the new one's.
             for ending in ("-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
@@ -288,8 +294,11 @@ class ProfileStore:
             try:
                 return action(self._connection)
             except sqlite3.DatabaseError as error:
+                # Errors of ours, which trying again would only repeat.
                 if self.path is None or isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError):
                     raise
+                # sqlite3 raises plain DatabaseError for "malformed" and "not a database", OperationalError
+                # for locks and disks.
                 corrupt = not isinstance(error, sqlite3.OperationalError)
                 if not corrupt and not cannot_write(error):
                     raise MeasurementError(
@@ -308,6 +317,7 @@ def _check_kind(kind: str) -> None:
 
 def _dump(key: str, record: Mapping[str, Any]) -> str:
     try:
+        # NaN and infinity are no JSON, and other readers of an export would refuse the whole file.
         return json.dumps(dict(record), separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise MeasurementError(f"the record of '{key}' is not JSON ({error}): {record!r}") from None

@@ -113,6 +113,7 @@ class EventTimer:
         cuda: what has ``torch.cuda``'s functions.
     """
 
+    # An assumption.
     most_repeats = 50
     also_warm = True
 
@@ -161,6 +162,7 @@ def end_if_lost(timer: DeviceTimer, what: str) -> None:
     long as the process lives. The pool starts another, and learns from its death which work did it."""
     if not timer.works():
         print(what, file=sys.stderr, flush=True)
+        # Without Python's clean-up, which might wait for the device for ever.
         os._exit(_LOST_DEVICE)
 
 

@@ -49,6 +49,7 @@ def time_transitions(
 
     handles = [dist.new_group(list(group)) for group in groups]
     mine = next(index for index, group in enumerate(groups) if rank in group)
+    # More parameters than a core's own caches hold, taken in turn across blocks: none is found warm.
     layers = [kind() for kind, _ in zip(itertools.cycle(_kinds()), range(_LAYERS), strict=False)]
     inputs, turns = torch.randn(_ROWS, _WIDTH, requires_grad=True), itertools.cycle(layers)
 
@@ -69,9 +70,11 @@ def time_transitions(
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
         actions = {
+            # ``int`` is a call that does nothing: blocks without a collective run the same code.
             size: collective_call("all_reduce", group, ranks, first, size) if size else int
             for size in dict.fromkeys(turn.size for turn in plan)
         }
+        # _slowest gives all ranks the same number, so that all of them leave out the same sizes.
         short = {size for size, action in actions.items() if _slowest(action) <= _LONG_S}
         found = []
         for _ in range(laps):
@@ -82,6 +85,7 @@ def time_transitions(
                 if turn.size not in short:
                     lap.append([])
                     continue
+                # One that is not timed: it makes the caches look as they do after this kind of turn.
                 block(turn.layers, action)
                 lap.append([block(turn.layers, action) for _ in range(turn.blocks)])
             found.append(lap)

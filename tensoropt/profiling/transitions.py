@@ -76,6 +76,7 @@ class Transition:
 
     def _between(self, table: Sequence[Sequence[float]], work_s: Any, num_bytes: Any) -> Any:
         work_s, num_bytes = np.broadcast_arrays(work_s, num_bytes)
+        # Sizes are spread over decades; numpy.interp stays at the last figure beyond both ends.
         place = np.interp(np.log(np.maximum(num_bytes, 1)), np.log(self.sizes), range(len(self.sizes)))
         low = np.floor(place).astype(int)
         high = np.minimum(low + 1, len(self.sizes) - 1)
@@ -108,6 +109,7 @@ def transition_of(
     for group in groups:
         of_group = [(plan, [stamps[rank] for rank in group]) for plan, stamps in parts]
         found.append(transition_of_group(of_group))
+    # All groups meet again in the next collective over other axes, so the worst group counts.
     return max(found, key=lambda one: sum(one.arriving_s[-1]) + sum(one.leaving_s[-1]))
 
 
@@ -147,6 +149,8 @@ def _table(
     stands for longer work, and the largest size for larger ones."""
     columns = [[0.0] * len(works)]
     for size in TRANSITION_SIZES:
+        # Noise may make small extras negative or out of order, which isotonic regression mends with the least
+        # change.
         known = _ascending([max(found[w, size], 0.0) for w in works if (w, size) in found])
         whole = [0.0, *known, *known[-1:] * (len(works) - 1 - len(known))]
         columns.append(whole if known else columns[-1])

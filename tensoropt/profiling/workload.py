@@ -60,6 +60,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the local tensor."""
         count = 1
         for size in self.shape:
             count *= size
@@ -102,14 +103,17 @@ class Workload:
 
     @cached_property
     def key(self) -> str:
+        """32 hex digits of the content: equal for workloads that do the same on tensors that lie alike."""
         calls = [
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
         ]
         inputs = [
+            # The last fields stand in the key only where they say something, which they do of few inputs.
             (n, s.shape, s.dtype, s.requires_grad, role, *filter(None, (s.ends, s.order, s.looped)))
             for n, s, role in self.inputs
         ]
+        # SHA-256 and not hash(): keys are kept in files and compared between processes. 128 bits are left.
         payload = json.dumps([VERSION, inputs, calls, self.resolved, self.writes])
         return hashlib.sha256(payload.encode()).hexdigest()[:32]
 
@@ -153,6 +157,7 @@ def workload(
     atoms, group = graph.atoms, configuration.group
     orders = memory_orders(graph) if orders is None else orders
     tensors = atoms.graph.tensors
+    # Short names by first use make workloads of equal layers equal.
     names = group.short_names
 
     def short(name: str) -> Ref:
@@ -221,6 +226,7 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
     run unsplit on fake tensors, one after the other, those that are alike once. Resharding keeps the order
     (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
     """
+    # An id may be used again after the graph is gone; the weak reference tells, and drops the entry.
     number = id(graph)
     known = _ORDERS.get(number)
     if known is not None and known[0]() is graph:
@@ -250,6 +256,7 @@ def _written_orders(work: Workload) -> list[Order | None]:
 
 def order_of(value: torch.Tensor) -> Order | None:
     """The order of a tensor's dims in memory; None where it is their own, or some are repeated."""
+    # Dims of size 1 may have any stride; they say nothing of how a tensor lies.
     wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
     if any(strides[d] == 0 for d in wide):
         return None
@@ -271,6 +278,7 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
         ends = torch.arange(1, count + 1, device=device).mul(spec.ends)
         value = ends.div(count, rounding_mode="floor").to(dtype)
     elif spec.dtype == "bool":
+        # An assumption: masks let most of their elements through.
         value = torch.rand(spec.shape, device=device) < 0.9
     else:
         value = torch.randint(0, max(spec.high, 1), spec.shape, dtype=dtype, device=device)
@@ -297,6 +305,7 @@ class _Reshard(torch.autograd.Function):
 
 def _with_buffers(x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
     result = x.new_empty(shape)
+    # Made and dropped at once: only the peak of LiveTensors sees it.
     x.new_empty(max(elements - result.numel(), 0))
     return result
 
@@ -328,8 +337,10 @@ def run_workload(
         if isinstance(result, torch.Tensor):
             tensors[outputs[0]] = result
         else:
+            # Some operators return None among their results.
             kept = [r for r in result if isinstance(r, torch.Tensor)]
             tensors.update(zip(outputs, kept, strict=False))
+        # These names would keep tensors alive that the executor has let go of by now.
         del args, kwargs, result
         if work.resolved is not None and work.resolved.tensor in outputs:
             name, move = work.resolved.tensor, _Reshard.apply if buffers else _reshard

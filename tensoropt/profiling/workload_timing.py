@@ -60,6 +60,7 @@ def time_workload(
     try:
         with _default_device(work, timer):
             found = _time(work, training, world_size, timer)
+    # Not a failure of this workload: measuring goes on with fresh ranks.
     except _ApartError:
         raise
     except Exception as error:  # whatever it is, the other workloads go on
@@ -84,6 +85,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 def _reason(error: Exception) -> str:
     """In one line, with a common start for too little memory."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
     return f"{OUT_OF_MEMORY}: {text}" if short else text
 
@@ -113,6 +115,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
 
     def laps_wanted() -> int:
         copies[:] = _copies(work, given, count)
+        # The first lap is not counted: it loads kernels and touches fresh pages.
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
         visit = sum(map(sum, _seconds(laps, timer).values())) / count
@@ -138,6 +141,7 @@ def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> i
         mine = wanted()
     except Exception:
         if world_size > 1:
+            # A failing rank takes part with 0, or the others would wait in the all-reduce for ever.
             none = torch.tensor(0, device=timer.device)
             _meet(lambda: dist.all_reduce(none, op=dist.ReduceOp.MIN))
         raise
@@ -197,11 +201,13 @@ def _lap(
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
     lap: Lap = []
     while ways:
+        # pop() takes the last copy first, as backward does, and lets go of its tensors afterwards.
         start, middle, tensors = ways.pop()
         results, leaves = differentiable(work, tensors) if training else ([], [])
         if not results or not leaves:
             lap.append((start, middle, middle, middle))
             continue
+        # Before the mark: in a step the gradients come from the operator after this one.
         gradients = [torch.ones_like(r) for r in results]
         if cold:
             timer.leave_cache()
@@ -239,6 +245,7 @@ def _start_of_backward_s() -> float:
             torch.autograd.grad([y], [x], [one], allow_unused=True)
             taken.append(time.perf_counter() - start)
     single, chain = (statistics.median(taken) for taken in seconds.values())
+    # The longer chain tells what one node takes, which is then taken off the call with a single node.
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
@@ -269,6 +276,7 @@ def time_alone(work: Workload, training: bool, allowed_s: float) -> dict[str, An
     """The record of a workload timed in a fork of this process, so that it may hang or crash."""
 
     def child() -> dict[str, Any]:
+        # The fork is set up as a rank of the pool is, or the figures would not compare.
         pin_rank((rank_cores(1) or [None])[0])
         keep_freed_memory()
         torch.set_num_threads(1)
@@ -295,6 +303,7 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     was told so."""
     errors = [record for record in ranks if "error" in record]
     if errors:
+        # False sorts before True: a rank's own error before that of one that only heard of it.
         return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
     slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in WAYS))
     both = [f + b for f, b in zip(*(slowest[way] for way in WAYS), strict=True)]

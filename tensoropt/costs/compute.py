@@ -107,10 +107,12 @@ class SlowestCompute:
 
     @property
     def source(self) -> str:
+        """Where the figures of the kind with the slowest optimizer come from."""
         return self._slowest_optimizer.source
 
     @property
     def optimizer_s_per_element(self) -> float:
+        """Seconds per element on the kind whose optimizer is slowest."""
         return self._slowest_optimizer.optimizer_s_per_element
 
     @property

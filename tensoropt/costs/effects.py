@@ -92,6 +92,7 @@ class GradientShare(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """Bytes of the gradient, in the dtype in which it is reduced."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 

@@ -112,6 +112,7 @@ class MoveEffects:
 
     @property
     def overheads_source(self) -> str:
+        """Where the seconds of copies, casts and issuing come from."""
         return self.prices.compute.source
 
     def resharding_bytes(self, steps: Sequence[Step], name: str) -> int:

@@ -71,6 +71,7 @@ class ParameterEffects(MoveEffects):
         return self.tensors[name].master_dtype is not None
 
     def cast_s(self, name: str, stored: Layout) -> float:
+        """Seconds of casting the stored shard of a parameter, either way; 0 where there is no cast."""
         return self.prices.cast_s(self.tensors[name], self.elements(name, stored))
 
     # -- one use ----------------------------------------------------------------------------------

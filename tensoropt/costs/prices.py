@@ -103,6 +103,7 @@ class Prices:
 
     @property
     def training(self) -> bool:
+        """Whether a step has a backward and an optimizer."""
         return self.graph.atoms.graph.training
 
     def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:

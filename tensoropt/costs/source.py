@@ -99,10 +99,12 @@ class CostSource:
 
     @property
     def training(self) -> bool:
+        """Whether training steps are priced, not inference calls."""
         return self.settings.mode == "train"
 
     @property
     def prefix(self) -> str:
+        """The head of the store's keys of workloads that are timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
         # CPU ranks share caches and memory bandwidth, so that their number is part of the key; a GPU has its
         # own.

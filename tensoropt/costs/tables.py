@@ -109,6 +109,7 @@ class CostTables:
         }
 
     def configuration(self, group: Group, index: int) -> Configuration:
+        """Configuration ``index`` of a group's variable, as an object."""
         choice = self.templates[group.name].choices[self.position(group.name, index)]
         return Configuration(group, (self.micro[group.name], *(group.strategies[i] for i in choice)))
 

@@ -38,14 +38,17 @@ class Variable(str):
 
     @classmethod
     def of_group(cls, name: str) -> Variable:
+        """The variable of a group."""
         return cls("group", name)
 
     @classmethod
     def of_hub(cls, tensor: str) -> Variable:
+        """The variable of a tensor with several readers."""
         return cls("hub", tensor)
 
     @classmethod
     def of_parameter(cls, tensor: str) -> Variable:
+        """The variable of a parameter that several groups share."""
         return cls("parameter", tensor)
 
 

@@ -26,6 +26,7 @@ class Column(Generic[Value]):
     values: list[Value]
 
     def at(self, row: int) -> Value:
+        """The value of one strategy."""
         return self.values[self.which[row]]
 
 

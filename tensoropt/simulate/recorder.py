@@ -27,6 +27,7 @@ class StepEvent:
 
     @property
     def end_s(self) -> float:
+        """Seconds from the start of the step to the end of the event."""
         return self.start_s + self.duration_s
 
 
@@ -42,6 +43,7 @@ class MomentMemory:
 
     @property
     def total(self) -> float:
+        """Bytes of both kinds."""
         return self.kept + self.transient
 
 

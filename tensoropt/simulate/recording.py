@@ -79,6 +79,7 @@ class MemoryAt:
 
     @property
     def total(self) -> float:
+        """Bytes of all kinds."""
         return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
 
 

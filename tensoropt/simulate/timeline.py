@@ -54,6 +54,7 @@ class Event:
 
     @property
     def end_s(self) -> float:
+        """Seconds at which the task ends."""
         return self.start_s + self.task.duration_s
 
 

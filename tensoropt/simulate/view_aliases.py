@@ -44,6 +44,7 @@ class ViewAlias:
     inner: tuple[ViewAlias, ...]
 
     def with_inner(self) -> Iterator[ViewAlias]:
+        """The view, the views of it, and so on, depth first."""
         yield self
         for inner in self.inner:
             yield from inner.with_inner()

@@ -81,6 +81,7 @@ class LinkFit:
         raise AssertionError("the last segment has no end")
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data without the kind, read back by :meth:`from_dict`."""
         return {
             "group": list(self.group),
             "segments": [
@@ -98,6 +99,7 @@ class LinkFit:
 
     @classmethod
     def from_dict(cls, kind: str, data: Mapping[str, Any]) -> LinkFit:
+        """The fit that :meth:`to_dict` wrote."""
         return cls(
             kind=kind,
             group=tuple(data["group"]),

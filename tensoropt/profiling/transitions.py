@@ -49,6 +49,7 @@ class Transition:
     leaving_s: tuple[tuple[float, ...], ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data, read back by :meth:`from_dict`."""
         return {
             "works_s": list(self.works_s),
             "sizes": list(self.sizes),
@@ -58,6 +59,7 @@ class Transition:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Transition:
+        """The transition that :meth:`to_dict` wrote."""
         return cls(
             works_s=tuple(data["works_s"]),
             sizes=tuple(data["sizes"]),

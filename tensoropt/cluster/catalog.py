@@ -77,6 +77,7 @@ def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
     clusters = _preset("clusters")
     if name in clusters:
         return clusters[name], None
+    # After the plain look-up: a preset whose own name ends in xN is found as it is.
     match = re.fullmatch(r"(.+)x(\d+)", name)
     if match and clusters.get(match.group(1), {}).get("scalable") and int(match.group(2)) > 0:
         return clusters[match.group(1)], int(match.group(2))
@@ -88,6 +89,7 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
     best: tuple[int, str] | None = None
     for name, entry in _preset("devices").items():
         for part in entry.get("nvml", ()):
+            # One listed name may be a part of another's; the longer one says more.
             if part.lower() in nvml_name.lower() and (best is None or len(part) > best[0]):
                 best = (len(part), name)
     return None if best is None else device_kind(best[1])
@@ -112,6 +114,7 @@ def device_from(value: object, where: str) -> DeviceKind:
         if not isinstance(entry["base"], str) or entry["base"] not in devices:
             raise ClusterError(f"{where}: unknown base '{entry['base']}'; {suggest(entry['base'], devices)}")
         merged.update(devices[entry["base"]])
+    # The file's own figures last, as they are what differs from the base.
     merged.update(entry)
     return _kind_from(str(entry["name"]), merged)
 

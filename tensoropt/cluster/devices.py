@@ -50,6 +50,7 @@ class DeviceKind:
             str(dtype): positive(value, f"{dtype} FLOP/s of device kind '{self.name}'")
             for dtype, value in self.flops.items()
         }
+        # Frozen like the rest: the mapping of a kind of the catalogue is shared by all who ask for it.
         object.__setattr__(self, "flops", MappingProxyType(checked))
         if self.price_per_hour is not None:
             object.__setattr__(
@@ -60,9 +61,11 @@ class DeviceKind:
 
     def flops_of(self, dtype: str) -> float:
         """Peak FLOP/s for a dtype (``torch.`` may stand before it); float32's where the table lacks it."""
+        # An assumption for a dtype that is not listed: computed as fast as float32.
         return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
         return {
             "name": self.name,
             "type": self.type,
@@ -100,4 +103,5 @@ class Link:
         bandwidth(self.bandwidth_bytes_per_s, f"bandwidth of link '{self.name}'")
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
         return {name: getattr(self, name) for name in self.__slots__}

@@ -64,6 +64,7 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
         return load_cluster(part.group(1)).subset(int(part.group(2)))
     if text == "local":
         return local_cluster()
+    # Anything after "local:" is meant as a number of ranks; it must not fall through to "unknown cluster".
     if match := re.fullmatch(r"local:(.*)", text):
         if not re.fullmatch(r"[1-9]\d*", match.group(1)):
             raise ClusterError(
@@ -95,6 +96,7 @@ def _load_file(path: Path) -> Cluster:
         ) from None
     except OSError as error:
         raise ClusterError(f"cluster file '{path}' cannot be read ({error.strerror})") from None
+    # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
     if isinstance(data, dict) and "kinds" in data:
         return Cluster.from_dict(data)
     try:
@@ -112,6 +114,7 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
     node_count = nodes if nodes is not None else count(entry.get("nodes", 1), "nodes")
     links = check_fields(entry.get("links", {}), LINK_ENTRY_FIELDS, "links")
     pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
+    # Pairs across nodes describe the whole cluster, so that its levels are found from them alone.
     if pairs_are_global:
         return Cluster(
             name=str(entry.get("name", name)),
@@ -166,6 +169,7 @@ def _devices(value: object) -> list[DeviceKind]:
             kind = replace(
                 kind, price_per_hour=positive(entry["price_per_hour"], f"price_per_hour of {where}")
             )
+        # Cluster tells kinds apart by their names alone (device_kinds, to_dict).
         namesake = next((other for other in devices if other.name == kind.name and other != kind), None)
         if namesake is not None:
             raise ClusterError(
@@ -228,6 +232,7 @@ def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, in
             f"links.pairs is asymmetric: {lone[0]} is given but {lone[0][::-1]} is not;"
             " write 'between' for both directions at once"
         )
+    # A rank beyond the first node means that pairs are numbered over the whole cluster.
     covers_all = nodes == 1 or any(high >= per_node for _, high in given)
     expected = all_pairs(total if covers_all else per_node)
     missing = [pair for pair in expected if pair not in given]
@@ -247,6 +252,7 @@ def _ends(entry: dict[str, Any], where: str, total: int) -> tuple[tuple[int, int
     good = (
         isinstance(ends, list)
         and len(ends) == 2
+        # ``type is int``: YAML's true and false are ints to isinstance.
         and all(type(end) is int and 0 <= end < total for end in ends)
     )
     if not good or ends[0] == ends[1]:

@@ -34,6 +34,7 @@ class Level:
         count(self.link_count, f"links per {self.name}")
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
         return {
             "name": self.name,
             "size": self.size,
@@ -62,6 +63,7 @@ class Cluster:
         if not self.devices:
             raise ClusterError(f"cluster '{self.name}' has no devices; give at least one")
         object.__setattr__(self, "devices", tuple(self.devices))
+        # A level of one child connects nothing, and would give meshes an axis of size 1.
         object.__setattr__(self, "levels", tuple(level for level in self.levels if level.size > 1))
         product = 1
         for level in self.levels:
@@ -84,6 +86,7 @@ class Cluster:
 
     @property
     def device_count(self) -> int:
+        """How many devices there are, one for each rank."""
         return len(self.devices)
 
     @property
@@ -94,10 +97,14 @@ class Cluster:
     @property
     def device(self) -> DeviceKind:
         """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan goes at its pace."""
+        # One kind has to stand for all where a single one is asked for, as in names and keys. Costs look for
+        # the slowest by operator (costs.compute.SlowestCompute), since one kind is not the slowest at
+        # everything.
         return min(self.device_kinds, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
 
     @property
     def device_type(self) -> str:
+        """PyTorch's type of all devices, ``cpu`` or ``cuda``."""
         return self.devices[0].type
 
     @property
@@ -149,6 +156,7 @@ class Cluster:
         """
         wanted, levels = count(device_count, "device count"), []
         remaining = wanted
+        # Filled from the innermost level outwards, so that a part uses the fastest links.
         for level in reversed(self.levels):
             if remaining <= level.size:
                 levels.append(replace(level, size=remaining))
@@ -194,6 +202,8 @@ class Cluster:
         ):
             part.pop("source", None)
             part.pop("price_per_hour", None)
+        # The fingerprint is part of the profile store's keys of links: a new price or source must not lose
+        # them.
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

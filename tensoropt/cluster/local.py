@@ -56,6 +56,7 @@ def available_cores() -> tuple[int, ...]:
             key = siblings.read_text().strip()
         except OSError:
             key = str(cpu)
+        # Threads of one core share its units: a second rank there would slow the first one down.
         chosen.setdefault(key, cpu)
     return tuple(chosen.values())
 
@@ -77,6 +78,8 @@ def stolen_s() -> float:
     cores and all time since it started, to the hundredth; 0 where the system does not say."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        # The eighth figure of the line "cpu" is the steal time; the file counts in clock ticks, of 1/100 s as
+        # a rule.
         return int(fields[8]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0.0
@@ -117,6 +120,7 @@ def cpu_kind(ranks: int) -> DeviceKind:
     """One core of this machine: peak from its clock and vector width, memory from the machine's total."""
     base = device_kind(ANY_CORE)
     model, hertz, flags = _cpu_info()
+    # The widest vectors stand first in the table. 8 is an assumption: one multiply-add of 128 bits.
     flop_per_cycle = next((flop for flag, flop in _FLOP_PER_CYCLE if flag in flags), 8)
     peak = hertz * flop_per_cycle
     slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", model)).strip("-") or "unknown"
@@ -124,6 +128,7 @@ def cpu_kind(ranks: int) -> DeviceKind:
         base,
         name=f"CPU-core-{slug}",
         memory_bytes=max(1, _total_memory_bytes() // ranks),
+        # Vectors hold half as many float64.
         flops={"float64": peak / 2, "float32": peak},
         source=f"this machine: {hertz / 1e9:.1f} GHz x {flop_per_cycle} FLOP per cycle; preset bandwidth",
     )
@@ -161,6 +166,7 @@ def _total_memory_bytes() -> int:
             text = Path(limit).read_text().strip()
         except OSError:
             continue
+        # cgroup v2 writes "max" where there is no limit; v1 writes a number larger than any memory.
         if text.isdigit():
             total = min(total, int(text))
     return total

@@ -24,6 +24,7 @@ class Mesh:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Also from lists and numpy's integers, so that meshes compare and hash alike.
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         if not self.shape or any(size < 1 for size in self.shape):
             raise ClusterError(
@@ -41,6 +42,7 @@ class Mesh:
 
     @property
     def axis_count(self) -> int:
+        """How many axes the mesh has."""
         return len(self.shape)
 
     @property
@@ -84,10 +86,12 @@ class Mesh:
         )
 
     def to_dict(self) -> dict[str, list]:
+        """Plain data, read back by :meth:`from_dict`."""
         return {"shape": list(self.shape), "names": list(self.names)}
 
     @classmethod
     def from_dict(cls, data: dict) -> Mesh:
+        """The mesh that :meth:`to_dict` wrote."""
         return cls(shape=tuple(data["shape"]), names=tuple(data.get("names", ())))
 
     def __str__(self) -> str:
@@ -102,6 +106,7 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, .
         ranges = [range(0, shape[axis] * strides[axis], strides[axis]) for axis in chosen]
         return [sum(parts) for parts in itertools.product(*ranges)]
 
+    # Axes ascend, so that product() varies the innermost fastest and groups come out ascending.
     inside = offsets(axes)
     others = offsets(axis for axis in range(len(shape)) if axis not in axes)
     return tuple(tuple(base + offset for offset in inside) for base in others)
@@ -111,6 +116,7 @@ def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
+    # From 2: an axis of size 1 splits nothing.
     for first in range(2, number // 2 + 1):
         if number % first == 0:
             for rest in _factorisations(number // first, parts - 1):
@@ -146,6 +152,7 @@ def aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordere
             shape = tuple(size for sizes, _ in combination for size in sizes)
             names = tuple(name for _, part in combination for name in part)
             if len(shape) <= max_axes:
+                # A shape that comes about in several ways is one mesh; the first names its axes.
                 found.setdefault(shape, Mesh(shape=shape, names=names))
     return tuple(sorted(found.values(), key=lambda mesh: (mesh.axis_count, mesh.shape)))
 

@@ -83,7 +83,9 @@ def _cluster(nvml: Any, handles: list[Any]) -> Cluster:
         return Cluster(name="local", devices=devices, levels=(), source="NVML")
     neighbours = [_nvlinks(nvml, handle) for handle in handles]
     bus_ids = [_bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
+    # With an NVSwitch every pair has the full bandwidth of a device's wires: one level, no pairs.
     if all("switch" in links for links in neighbours):
+        # The fewest wires: a ring goes at the pace of its slowest device.
         count, version = min(links["switch"] for links in neighbours)
         switch = Link(
             name=f"NV{count}",
@@ -101,6 +103,7 @@ def _cluster(nvml: Any, handles: list[Any]) -> Cluster:
         name="local",
         devices=devices,
         levels=_levels(pairs, neighbours, bus_ids),
+        # Pairs that are all alike are what the level says already.
         pairs=pairs if len({(p.name, p.bandwidth_bytes_per_s) for p in pairs.values()}) > 1 else {},
         source="NVML",
     )
@@ -122,6 +125,7 @@ def _levels(
         mesh = Link(
             name="NVLink-mesh",
             latency_s=_NVLINK_LATENCY_S,
+            # Several rings at once use all wires of a device (costs.communication.pair_ring_bandwidth).
             bandwidth_bytes_per_s=min(total),
             source="NVML: sum of one device's NVLinks to the others",
         )
@@ -177,6 +181,7 @@ def _pcie(nvml: Any, first: Any, second: Any) -> Link:
     try:
         ancestor = int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
     except nvml.NVMLError:
+        # An assumption where NVML does not tell: the slowest path.
         ancestor = 50
     path = next(name for level, name in reversed(_ANCESTORS) if ancestor >= level)
     generation = min(

@@ -22,12 +22,14 @@ def levels_from_pairs(
 
     blocks = [1]
     for block in range(2, device_count):
+        # Blocks nest and fill the cluster: ranks are numbered row-major over the levels.
         if device_count % block or block % blocks[-1]:
             continue
         inside = [pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block == pair[1] // block]
         outside = [
             pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block != pair[1] // block
         ]
+        # Strictly faster inside: with equal links there is no level to see.
         if min(inside) > max(outside):
             blocks.append(block)
     blocks.append(device_count)

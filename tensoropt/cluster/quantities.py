@@ -26,6 +26,7 @@ def suggest(name: object, valid: Iterable[str]) -> str:
 
 
 def _finite(value: object, what: str, *, least: float, strict: bool) -> float:
+    # bool is an int in Python, and YAML's "yes" is a bool.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ClusterError(
             f"{what} is {value!r}, which is not a number; write a number or a text with a unit"
@@ -91,6 +92,7 @@ def _parse_bandwidth(text: str) -> float:
 
 
 def _with_unit(value: object, what: str, parse: object) -> object:
+    # YAML 1.1 reads 1e9 as text; a number without a unit is taken in the base unit.
     value = _number(value)
     if not isinstance(value, str):
         return value

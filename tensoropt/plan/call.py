@@ -24,6 +24,7 @@ def _describe(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return {_TENSOR: list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    # JSON has no tuples; a model may tell them from lists.
     if isinstance(value, tuple):
         return {"tuple": [_describe(v) for v in value]}
     if isinstance(value, list):

@@ -29,6 +29,7 @@ def shares_of_flops(problem: Problem, facts_of: Callable[[Workload], Facts]) -> 
         total += flops
         ruled += flops if all(graph.atoms.spaces[op.name].known for op in group.operators) else 0.0
         split += flops if len(loops) >= 2 else 0.0
+    # A model without FLOP has nothing that could not be split.
     return (ruled / total, split / total) if total else (1.0, 1.0)
 
 

@@ -102,6 +102,7 @@ def profile(explorations: Sequence[Exploration], columns: int = BUDGETS) -> Prof
     """
     curves: dict[tuple[int, str], list[tuple[float, float, int, int]]] = {}
     for number, found in enumerate(explorations):
+        # The kind that limits memory names the row, as budgets are per device.
         kind = min(found.cluster["kinds"], key=lambda k: k["memory_bytes"])["name"]
         rows = curves.setdefault((found.devices, str(kind)), [])
         rows += [(p.memory_bytes, p.time_s, number, i) for i, p in enumerate(found.points)]
@@ -117,6 +118,7 @@ def profile(explorations: Sequence[Exploration], columns: int = BUDGETS) -> Prof
 
 
 def _fastest(rows: Sequence[tuple[float, float, int, int]], budget_bytes: float) -> Cell | None:
+    # The ends of the budgets are memories of points, which geomspace may miss by a rounding.
     fitting = [row for row in rows if row[0] <= budget_bytes * (1 + 1e-9)]
     if not fitting:
         return None
@@ -144,6 +146,7 @@ def fewest_devices(
     Raises:
         InfeasibleError: none has; says what would fit.
     """
+    # load_sweep sorts ascending in devices: the first that fits has the fewest.
     for found in sweep:
         try:
             found.index(memory_bytes=memory_bytes, time_s=time_s)

@@ -50,6 +50,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
             "configurations": [[labels[i] for i in c] for c in tables.templates[group.name].choices],
             "options": [
                 [[list(layout_names(layout)) for layout in option] for option in options]
+                # The plain half: recomputed configurations have the same options (TableBuilder._group).
                 for options in variable.options[: len(tables.templates[group.name].choices)]
             ],
         }
@@ -114,6 +115,7 @@ class Evaluation:
             options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in space.variables),
             collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
             sources=shares,
+            # Nothing is proven until session.evaluation.certified looks at all spaces together.
             exact=False,
             gap=None,
             planner=planner,

@@ -51,6 +51,8 @@ class Exploration(Findings):
                     + (f" and {format_seconds(time_s)}" if time_s is not None else "")
                     + f"; the smallest plan needs {format_bytes(smallest)}"
                 )
+            # Points ascend in memory and descend in time: the last that fits is the fastest, the first the
+            # leanest.
             return fitting[-1]
         if time_s is not None:
             for i, p in enumerate(self.points):

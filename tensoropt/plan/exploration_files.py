@@ -49,6 +49,7 @@ def write_files(found: Findings, directory: str | os.PathLike[str]) -> None:
         "recorded": found.recorded is not None,
     }
     names = [INDICES, DESCRIBED, LISTED, *([RECORDED] if found.recorded else [])]
+    # Together: indices and figures of two runs would make plans that nobody searched.
     with written_together([folder / name for name in names]) as (packed, described, listed, *kept):
         for path in kept:
             found.recorded.save(path)
@@ -85,6 +86,7 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
         costs_saved = bool(data["recorded"])
     except TensorOptError:
         raise
+    # Any damage may surface as any error; the sentence names the folder and the remedy.
     except Exception as error:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
@@ -121,6 +123,7 @@ def _indices(found: Findings) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for s in range(len(found.spaces)):
         members = [i for i, point in enumerate(found.points) if point.space == s]
+        # Per space, as points of different spaces have different numbers of variables.
         arrays[f"points_{s}"] = np.array(members, dtype=np.int32)
         arrays[f"choice_{s}"] = np.array([found.points[i].choice for i in members], dtype=np.int32)
         arrays[f"options_{s}"] = np.array([found.points[i].options for i in members], dtype=np.int32)

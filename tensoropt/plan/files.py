@@ -36,13 +36,16 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
     try:
         for target in map(Path, paths):
             target.parent.mkdir(parents=True, exist_ok=True)
+            # In the same folder: os.replace is atomic only within one file system.
             handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             os.close(handle)
             temporary.append(Path(name))
         yield temporary
         for written, target in zip(temporary, map(Path, paths), strict=True):  # noqa: B007 (the error names it)
             with open(written, "rb") as file:
+                # Before the rename: a crash between the two may otherwise leave a new name on an empty file.
                 os.fsync(file.fileno())
+            # mkstemp makes files that only their owner may read.
             written.chmod(0o644)
         for written, target in zip(temporary, map(Path, paths), strict=True):
             os.replace(written, target)
@@ -56,5 +59,10 @@ def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[P
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all.
+
+    Raises:
+        TensorOptError: the file cannot be written; what was there is kept.
+    """
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

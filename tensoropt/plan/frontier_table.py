@@ -30,6 +30,7 @@ def shown_points(found: Findings, most: int = SHOWN) -> list[int]:
     kept = {0, count - 1, found.knee}
     times = np.log([p.time_s for p in found.points])
     for wanted in np.linspace(times[0], times[-1], most):
+        # Several wanted times may have the same nearest point; what is left is filled by index below.
         if len(kept) >= most:
             break
         kept.add(int(np.argmin(np.abs(times - wanted))))

@@ -46,10 +46,12 @@ class OnnxOptions:
     def of(
         cls, dims: Mapping[str, int] | None = None, outputs: Sequence[str] = (), loss: str | None = None
     ) -> OnnxOptions:
+        """The options of sizes by name, in one order whatever the order given."""
         return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
 
 
 def is_onnx(source: str) -> bool:
+    """Whether a source is an ONNX file, by its ending."""
     return source.endswith(".onnx")
 
 
@@ -115,10 +117,12 @@ def _module(place: str, source: str) -> Any:
             assert spec is not None
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
+            # Before it runs: dataclasses and pickle look up the module of a class by name.
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
             return module
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            # As ``python -m`` does; a console script has its own folder there instead.
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(place)
     except ModelSourceError:
@@ -133,6 +137,8 @@ def _call(function: Any, source: str, device: str, seed: int) -> LoadedModel:
     import torch
 
     try:
+        # The caller's random numbers stay as they were; each rank that builds with this seed has the same
+        # weights.
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
             result = function()

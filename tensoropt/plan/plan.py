@@ -31,6 +31,7 @@ class OnnxInfo(_Strict):
     loss: str | None = None
 
     def options(self) -> OnnxOptions:
+        """The same as the importer takes it."""
         return OnnxOptions.of(self.dims, self.outputs, self.loss)
 
 
@@ -57,6 +58,7 @@ class MeshInfo(_Strict):
 
     @property
     def label(self) -> str:
+        """``2x4``, ``1`` for a single device, or ``placed on 4``."""
         sizes = "x".join(map(str, self.shape)) or "1"
         return f"placed on {sizes}" if self.placed else sizes
 
@@ -149,6 +151,7 @@ class Plan(_Strict):
     devices, and its figures are those of the fullest device.
     """
 
+    # An alias, since pydantic's BaseModel has a method called schema.
     schema_: Literal["tensoropt.plan/1"] = Field("tensoropt.plan/1", alias="schema")
     planner: str
     model: ModelInfo
@@ -167,6 +170,7 @@ class Plan(_Strict):
 
     @property
     def devices(self) -> int:
+        """How many devices, and so ranks, the plan runs on."""
         count = 1
         for size in self.mesh.shape:
             count *= size
@@ -174,10 +178,12 @@ class Plan(_Strict):
 
     @property
     def model_source(self) -> str:
+        """Where the model comes from, as :func:`~tensoropt.plan.model_source.load_model` takes it."""
         return self.model.source
 
     @property
     def seed(self) -> int:
+        """The seed of the model's weights."""
         return self.model.seed
 
     @property
@@ -211,6 +217,8 @@ class Plan(_Strict):
                 f"this is a placed plan of {self.planner}: its operators lie on one device each, so that it "
                 "has no strategy on a mesh"
             )
+        # Before the fingerprint: its errors name the operator that differs, a fingerprint only says that one
+        # does.
         strategy = strategy_from_dict(self.strategy_data(), graph)
         self.check_model(graph)
         return strategy
@@ -225,6 +233,7 @@ class Plan(_Strict):
             )
 
     def to_json(self) -> str:
+        """The content of a plan file."""
         return json.dumps(self.model_dump(by_alias=True, mode="json"), indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:

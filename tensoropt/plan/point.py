@@ -54,6 +54,7 @@ class Point:
     @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for two points only if they are the same strategy by the same planner."""
+        # Placed points have no indices; what they keep tells them apart.
         own = json.dumps(self.placed["placed"], sort_keys=True) if self.placed else ""
         return (self.planner, self.space, self.choice, self.options, own)
 
@@ -103,6 +104,8 @@ def reduce_points(items: Sequence[Item], costs: Callable[[Item], tuple[float, fl
     """The items no other beats in both (memory, time), ascending in memory; the first of equals."""
     kept: list[Item] = []
     best = float("inf")
+    # Ascending in memory, then time: an item stays if it is strictly faster than all leaner ones. sorted() is
+    # stable, so that of equals the first stays.
     for item in sorted(items, key=costs):
         time_s = costs(item)[1]
         if time_s < best:

@@ -75,6 +75,7 @@ def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
     operators = problem.graph.atoms.graph
     inputs = [operators.tensors[n] for n in operators.inputs]
     places = batch_placements(problem.graph)
+    # The first input that is split along its dim 0; the placements say which inputs follow the batch.
     batch = next((t.shape[0] for t in inputs if places[t.name] == 0), 1)
     if settings.micro_batches == "auto":
         if problem.refusal or settings.mode == "inference":

@@ -54,6 +54,11 @@ class RecordedCompute:
     source: str
 
     def of(self, work: Workload) -> RecordedWork:
+        """Facts and seconds of a workload.
+
+        Raises:
+            TensorOptError: they were not saved.
+        """
         try:
             return self.works[work.key]
         except KeyError:
@@ -62,10 +67,12 @@ class RecordedCompute:
             ) from None
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) seconds of one micro-batch, as they were saved."""
         found = self.of(work)
         return found.forward_s, found.backward_s
 
     def source_of(self, work: Workload) -> str:
+        """Where the saved seconds of a workload came from."""
         return self.of(work).source
 
 
@@ -84,6 +91,7 @@ class Recorded:
 
     @cached_property
     def grouped(self) -> GroupGraph:
+        """The operator graph, factored into atoms and grouped as it was when it was explored."""
         return group_operators(refine_graph(self.graph))
 
     def prices(self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str) -> Prices:
@@ -92,16 +100,19 @@ class Recorded:
         return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads)
 
     def save(self, path: Path) -> None:
+        """Write everything into one gzip'd JSON file, read back by :func:`load_recorded`."""
         data = {
             "schema": SCHEMA,
             "graph": graph_to_dict(self.graph),
             "works": {key: _work_to_list(work) for key, work in sorted(self.compute.works.items())},
             "optimizer_s_per_element": self.compute.optimizer_s_per_element,
             "source": self.compute.source,
+            # The name in saved files is older than that of the class, and stays.
             "upkeep": asdict(self.overheads),
             "links": {label: _fits_to_dict(fits) for label, fits in self.links.items()},
         }
         text = json.dumps(data, separators=(",", ":")).encode()
+        # Without name and time in the header, the same exploration gives the same bytes.
         with open(path, "wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
             packed.write(text)
 
@@ -165,6 +176,7 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
         for group in tables.graph.groups:
             template = tables.templates[group.name]
             index = tables.position(group.name, choice[group.name])
+            # Layers that look alike share a template, so that each workload is priced and kept once.
             if (id(template), index) in seen:
                 continue
             seen.add((id(template), index))

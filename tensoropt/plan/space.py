@@ -50,6 +50,7 @@ class Space:
         """The blocks that a point recomputes."""
         found = {
             self.regions[name]: None
+            # Groups are the first of a point's variables, so that zip stops before hubs and tied parameters.
             for name, index in zip(self.groups, choice, strict=False)
             if name in self.regions and index >= len(self.groups[name]["configurations"])
         }

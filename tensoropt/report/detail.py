@@ -141,6 +141,8 @@ class _Telling:
         stored = (f"{n}: {', '.join(stored_words(layout_names(self.strategy.stored[n])))}" for n in own)
         computed = {COMPUTE_FORWARD: 0.0, COMPUTE_AGAIN: 0.0, COMPUTE_BACK: 0.0}
         for effect in effects[0].effects:
+            # Only the moments at which operators run; what brings parameters to their uses has moments of its
+            # own.
             if effect.when in computed:
                 computed[effect.when] += effect.local_s
         learning = self.strategy.graph.atoms.graph.training
@@ -169,6 +171,7 @@ class _Telling:
         forward, backward = self.strategy.steps(edge)
         if not forward and not backward:
             return None
+        # The steps are given as the other direction too: rows show moves, not what autograd passes on.
         ways = [effects.stepped(READ, edge.tensor, forward, forward)] * self.strategy.forwards_of(edge)
         ways.append(effects.stepped(READ_BACK, edge.tensor, backward, backward))
         times = self.strategy.times(edge)

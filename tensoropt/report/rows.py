@@ -56,6 +56,7 @@ class Detail:
         return chrome_trace(self.timeline, self.memory_curve, f"point {self.point}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields as plain data."""
         return asdict(self)
 
     def headline(self) -> str:

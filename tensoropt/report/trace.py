@@ -21,6 +21,7 @@ def chrome_trace(
     lanes = {
         lane: i
         for i, lane in enumerate(
+            # Compute first, then links in the order of their first use: sorted() is stable.
             dict.fromkeys(sorted((e.lane for e in events), key=lambda lane: lane != "compute"))
         )
     }
@@ -44,4 +45,5 @@ def _named(what: str, thread: int, name: str) -> dict[str, Any]:
 
 
 def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a trace as JSON into a file, whole or not at all."""
     write_text(path, json.dumps(trace) + "\n")

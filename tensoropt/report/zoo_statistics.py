@@ -60,6 +60,7 @@ def count(name: str, **settings: Any) -> Figures:
         output_bytes=output_bytes(graph.atoms.graph),
         operators=len(graph.atoms.graph.operators),
         groups=len(graph.groups),
+        # A heuristic: an upper bound, which ``list models`` shows as such.
         treewidth=treewidth_min_fill_in(variable_graph(graph))[0],
         flop=sum(f.forward_flops + f.backward_flops for f in facts),
         rule_share=round(ruled, 6),
@@ -78,6 +79,7 @@ def kept_bytes(graph: GroupGraph, templates: Mapping[str, Template]) -> int:
         names = {short: name for name, short in group.short_names.items()}
         needed.update(names[short] for short in facts.reads_kept)
         counted.update(names[short] for short in facts.writes_kept)
+    # Parameters and inputs are there in any case; a tensor that its writer keeps is counted with that group.
     needed = {name for name in needed - counted if tensors[name].kind == "activation"}
     return total + sum(tensors[name].elements * DTYPE_BYTES[tensors[name].dtype] for name in needed)
 
@@ -114,12 +116,14 @@ def variable_graph(graph: GroupGraph) -> nx.Graph:
 
 
 def main(names: list[str]) -> None:
+    """Count the models named, or all, and write the file of figures after each."""
     path = Path(zoo.__file__).parent / FILE
     before = json.loads(path.read_text(encoding="utf-8"))["models"] if names and path.exists() else {}
     models = dict(before)
     for name in names or [e.name for e in zoo.list_models()]:
         print(name, file=sys.stderr, flush=True)
         models[name] = asdict(count(name))
+        # After each model: counting them all takes long, and an interruption keeps what was counted.
         _write(path, models)
 
 

@@ -35,6 +35,7 @@ def with_planners(
         TableSpace(s.mesh, s.tables, names)
         for s, names in zip(searched.spaces, exploration.spaces, strict=True)
     )
+    # Store and ranks are opened only for placed planners, and closed after all planners have run.
     with ExitStack() as stack:
         prices = None
         if any(entry.kind == "placed" for entry in entries):

@@ -59,6 +59,7 @@ def simulate_all(
         chosen = [(frontier.strategy(i), frontier.options(i)) for frontier, i in found.found]
         overlap = overlap_of(searched.costs.cluster, found.mesh)
         evaluations.append(evaluate(found.tables, chosen, overlap))
+    # Strategies are reduced as figures; points, with their collectives, are made of the few that remain.
     figures = [costs_of(of_space) for of_space in evaluations]
     simulated = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
     kept = reduce_points(simulated, lambda item: tuple(figures[item[0]][item[1]]))

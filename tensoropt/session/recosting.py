@@ -26,6 +26,7 @@ def recost_point(session: Session, searched: Searched, old: Exploration, index: 
     graph = searched.problem.graph
     strategy = strategy_from_dict(plan.strategy_data(), graph)
     works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    # From the source and not from the tables: an old strategy need not be among the configurations of today.
     facts = {n: searched.costs.facts_of(work) for n, work in works.items()}
     overlap = overlap_of(session.cluster, found.mesh)
     metrics = evaluate_strategy(strategy, works, facts, found.tables.prices, overlap).metrics

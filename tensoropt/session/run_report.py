@@ -63,6 +63,7 @@ def run_report(searched: Searched, seconds: Mapping[str, float], simulated: int)
         "failed_measurements": sum("error" in e for e in costs.measured.values()),
         "device": costs.cluster.device.name,
         "timed_now": costs.pool is not None,
+        # With ranks the figures were timed, and none rests on the fit.
         "fit": [asdict(error) for error in costs.efficiencies.errors] if costs.pool is None else [],
     }
 

@@ -53,6 +53,7 @@ def search(session: Session, problem: Problem) -> Searched:
             offered_regions(problem, settings),
             left.spaces,
         )
+        # Inside the block: facts of unsplit groups may still have to be read from the store or found.
         _, split_share = shares_of_flops(problem, costs.facts_of)
     with session.clock.stage("search"):
         spaces, refused = search_all(built, settings, session.progress)

@@ -81,6 +81,8 @@ def cost_graph(
         costs = variable.costs
         if working is not None and variable.key in working.of:
             above = (needed > cap_bytes for needed in working.of[variable.key])
+            # An infinite cost forbids an option without changing indices, so that points of all searches
+            # share a catalogue.
             costs = [np.where(a[:, None], np.inf, c) for a, c in zip(above, costs, strict=True)]
         graph.add_operator(variable.key, costs)
     for edge in tables.edges:
@@ -108,6 +110,7 @@ def search_all(
             )
         except NoStrategyError as error:
             why = "nothing runs" if settings.constraints is None else "the constraints leave no strategy"
+            # Other meshes may have strategies: only if none has is it an error.
             refused.append(f"not searched: mesh {mesh.label}: {why} ({error})")
             continue
         capped = _capped(tables, frontier, settings)
@@ -130,6 +133,7 @@ def _capped(
     """Per cap worth searching under the frontier there, None where no strategy keeps to it."""
     working = working_sets(tables)
     found: list[tuple[float, TrackedFrontier | None]] = []
+    # Point 0 is the leanest: caps below what it needs are what could make a leaner peak.
     for cap in working.caps(frontier.strategy(0), frontier.options(0), float(frontier.memory[0])):
         graph = cost_graph(tables, working, cap)
         try:

@@ -79,9 +79,11 @@ def writable_folder(path: str) -> Iterator[Path]:
     A folder that cannot be written is refused before hours are spent, not after.
     """
     folder = Path(path)
+    # The innermost first, which is the order in which they can be removed again.
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # os.access says nothing of read-only file systems and full disks; writing does.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe"):
             pass
     except OSError as error:

@@ -29,6 +29,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The chosen point, and its plan where it was saved."""
     wanted = limits(options)
     if options.profile:
         return Answer(*profile_answer(options.dir))

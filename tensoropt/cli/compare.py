@@ -27,6 +27,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """A row per planner and limit beside the frontier."""
     limits = [parse_bytes(part) for part in options.memory.split(",")] if options.memory else [None]
     from tensoropt.planners.compare import asked
 

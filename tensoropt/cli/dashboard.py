@@ -18,6 +18,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The address at which the dashboard was served, once it has ended."""
     from tensoropt.machine import dashboard
 
     address = dashboard(options.dir, host=options.host, port=options.port, say=progress.note)

@@ -19,6 +19,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """Predicted beside measured of both ends of a frontier; exit code 1 where a run differs."""
     if options.steps < 1:
         raise TensorOptError(f"--steps {options.steps} runs nothing; give at least 1")
     from tensoropt.demo import run_demo

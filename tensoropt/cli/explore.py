@@ -28,6 +28,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The frontier of a model on a cluster, or on several parts of it."""
     if options.devices:
         return sweep(options, progress)
     memory_bytes = parse_bytes(options.memory) if options.memory else None
@@ -64,10 +65,12 @@ def sweep(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     with writable_folder(options.out) as folder:
         for number, size in enumerate(sizes):
             progress("devices", number, len(sizes), str(size))
+            # A copy: every part asks the same question but for cluster and folder.
             part = argparse.Namespace(**vars(options))
             part.cluster, part.out = f"{options.cluster}[{size}]", str(folder / f"{size}-devices")
             try:
                 found.append(explored(part, progress, memory_bytes)[1])
+            # Too few devices for the model are part of the answer: the sweep goes on.
             except InfeasibleError as error:
                 refused.append(f"{size} devices: {error}")
         progress("devices", len(sizes), len(sizes), "")

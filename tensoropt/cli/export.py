@@ -17,6 +17,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """How many points were written, and where."""
     from tensoropt.saved import export_csv
 
     found = export_csv(options.dir, options.csv, strategies=options.strategies)

@@ -19,6 +19,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """What there is of the kind asked for."""
     data, rows, left = {"models": _models, "clusters": _clusters, "planners": _planners}[options.what]()
     return Answer({options.what: data}, columns(rows, left=left))
 

@@ -16,6 +16,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The fits of every mesh of this machine."""
     from tensoropt.cluster import load_cluster
 
     cluster = load_cluster(options.cluster)

@@ -22,6 +22,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """What the profile store knows, after what was asked of it."""
     from tensoropt.machine import profiles
     from tensoropt.report.table import fit_lines
 

@@ -72,6 +72,7 @@ def explored(
     options: argparse.Namespace, progress: ProgressDisplay, memory_bytes: float | None, **more: Any
 ) -> tuple[Path | None, Any]:
     """The folder of ``--out`` if there is one, and the exploration saved there; no folder is left empty."""
+    # Settings before cluster and folder: a wrong option is refused before anything is made.
     settings = settings_option(options, memory_bytes)
     from tensoropt.cluster import load_cluster
 

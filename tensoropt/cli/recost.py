@@ -20,6 +20,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The frontier searched again, and the old strategies at its costs."""
     from tensoropt.saved import opened
 
     before = opened(options.dir)

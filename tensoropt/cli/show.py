@@ -27,6 +27,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The detail of one point."""
     wanted = limits(options)
     if options.top < 1:
         raise TensorOptError(f"--top {options.top} lists nothing; give at least 1")

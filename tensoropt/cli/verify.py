@@ -49,6 +49,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """What verifying found; exit code 1 where something differs."""
     data = _verify_plan(options, progress) if options.random is None else _verify_random(options, progress)
     return Answer(data, verify_text(data), 0 if data["ok"] else 1)
 
@@ -60,6 +61,7 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
             "--cluster, --batch, --dtype, --dim, --output, --loss and --placed belong to --random N; a "
             "plan names its own"
         )
+    # A colon looks like a model source (zoo:NAME); a file may have one in its name as well.
     if ":" in options.target and not Path(options.target).exists():
         raise TensorOptError(f"there is no plan file {options.target}; to verify a model add --random 20")
     from tensoropt.plan import load_plan

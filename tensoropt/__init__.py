@@ -122,4 +122,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tensoropt' has no attribute '{name}'")
+    # Called by Python for names that the module does not have (PEP 562).
     return getattr(importlib.import_module(_MODULE_OF[name]), _NAMED_THERE.get(name, name))

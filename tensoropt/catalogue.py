@@ -71,6 +71,7 @@ def list_clusters() -> tuple[ListedCluster, ...]:
 
 
 def _listed(name: str) -> ListedCluster:
+    # A family is described by one of its members: two CPU ranks, one node.
     one = load_cluster(name.replace(":N", ":2").removesuffix("xN"))
     return ListedCluster(
         name,

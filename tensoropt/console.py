@@ -64,6 +64,8 @@ class ProgressDisplay:
         bar = "#" * filled + "." * (BAR_CELLS - filled)
         text = f"{stage:14s} [{bar}] {done}/{total}  {tail}"
         width = shutil.get_terminal_size((100, 20)).columns
+        # Carriage return and "erase to the end of the line"; one column is left free, as terminals wrap at
+        # the last.
         self.stream.write("\r\x1b[K" + text[: width - 1])
         self.stream.flush()
         self._drawn = True
@@ -118,6 +120,8 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
         yield before or io.StringIO()
         return
     _flush(before)
+    # Descriptor 1 itself is turned to stderr, not only sys.stdout: C++ and child processes write to the
+    # descriptor.
     own = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors)
     os.dup2(_descriptor(sys.stderr, 2), 1)
     answers = own if _descriptor(before, -1) == 1 else before  # a test, for instance, has put another there
@@ -147,6 +151,8 @@ def _flush(stream: TextIO) -> None:
     stream.flush()
     if sys.__stdout__ is not None:
         sys.__stdout__.flush()
+    # C's stdio has buffers of its own, which would come out after descriptor 1 leads elsewhere. NULL means
+    # all streams.
     ctypes.CDLL(None).fflush(None)
 
 

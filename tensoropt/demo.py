@@ -96,6 +96,7 @@ def run_demo(
             ]
         )
     )
+    # Saved for the user; only the ends are run, which differ most.
     del plans["chosen"]
     data = run_beside_unsplit(plans, folder, steps, progress)
     data |= {"out": str(folder), "points": len(found.points), "budget_bytes": budget, "chosen": chosen}
@@ -131,6 +132,7 @@ def torchrun(plan: Plan, path: Path, result: Path, steps: int) -> dict[str, Any]
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.devices),
         "-m", "tensoropt.execute", str(path), "--steps", str(steps), "--json", str(result),
     ]  # fmt: skip
+    # One thread per rank, as the ranks have that predictions were measured on.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         job = subprocess.run(

@@ -48,6 +48,7 @@ def measure_links(
         raise TensorOptError("a single device has no links; give at least local:2")
     found = {}
     with _open(store) as profile, ranks as pool:
+        # All meshes of up to MAX_AXES axes, also those that an exploration leaves out.
         for mesh in where.meshes(MAX_AXES):
             found[mesh.label] = measure_links_of_mesh(
                 where,

@@ -52,6 +52,7 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
     for unit, factor in units:
         if abs(value) >= factor:
             amount = value / factor
+            # From 999.5 on three significant figures would be written with an exponent.
             return f"{amount:.3g} {unit}" if abs(amount) < 999.5 else f"{amount:.0f} {unit}"
     return smallest
 

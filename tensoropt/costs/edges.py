@@ -254,8 +254,7 @@ class EdgeBuilder:
         def effects(write: Reading, end: Reading) -> Effects | None:
             if inside and write.again != end.again:
                 return None
-            # From R to R/P nothing moves forward, so that the hub is the very storage that its producer keeps
-            # (commit 18f8c32).
+            # From R to R/P nothing moves forward, so that the hub is the storage that its producer keeps.
             counted = write.kept and _shares_storage(write.layout, end.layout)
             kept = self._kept(name, HUB, end.layout) if end.kept and not counted else ()
             return Effects((*kept, *self._moved(name, write.layout, end.layout, _HUBS, again=write.again)))
@@ -318,7 +317,7 @@ class EdgeBuilder:
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
-                # Restrictions._agree has left to all members the same set of labels, so that the diagonal is
+                # _Narrowing._agree has left to all members the same set of labels, so that the diagonal is
                 # never empty.
                 known = {labels: i for i, labels in enumerate(dict.fromkeys(ends[0] + ends[1]))}
                 table = np.where(np.eye(len(known), dtype=bool)[:, :, None], 0.0, np.inf) * np.ones(2)

@@ -268,8 +268,7 @@ class GroupEffects(ParameterEffects):
         group = choice.configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
         most, waiting = 0, self._waiting(choice, uses)
-        # Autograd returns first what was brought last in forward, and what is still to come waits meanwhile
-        # (commit 8beb05f).
+        # Autograd returns first what was brought last in forward, and what is still to come waits meanwhile.
         for name in (*group.shared[::-1], *group.parameters[::-1]):
             stored, use = choice.stored[name], uses[name]
             way = self.way(name, stored, use.layout)

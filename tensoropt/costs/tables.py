@@ -167,8 +167,7 @@ def group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
         for name in sorted(set(op.inputs()), key=len, reverse=True):
             shapes = shapes.replace(f"Ref(name='{name}')", f"t{names[name]}")
         parts.append((op.target, shapes, [names[n] for n in op.outputs]))
-    # Groups that are fed by tensors that lie otherwise in memory run other kernels' copies, so the order
-    # counts.
+    # A tensor that lies otherwise in memory costs other copies, so that the order is part of the look.
     orders = memory_orders(graph)
     for name in names:
         t = tensors[name]
@@ -203,8 +202,8 @@ def make_templates(
             configurations = enumerate_configurations(graph.atoms, group, mesh, micro[group.name])
             if group.name in restriction.kept:
                 configurations = tuple(configurations[i] for i in restriction.kept[group.name])
-            # By identity: equal strategies of two groups are different objects, and a template only keeps
-            # positions.
+            # By identity: configurations have the group's own strategy objects, and a template keeps only
+            # their positions, as groups that look alike have other objects.
             index = {id(s): i for i, s in enumerate(group.strategies)}
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
             works = tuple(workload(graph, c, mesh) for c in configurations)

@@ -41,8 +41,8 @@ class WorkingSets:
         used = max((float(self.of[g][choice[g]][options.get(g, 0)]) for g in self.of), default=0.0)
         if used - floor <= _WORTH * memory:
             return []
-        # Geometric steps, as frontiers are looked at by factors of memory; the last cap is what the strategy
-        # needs, under which it would be found again, and is left out.
+        # Geometric steps are an assumption. The last of them is what the strategy itself needs: under it
+        # the strategy would be found again, so it is left out.
         return [float(cap) for cap in np.geomspace(max(floor, 1.0), used, _CAPS + 1)[:-1]]
 
 

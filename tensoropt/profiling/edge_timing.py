@@ -140,7 +140,7 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
 
     Runs in the pool, on all ranks at once.
     """
-    # Two micro-batches, as edges along that axis (a batch cut and joined) are timed too.
+    # Two micro-batches, as edges along that axis are timed too.
     context = _RankContext((2, world_size), (1, rank))
     # Sizes that every split divides, and next to no bytes: what bytes take is priced apart.
     atoms = (4, 8 * world_size, 16 * world_size)

@@ -117,7 +117,7 @@ class _Batch:
         """
         short: list[Workload] = []
         while works:
-            # Whether the ranks had done other work before they ran this.
+            # Ranks that are not started yet: what kills them is no remainder of earlier work.
             fresh = not self.pool.process_ids
             found, failure = self._run(works)
             if failure is not None:

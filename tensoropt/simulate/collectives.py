@@ -41,7 +41,7 @@ def collectives(batch: Batch, row: int) -> Counter[Collective]:
             times = 1 if effect.when.once else batch.mesh[0]
             for send in effect.sends:
                 found[Collective(send.kind, send.axes, send.bytes)] += times
-    # Buckets belong to no single owner. They are reduced once per step, after the last micro-batch.
+    # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
     for send in reductions_of(batch, row):
         found[Collective(send.kind, send.axes, send.bytes)] += 1
     return found

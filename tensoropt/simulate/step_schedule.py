@@ -263,8 +263,8 @@ def _forward(graph: GroupGraph, group: Group, phase: Literal["forward", "again"]
     parts = parts_of(group)
     for part in range(len(parts.starts)):
         for name in group.reads:
-            # A tensor is resharded right before the first operator that reads it, as the executor does, so
-            # that its copy does not live through the parts before.
+            # A tensor is resharded right before the first operator that reads it, so that its copy does not
+            # live through the parts before.
             if parts.first.get(name, 0) == part:
                 yield Moment(phase, "read", group.name, name)
         if part == 0:

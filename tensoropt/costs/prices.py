@@ -123,9 +123,9 @@ class Prices:
         # Cells of tables ask for the same few collectives again and again, and looking one up interpolates.
         if sends not in self._between:
             costs = self.communication
-            # Only the first collective comes from work, the others find the ranks in step; the work that follows
-            # all of them suffers from the worst. The simulator counts alike (StepSimulator._turn and
-            # _count_slower_work).
+            # Only the first collective comes from work, the others find the ranks in step; the work that
+            # follows all of them suffers from the worst. The simulator counts alike (StepSimulator._turn
+            # and _count_slower_work).
             arriving = costs.arriving_s(sends[0][0], _WORK_BETWEEN_S, sends[0][1])
             leaving = max(float(costs.leaving_s(a, _WORK_BETWEEN_S, b)) for a, b in sends)
             self._between[sends] = float(arriving) + leaving

@@ -78,8 +78,8 @@ def test_verify_a_plan(plan_file: Path) -> None:
     assert result["ok"], found
     assert found["collectives_predicted"]
     assert found["mesh"] == "placed on 2"
-    # 42 KB are tracked where 40 KB are predicted, and up to 3 KB more in a process that ran other tests before;
-    # where these come from is not known. Placed plans of larger models are held closer in test_ranks.py.
+    # 42 KB are tracked where 40 KB are predicted, and up to 3 KB more in a process that ran other tests
+    # before; where these come from is not known. Larger placed plans are held closer in test_ranks.py.
     assert found["memory_tracked_bytes"] == pytest.approx(found["memory_predicted_bytes"], rel=0.13)
 
 

@@ -28,7 +28,6 @@ from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.configurations import Configuration
-from tensoropt.sharding.strategy import made_again
 
 
 class ForwardPart(NamedTuple):
@@ -185,11 +184,6 @@ class GroupEffects(ParameterEffects):
     def _moves(self, choice: Choice, name: str, use: Use) -> bool:
         return self.moves_to_use(name, self.way(name, choice.stored[name], use.layout))
 
-    def _made_anew(self, choice: Choice, name: str, use: Use) -> bool:
-        """Whether backward gathers or casts a parameter again."""
-        way = self.way(name, choice.stored[name], use.layout)
-        return made_again(self.tensors[name], self.use_steps(name, way)[0], unsharded=way.unsharded)
-
     def _gathered_bytes(self, choice: Choice, uses: Mapping[str, Use], *, backward: bool) -> tuple[int, int]:
         """(bytes of parameters brought to their use that are there while the group runs, and are not kept;
         bytes of buffers while they are brought), in forward or again for backward."""
@@ -202,7 +196,7 @@ class GroupEffects(ParameterEffects):
             cast = self.casts(name) and not way.unsharded
             if not steps and not cast:
                 continue
-            anew = self._made_anew(choice, name, use)
+            anew = self.made_anew(name, way)
             if backward and not (anew and use.wanted):
                 continue
             size = self.bytes(name, use.layout)
@@ -250,10 +244,12 @@ class GroupEffects(ParameterEffects):
         # nodes that read parameters, which is an upper bound.
         most = max(needed + back_parameters, back) if again or not facts.backward_runs else back
         short = choice.configuration.group.short_names
+        ways = {name: self.way(name, choice.stored[name], use.layout) for name, use in uses.items()}
+        # What is made anew has been moved or cast, so that it is among what was brought to its use.
         sizes = {
             short[name]: self.bytes(name, use.layout)
             for name, use in uses.items()
-            if use.wanted and self._made_anew(choice, name, use) and self._moves(choice, name, use)
+            if use.wanted and self.made_anew(name, ways[name])
         }
         waiting = {short[name]: size for name, size in self._waiting(choice, uses).items()}
         for reads, made, alive, own in facts.backward_runs:

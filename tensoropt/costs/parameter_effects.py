@@ -90,14 +90,13 @@ class ParameterEffects(MoveEffects):
     def _use(self, name: str, stored: Layout, use: Use) -> Effects:
         way = self.way(name, stored, use.layout)
         steps = self.use_steps(name, way)
-        anew = made_again(self.tensors[name], steps[0], unsharded=way.unsharded)
         found: list[Effect] = []
         if self.moves_to_use(name, way):
             gather = self._gathered(name, stored, way, steps)
             found.append(gather)
             if self.training and use.again:
                 found.append(replace(gather, when=GATHER_AGAIN))
-            elif self.training and anew:
+            elif self.training and self.made_anew(name, way):
                 # Each saved use is unpacked by itself, and so gathers anew: two uses in one backward are two
                 # collectives.
                 found += [replace(gather, when=GATHER_BACK)] * use.wanted
@@ -121,9 +120,12 @@ class ParameterEffects(MoveEffects):
 
     def copies(self, name: str, way: Way, use: Use) -> bool:
         """Whether backward keeps the copy that was made for a use."""
-        steps = self.use_steps(name, way)[0]
-        again = made_again(self.tensors[name], steps, unsharded=way.unsharded)
-        return bool(self.training and steps and use.wanted and not again)
+        moved = bool(self.use_steps(name, way)[0])
+        return self.training and moved and use.wanted > 0 and not self.made_anew(name, way)
+
+    def made_anew(self, name: str, way: Way) -> bool:
+        """Whether backward gathers or casts a parameter again, instead of keeping what forward made."""
+        return made_again(self.tensors[name], self.use_steps(name, way)[0], unsharded=way.unsharded)
 
     def _gathered(self, name: str, stored: Layout, way: Way, steps: Both) -> Effect:
         """A parameter brought to a use in forward: moved, and cast unless a copy was cast already."""

@@ -23,9 +23,10 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.batch import Batch, Known
+from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives
+from tensoropt.simulate.known import Known
 from tensoropt.simulate.overlap import Overlap
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.simulator import SOURCES, StepMetrics, simulate
@@ -133,7 +134,7 @@ class Evaluator:
     def __init__(self, tables: CostTables, overlap: Overlap):
         self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
         self.schedule = step_schedule(self.candidates.graph, self.candidates.regions)
-        self.known: Known = {}
+        self.known = Known()
 
     def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Evaluation]:
         """Simulate strategies, each given as (choice, options); in parts of :data:`CHUNK`."""

@@ -78,6 +78,8 @@ class Transition:
 
     def _between(self, table: Sequence[Sequence[float]], work_s: Any, num_bytes: Any) -> Any:
         work_s, num_bytes = np.broadcast_arrays(work_s, num_bytes)
+        if not np.any(table):  # such as of data sheets, which say nothing of it
+            return np.zeros(work_s.shape)
         # Sizes are spread over decades; numpy.interp stays at the last figure beyond both ends.
         place = np.interp(np.log(np.maximum(num_bytes, 1)), np.log(self.sizes), range(len(self.sizes)))
         low = np.floor(place).astype(int)

@@ -73,18 +73,19 @@ def fill_buckets(
 ) -> tuple[Bucket, ...]:
     """Buckets of gradients given in the order in which they arrive, as (parameter, axes, dtype, elements)."""
     # One all-reduce has one group and one type, so there is one open bucket for each pair of them.
-    open_buckets: dict[tuple[tuple[int, ...], str], list[tuple[str, int]]] = {}
+    open_buckets: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    counts: dict[tuple[tuple[int, ...], str], int] = {}
     done: list[Bucket] = []
 
     def close(key: tuple[tuple[int, ...], str]) -> None:
-        items = open_buckets.pop(key)
-        done.append(Bucket(*key, tuple(n for n, _ in items), sum(count for _, count in items)))
+        done.append(Bucket(*key, tuple(open_buckets.pop(key)), counts.pop(key)))
 
     for name, axes, dtype, elements in gradients:
-        items = open_buckets.setdefault((axes, dtype), [])
-        items.append((name, elements))
-        if sum(count for _, count in items) * DTYPE_BYTES[dtype] >= limit_bytes:
-            close((axes, dtype))
+        key = axes, dtype
+        open_buckets.setdefault(key, []).append(name)
+        counts[key] = counts.get(key, 0) + elements
+        if counts[key] * DTYPE_BYTES[dtype] >= limit_bytes:
+            close(key)
     # In the order in which they were opened. All ranks compute the same list, as they have to issue the same
     # collectives in the same order.
     for key in list(open_buckets):

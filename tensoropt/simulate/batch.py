@@ -2,32 +2,37 @@
 through.
 
 An owner is a group, a tensor or a parameter. What it does depends on few choices, so its effects are worked
-out once per distinct choice and shared by strategies, and by layers that look alike.
+out once per distinct choice and shared by strategies, and by owners that look alike: all that is done here is
+done once for every kind of owner, however many layers have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
-from tensoropt.costs.effects import USED, Effect, Effects, When, joined, reader
+import numpy as np
+
+from tensoropt.costs.effects import FORWARD_END, USED, Effect, Effects, When, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import whole_layout
 from tensoropt.simulate.candidates import Candidates
+from tensoropt.simulate.effect_tables import Place
 from tensoropt.simulate.gradient_aliases import GradientAliases
+from tensoropt.simulate.known import Kind, Known
 from tensoropt.simulate.overlap import BLOCKING, Overlap
 from tensoropt.simulate.readings import Column, Readings, distinct
 from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
 from tensoropt.simulate.tensor_effects import TensorEffects
-from tensoropt.simulate.view_aliases import ViewAliases
+from tensoropt.simulate.view_aliases import ViewAlias, ViewAliases
 from tensoropt.types import Indices
 
-Known = dict[Hashable, Effects]
-"""Effects by what they depend on, kept from one batch of the same candidates and prices to the next."""
+Where = tuple[str, str]
+"""An owner's kind and name."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +41,87 @@ class Owner:
 
     Attributes:
         kind: ``group``, ``tensor`` or ``parameter``.
-        positions: per moment of its effects the position in the step schedule.
-        effects: the distinct ones, and per strategy which.
+        position: from the moment of one of its effects to the position in the step schedule.
+        effects: per strategy.
     """
 
     kind: str
     name: str
-    positions: Mapping[When, int]
+    position: Resolver
     effects: Column[Effects]
 
     def of(self, row: int) -> Iterator[tuple[int, Effect]]:
         """The effects of one strategy with their positions."""
         for effect in self.effects.at(row).effects:
-            yield self.positions[effect.when], effect
+            yield self.position(effect.when), effect
 
 
-def _owner(kind: str, name: str, resolve: Resolver, effects: Sequence[Effects], which: Indices) -> Owner:
-    whens = dict.fromkeys(effect.when for one in effects for effect in one.effects)
-    return Owner(kind, name, {when: resolve(when) for when in whens}, Column(which, list(effects)))
+@dataclass(frozen=True)
+class Chosen:
+    """One owner as a batch's strategies have it.
+
+    Attributes:
+        columns: all that its effects depend on beside its kind: per strategy a number of each.
+        make: the effects in one strategy.
+        position: as of :class:`Owner`.
+        ends: by number, the positions at which storages of a tensor's gradients are let go of.
+    """
+
+    where: Where
+    columns: Sequence[Indices]
+    make: Callable[[int], Effects]
+    position: Resolver
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The owners of one kind.
+
+    Attributes:
+        used: (k,) the numbers of the effects that this batch has.
+        which: (owners, strategies) which of these.
+    """
+
+    kind: Kind
+    owners: Sequence[Chosen]
+    used: Indices
+    which: Indices
+
+    def positions(self, place: Place) -> Indices:
+        """(owners,) where in the step schedule a place lies; -1 for an owner that has none such."""
+        when, after = place
+        # An effect after a moment takes place as the next one begins, whose peak it then belongs to.
+        if when.what == "end" and when != FORWARD_END:
+            ends = [one.ends[when.number] if when.number < len(one.ends) else -1 for one in self.owners]
+            return np.array(ends, dtype=np.int64) + after
+        # Where owners lie is the same in all batches, and so is which owners are of a kind.
+        if when not in self.kind.positions:
+            found = [one.position(when) for one in self.owners]
+            self.kind.positions[when] = np.array(found, dtype=np.int64)
+        return self.kind.positions[when] + after
+
+
+@dataclass(frozen=True)
+class _TensorPlan:
+    """What is known of a tensor before anything is chosen.
+
+    Attributes:
+        places: its readers and those of its views, by number.
+        orders: per place when it comes in forward.
+        inside: per reader whether it lies in its producer's region.
+        kind: what its effects depend on beside its readings. Two tensors that agree in it have equal effects
+            for equal readings, whatever they are called.
+    """
+
+    group: Group
+    name: str
+    readers: tuple[Group, ...]
+    views: tuple[ViewAlias, ...]
+    places: tuple[Reader, ...]
+    orders: tuple[int, ...]
+    inside: tuple[bool, ...]
+    kind: Hashable
 
 
 class Batch:
@@ -62,8 +130,11 @@ class Batch:
     Args:
         choices, options: per variable and per group the index of every strategy.
         prices: :func:`~tensoropt.costs.prices.free_prices` to follow bytes and collectives only.
-        known: effects that were worked out before, of the same candidates and prices; filled here.
+        known: what was worked out before, of the same candidates and prices; filled here.
         schedule: that of the candidates' graph and regions.
+
+    Attributes:
+        stacks: all owners, by kinds.
     """
 
     def __init__(
@@ -79,49 +150,77 @@ class Batch:
         self.candidates, self.prices, self.overlap = candidates, prices, overlap
         self.graph, self.mesh = candidates.graph, candidates.mesh
         self.schedule = schedule or step_schedule(candidates.graph, candidates.regions)
-        self.readings = Readings(candidates, choices, options)
+        self._known = Known() if known is None else known
+        self.readings = Readings(candidates, choices, options, self._known)
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
-        self._known: Known = {} if known is None else known
         self._of_groups, self._of_tensors = GroupEffects(prices), TensorEffects(prices)
         told = candidates, self.schedule, self._of_tensors, self.readings
         # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
         # its gradient.
         self._views, self._gradients = ViewAliases(*told), GradientAliases(*told)
-        groups = [self._group(group) for group in self.graph.groups]
-        tensors = [self._tensor(group, name) for group in self.graph.groups for name in group.writes]
-        self.owners = (*groups, *tensors, *(self._parameter(name) for name in self.stored))
+        by_kind: dict[Hashable, list[Chosen]] = {}
+        self._order: list[Where] = []
+        for kind, chosen in self._chosen():
+            by_kind.setdefault(kind, []).append(chosen)
+            self._order.append(chosen.where)
+        self.stacks = tuple(self._stack(kind, owners) for kind, owners in by_kind.items())
+
+    def _chosen(self) -> Iterator[tuple[Hashable, Chosen]]:
+        """All owners, each with its kind."""
+        for group in self.graph.groups:
+            yield self._group(group)
+        for plan in self._known.once("tensors", self._plans):
+            yield plan.kind, self._tensor(plan)
+        for name in self.stored:
+            yield self._parameter(name)
+
+    def _stack(self, key: Hashable, owners: Sequence[Chosen]) -> Stack:
+        """The effects of all owners of a kind: worked out once per distinct choice of any of them."""
+        kind = self._known.kind(key, self.mesh)
+        columns = [np.concatenate(each) for each in zip(*(one.columns for one in owners), strict=True)]
+        firsts, which = distinct(columns)
+        keys = np.stack(columns)[:, firsts].T.tolist()
+        numbers = []
+        for first, numbered in zip(firsts.tolist(), keys, strict=True):
+            owner, row = divmod(first, self.count)
+            numbers.append(kind.number(tuple(numbered), partial(owners[owner].make, row)))
+        return Stack(kind, owners, np.array(numbers), which.reshape(len(owners), self.count))
+
+    @cached_property
+    def _owner_of(self) -> dict[Where, Owner]:
+        return {
+            one.where: Owner(*one.where, one.position, Column(stack.used[which], stack.kind.effects))
+            for stack in self.stacks
+            for one, which in zip(stack.owners, stack.which, strict=True)
+        }
+
+    @cached_property
+    def owners(self) -> tuple[Owner, ...]:
+        """All groups, then all tensors, then all parameters."""
+        return tuple(self._owner_of[where] for where in self._order)
 
     def owner(self, kind: str, name: str) -> Owner:
         """The owner of a kind and name."""
-        return next(owner for owner in self.owners if (owner.kind, owner.name) == (kind, name))
+        return self._owner_of[kind, name]
 
-    def _worked_out(self, key: Hashable, make: Callable[[], Effects]) -> Effects:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
-
-    def _group(self, group: Group) -> Owner:
-        chosen, outlasting = self._choices[group.name], self._gradients.outlasting(group)
+    def _group(self, group: Group) -> tuple[Hashable, Chosen]:
         names = (*group.parameters, *group.shared)
         # The last user's gradient comes first in backward and waits; those of all earlier users are added to
         # it.
         joins = tuple(self.schedule.users[name][1] != group.name for name in group.shared)
-        firsts, which = distinct([chosen, outlasting, *(self.stored[name].which for name in names)])
-        found = []
-        for row in firsts:
-            number, handed = int(chosen[row]), bool(outlasting[row])
+        chosen, outlasting = self._choices[group.name], self._gradients.outlasting(group)
+
+        def make(row: int) -> Effects:
             stored = {name: self.stored[name].at(row) for name in names}
-            # The key has all that the effects depend on, without the group's name: equal layers share one
-            # entry.
-            key = ("group", self.candidates.signature(group), number, tuple(stored.values()), handed, joins)
+            choice = self._choice(group, int(chosen[row]), stored)
+            return self._of_groups.group(choice, handed=bool(outlasting[row]), joins=joins)
 
-            choice = self._choice(group, number, stored)
-            make = partial(self._of_groups.group, choice, handed=handed, joins=joins)
-
-            found.append(self._worked_out(key, make))
-        return _owner("group", group.name, self.schedule.of_group(group.name), found, which)
+        columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
+        # Without the group's name: equal layers share one kind.
+        kind = ("group", self.candidates.signature(group), joins)
+        return kind, Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
 
     def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:
         of = self.candidates
@@ -133,68 +232,88 @@ class Batch:
             of.again(group)[number],
         )
 
-    def _tensor(self, group: Group, name: str) -> Owner:
-        """The owner of a tensor: its effects depend on how it is written, materialised and read, on who reads
-        views of it, and on where its gradients lie."""
+    def _plans(self) -> tuple[_TensorPlan, ...]:
+        return tuple(self._plan(group, name) for group in self.graph.groups for name in group.writes)
+
+    def _plan(self, group: Group, name: str) -> _TensorPlan:
         readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
-        written, hub = self.readings.written(group.name, name), self.readings.hub(name)
-        read = [self.readings.read(one.name, name) for one in readers]
-        ends, gradients = self._gradients.storages(group, name)
-        places = [*(Reader(one.name, name) for one in readers), *self._views.places(views)]
-        resolve = self.schedule.of_tensor(group.name, name, places, ends)
+        places = (*(Reader(one.name, name) for one in readers), *self._views.places(views))
+        # Where storages of gradients end has no part in forward's orders.
+        resolve = self.schedule.of_tensor(group.name, name, places, ())
         orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
         inside = tuple(self.readings.inside(group.name, one.name) for one in readers)
+        of_views = tuple(
+            (
+                *(one.through, one.of, one.first, len(one.inner), one.leaves),
+                tuple(self.readings.inside(one.maker.name, group.name) for group in one.readers),
+                self._look(one.maker, one.name),
+            )
+            for view in views
+            for one in view.with_inner()
+        )
+        kind = ("tensor", self._look(group, name), inside, orders, of_views)
+        return _TensorPlan(group, name, readers, views, places, orders, inside, kind)
+
+    def _look(self, group: Group, name: str) -> Hashable:
+        """What TensorEffects asks of a tensor beside its readings."""
         tensor = self.graph.atoms.graph.tensors[name]
-        # What TensorEffects asks of a tensor beside its readings. Two tensors that agree in it, and in what
-        # is told of their readers, have equal effects, whatever they are called.
-        alike = (
+        return (
             self.graph.atoms.atoms[name],
             self._of_tensors.orders.get(name),
             tensor.dtype,
             tensor.requires_grad,
             self.schedule.position("forward", "output", group.name, name) >= 0,
             name in self.graph.atoms.graph.mutations.values(),
+            name in self.graph.hubs,
         )
-        # Of thousands of strategies only the distinct combinations of these columns are worked out.
-        columns = [written.which, *(one.which for one in read), *((hub.which,) if hub else ())]
-        columns += [*self._views.columns(views), gradients.which]
-        firsts, which = distinct(columns)
-        found = []
-        for row in firsts:
-            told = (
+
+    def _tensor(self, plan: _TensorPlan) -> Chosen:
+        """A tensor: its effects depend on how it is written, materialised and read, on who reads views of it,
+        and on where its gradients lie."""
+        group, name = plan.group, plan.name
+        written, hub = self.readings.written(group.name, name), self.readings.hub(name)
+        read = [self.readings.read(one.name, name) for one in plan.readers]
+        ends, gradients = self._gradients.storages(group, name)
+
+        def make(row: int) -> Effects:
+            return self._of_tensors.tensor(
+                name,
                 written.at(row),
                 hub.at(row) if hub else None,
                 tuple(one.at(row) for one in read),
-                inside,
+                plan.inside,
                 gradients.at(row),
-                tuple(self._views.users(views, int(row), orders)),
-                orders[: len(readers)],
+                tuple(self._views.users(plan.views, row, plan.orders)),
+                plan.orders[: len(plan.readers)],
             )
 
-            make = partial(self._of_tensors.tensor, name, *told)
-            found.append(self._worked_out(("tensor", *alike, *told), make))
-        return _owner("tensor", name, resolve, found, which)
+        columns = [written.which, *(one.which for one in read), *((hub.which,) if hub else ())]
+        columns += [*self._views.columns(plan.views), gradients.which]
+        position = self.schedule.of_tensor(group.name, name, plan.places, ends)
+        return Chosen(("tensor", name), columns, make, position, ends)
 
-    def _parameter(self, name: str) -> Owner:
+    def _parameter(self, name: str) -> tuple[Hashable, Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]
         first, last = self.schedule.users[name]
+        shared, joins = name in self.graph.shared, first != last
+
+        def make(row: int) -> Effects:
+            layout = stored.at(row)
+            own = self._of_groups.stored(name, layout, joins=joins)
+            if not shared:  # a copy that stays gathered is its only group's
+                return own
+            return joined([own, self._of_groups.unsharded(name, layout, whole_layout(tensor, self.mesh))])
+
         dtypes = tensor.dtype, tensor.stored_dtype
-        alike = ("parameter", self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad, first != last)
-        shared = name in self.graph.shared
-        found = []
-        for layout in stored.values:
-
-            def make(layout: Layout = layout) -> Effects:
-                own = self._of_groups.stored(name, layout, joins=first != last)
-                if not shared:  # a copy that stays gathered is its only group's
-                    return own
-                return joined([own, self._of_groups.unsharded(name, layout, whole_layout(tensor, self.mesh))])
-
-            found.append(self._worked_out((*alike, shared, layout), make))
-        return _owner("parameter", name, self.schedule.of_parameter(name), found, stored.which)
+        kind = ("parameter", self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad, joins, shared)
+        position = self.schedule.of_parameter(name)
+        return kind, Chosen(("parameter", name), [stored.which], make, position)
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:
     """Per position its rank among all."""
     ranked = sorted(range(len(positions)), key=positions.__getitem__)
-    return tuple(ranked.index(i) for i in range(len(positions)))
+    found = [0] * len(ranked)
+    for rank, place in enumerate(ranked):
+        found[place] = rank
+    return tuple(found)

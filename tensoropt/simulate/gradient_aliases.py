@@ -27,6 +27,7 @@ from tensoropt.simulate.tensor_effects import GradientStorage
 from tensoropt.types import Indices
 
 Flags = NDArray[np.bool_]
+Placed = Column[Reading] | Column[Layout]
 Relation = tuple[str, tuple[str, ...]]
 """A result whose gradient these reads' gradients lie in; "" where they lie in a storage made for them."""
 
@@ -70,11 +71,12 @@ class GradientAliases:
             *((own,) if own is not None else ()),
             *((outlasting,) if outlasting is not None else ()),
         ]
+        known = self.readings.known.gradients
         if not columns:
-            return (), Column(np.zeros(self.count, dtype=np.int64), [GradientStorage()])
-        # Positions are no small numbers and may be -1, so that the packed code of :func:`distinct` does not
-        # serve.
-        _, firsts, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+            number = known.of(GradientStorage())
+            return (), Column(np.full(self.count, number, dtype=np.int64), known.values)
+        # Ends may be -1.
+        firsts, which = distinct([column + 1 for column in columns])
         ended = [*(column for _, column in common), *((own,) if own is not None else ())]
         ends = sorted({int(end) for column in ended for end in column[firsts] if end >= 0})
         number = {end: i for i, end in enumerate(ends)} | {-1: -1}
@@ -87,34 +89,43 @@ class GradientAliases:
             )
             for row in firsts
         ]
-        return tuple(ends), Column(which.reshape(-1), found)
+        numbers = np.array([known.of(storage) for storage in found], dtype=np.int64)
+        return tuple(ends), Column(numbers[which], known.values)
 
     # -- moves ------------------------------------------------------------------------------------
 
     def _sent_back(self, name: str, reader: Group) -> Flags:
         """Per strategy whether a reader's gradient moves to where the tensor was found."""
-        return self._moves_back(name, self._found_at(name), _layouts(self.readings.read(reader.name, name)))
+        return self._moves_back(name, self._found_at(name), self.readings.read(reader.name, name))
 
     def _hub_left(self, name: str) -> Flags:
         """Per strategy whether a gradient moves from where the tensor was found to its writer."""
         hub = self.readings.hub(name)
         if hub is None:
             return np.zeros(self.count, dtype=bool)
-        return self._moves_back(name, _layouts(self.readings.written(self.writer[name].name, name)), hub)
+        return self._moves_back(name, self.readings.written(self.writer[name].name, name), hub)
 
-    def _found_at(self, name: str) -> Column[Layout]:
-        hub = self.readings.hub(name)
-        return hub or _layouts(self.readings.written(self.writer[name].name, name))
+    def _found_at(self, name: str) -> Placed:
+        return self.readings.hub(name) or self.readings.written(self.writer[name].name, name)
 
-    def _moves_back(self, name: str, sources: Column[Layout], targets: Column[Layout]) -> Flags:
+    def _moves_back(self, name: str, sources: Placed, targets: Placed) -> Flags:
         firsts, which = distinct([sources.which, targets.which])
-        moved = [bool(self.moves.steps(name, sources.at(r), targets.at(r))[1]) for r in firsts]
+        pairs = [(_layout(sources.at(row)), _layout(targets.at(row))) for row in firsts]
+        moved = [bool(self.moves.steps(name, source, target)[1]) for source, target in pairs]
         return np.array(moved)[which]
 
     # -- relations --------------------------------------------------------------------------------
 
     def _all_relations(self) -> dict[str, dict[Relation, Flags]]:
         """Per group its relations, by the tensors' names, and the strategies in which there are these."""
+        known = self.readings.known.once("relations", self._of_configurations)
+        return {
+            name: {relation: flags[self.choices[name]] for relation, flags in relations.items()}
+            for name, relations in known.items()
+        }
+
+    def _of_configurations(self) -> dict[str, dict[Relation, Flags]]:
+        """Per group its relations, and the configurations in which there are these."""
         known: dict[Hashable, dict[Relation, Flags]] = {}
         found = {}
         for group in self.graph.groups:
@@ -125,7 +136,7 @@ class GradientAliases:
                 continue
             names = {short: name for name, short in group.short_names.items()} | {"": ""}
             found[group.name] = {
-                (names[of], tuple(names[member] for member in members)): flags[self.choices[group.name]]
+                (names[of], tuple(names[member] for member in members)): flags
                 for (of, members), flags in known[alike].items()
             }
         return found
@@ -235,5 +246,5 @@ class GradientAliases:
         return prod(self.graph.atoms.graph.tensors[name].shape)
 
 
-def _layouts(readings: Column[Reading]) -> Column[Layout]:
-    return Column(readings.which, [reading.layout for reading in readings.values])
+def _layout(placed: Reading | Layout) -> Layout:
+    return placed.layout if isinstance(placed, Reading) else placed

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from tensoropt.costs.effects import Reading
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import region_of
 from tensoropt.simulate.candidates import Candidates
+from tensoropt.simulate.known import Known
 from tensoropt.types import Indices
 
 Value = TypeVar("Value")
+_LARGEST_CODE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Value]):
-    """One value per strategy: the distinct ``values``, and per strategy ``which`` of them it has."""
+    """One value per strategy: distinct ``values``, and per strategy ``which`` of them it has."""
 
     which: Indices
     values: list[Value]
@@ -30,26 +33,18 @@ class Column(Generic[Value]):
         return self.values[self.which[row]]
 
 
-def column(values: Sequence[Value], which: Indices) -> Column[Value]:
-    """The column of ``values[which]``, in which equal values have become one."""
-    found: dict[Any, int] = {}
-    # Equal readings of different configurations become one, which is what keeps the combinations of readers
-    # few.
-    number = np.array([found.setdefault(v, len(found)) for v in values], dtype=np.int64)
-    return Column(number[which], list(found))
-
-
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
     """(a row of each distinct combination, per row the number of its combination)."""
-    # A mixed-radix code of the columns so far, made dense again after each column, so that the product stays
-    # below (rows x values) and cannot overflow.
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    firsts = np.zeros(1, dtype=np.int64)
+    # A mixed-radix code of the columns so far, made dense again where the next column's values could overflow
+    # it.
+    firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
     for one in columns:
-        _, firsts, code = np.unique(
-            code * (int(one.max(initial=0)) + 1) + one, return_index=True, return_inverse=True
-        )
-    return firsts, code
+        base = int(one.max(initial=0)) + 1
+        if size * base > _LARGEST_CODE:
+            firsts, code = np.unique(code, return_index=True, return_inverse=True)[1:]
+            size = len(firsts)
+        code, size = code * base + one, size * base
+    return np.unique(code, return_index=True, return_inverse=True)[1:]
 
 
 class Readings:
@@ -57,15 +52,22 @@ class Readings:
 
     Args:
         choices, options: per variable and per group the index of every strategy.
+        known: of earlier batches of the same candidates. Equal readings and layouts have equal numbers in
+            all of them, which is what keeps the combinations of readers few.
     """
 
     def __init__(
-        self, candidates: Candidates, choices: Mapping[str, Indices], options: Mapping[str, Indices]
+        self,
+        candidates: Candidates,
+        choices: Mapping[str, Indices],
+        options: Mapping[str, Indices],
+        known: Known | None = None,
     ):
         self.candidates, self.choices, self.options = candidates, choices, options
+        self.known = Known() if known is None else known
         self.graph = candidates.graph
         self.count = len(next(iter(choices.values()))) if choices else 1
-        self._region_of = region_of(candidates.regions)
+        self._region_of = self.known.once("regions of groups", lambda: region_of(candidates.regions))
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
@@ -79,40 +81,53 @@ class Readings:
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
         asked = group_name, name, writes
         if asked not in self._seen:
-            group, candidates = self.graph.group_of[group_name], self.candidates
-            short = group.short_names[name]
-            looks = zip(
-                candidates.configurations(group),
-                candidates.facts(group),
-                candidates.again(group),
-                strict=True,
-            )
-            if writes:
-                found = [
-                    Reading(
-                        c.layout(name),
-                        short in f.writes_kept,
-                        again,
-                        f.lies_in.get(short, ""),
-                        f.extents.get(short),
-                    )
-                    for c, f, again in looks
-                ]
-            else:
-                found = [
-                    Reading(
-                        c.layout(name), short in f.reads_kept, again, extent=f.gradient_extents.get(short)
-                    )
-                    for c, f, again in looks
-                ]
-            self._seen[asked] = column(found, self.choices[group_name])
+            group, known = self.graph.group_of[group_name], self.known
+            # Equal groups see their tensors alike, each by its own name.
+            key = ("reading", self.candidates.signature(group), group.short_names[name], writes)
+            numbers = known.once(key, lambda: self._numbers(group, name, writes=writes))
+            self._seen[asked] = Column(numbers[self.choices[group_name]], known.readings.values)
         return self._seen[asked]
+
+    def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
+        """Per configuration of a group the number of how it writes or reads a tensor."""
+        short, candidates = group.short_names[name], self.candidates
+        looks = zip(
+            candidates.configurations(group), candidates.facts(group), candidates.again(group), strict=True
+        )
+        if writes:
+            found = [
+                Reading(
+                    c.layout(name),
+                    short in f.writes_kept,
+                    again,
+                    f.lies_in.get(short, ""),
+                    f.extents.get(short),
+                )
+                for c, f, again in looks
+            ]
+        else:
+            found = [
+                Reading(c.layout(name), short in f.reads_kept, again, extent=f.gradient_extents.get(short))
+                for c, f, again in looks
+            ]
+        return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
 
     def hub(self, name: str) -> Column[Layout] | None:
         """Where a tensor with several readers is materialised; None of others."""
         if name not in self.graph.hubs:
             return None
-        return column(self.candidates.hubs(name), self.choices[Variable.of_hub(name)])
+        return self._layouts(name, self.candidates.hubs, Variable.of_hub)
+
+    def _layouts(
+        self, name: str, of: Callable[[str], Sequence[Layout]], variable: Callable[[str], Variable]
+    ) -> Column[Layout]:
+        known = self.known
+
+        def numbers() -> tuple[Variable, Indices]:
+            return variable(name), np.array([known.layouts.of(layout) for layout in of(name)], dtype=np.int64)
+
+        chosen, numbered = known.once(("layouts", name), numbers)
+        return Column(numbered[self.choices[chosen]], known.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
         """Whether a tensor is made and read in one region."""
@@ -123,14 +138,17 @@ class Readings:
         """Per parameter how it is stored."""
         found: dict[str, Column[Layout]] = {}
         for group in self.graph.groups:
+            if not group.parameters:
+                continue
             choices, options = self.choices[group.name], self.options[group.name]
             firsts, which = distinct([choices, options])
+            numbers = np.array([self._stored(group, int(choices[r]), int(options[r])) for r in firsts])
             for position, name in enumerate(group.parameters):
-                layouts = [
-                    self.candidates.stored(group, int(choices[row]), int(options[row]))[position]
-                    for row in firsts
-                ]
-                found[name] = column(layouts, which)
+                found[name] = Column(numbers[which, position], self.known.layouts.values)
         for name in self.graph.shared:
-            found[name] = column(self.candidates.shared(name), self.choices[Variable.of_parameter(name)])
+            found[name] = self._layouts(name, self.candidates.shared, Variable.of_parameter)
         return found
+
+    def _stored(self, group: Group, choice: int, option: int) -> list[int]:
+        """The numbers of the layouts in which a group's own parameters are stored."""
+        return [self.known.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +11,7 @@ from tensoropt.costs.effects import GradientShare
 from tensoropt.costs.prices import Send
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.sharding.buckets import arrival_order, fill_buckets
-from tensoropt.simulate.batch import Batch, Owner
-from tensoropt.simulate.readings import distinct
+from tensoropt.simulate.batch import Batch
 from tensoropt.types import Indices
 
 
@@ -35,20 +33,28 @@ class Reductions:
 
 
 class _Arriving(NamedTuple):
-    """A parameter whose gradient arrives; ``owner`` has the effect that shares in a bucket."""
+    """Parameters whose gradients are reduced with others in some strategy, as backward completes them.
 
-    name: str
-    owner: Owner
+    Attributes:
+        names: the parameters.
+        positions: after which backward completes each one's gradient.
+        shares: the distinct ones, and None.
+        which: (parameters, strategies) which of these each has.
+    """
+
+    names: list[str]
+    positions: dict[str, int]
+    shares: list[GradientShare | None]
+    which: Indices
 
 
 def reductions(batch: Batch) -> list[Reductions]:
     """All reductions of a batch in the order in which they are issued."""
     arriving = _arriving(batch)
-    if not arriving:
+    if arriving is None:
         return []
-    # Buckets are filled across parameters, so they are worked out per distinct combination of all stored
-    # layouts.
-    firsts, which = distinct([one.owner.effects.which for one in arriving])
+    # Buckets are filled across parameters, so they are worked out per distinct combination of all shares.
+    firsts, which = np.unique(arriving.which, axis=1, return_index=True, return_inverse=True)[1:]
     rows: dict[tuple[int, int], dict[int, Send]] = {}
     for number, row in enumerate(firsts):
         places: dict[int, int] = {}
@@ -61,7 +67,7 @@ def reductions(batch: Batch) -> list[Reductions]:
     for (position, _), sends in sorted(rows.items(), key=lambda item: item[0]):
         table = np.full(len(firsts), -1, dtype=np.int64)
         table[list(sends)] = np.arange(len(sends))
-        chosen = table[which]
+        chosen = table[which.reshape(-1)]
         concerned = np.flatnonzero(chosen >= 0)
         result.append(Reductions(position, concerned, tuple(sends.values()), chosen[concerned]))
     return result
@@ -69,39 +75,44 @@ def reductions(batch: Batch) -> list[Reductions]:
 
 def reductions_of(batch: Batch, row: int) -> list[Send]:
     """The reductions of one strategy, in the order in which they are issued."""
-    return [send for _, send in _buckets(batch, _arriving(batch), row)]
+    arriving = _arriving(batch)
+    return [] if arriving is None else [send for _, send in _buckets(batch, arriving, row)]
 
 
-def _arriving(batch: Batch) -> list[_Arriving]:
-    """Trained parameters, in the order in which backward completes their gradients."""
+def _arriving(batch: Batch) -> _Arriving | None:
+    """The gradients that are reduced with others; None where none is."""
     if not batch.prices.training:
-        return []
-    owners = {owner.name: owner for owner in batch.owners if owner.kind == "parameter"}
-    return [_Arriving(name, owners[name]) for name in arrival_order(batch.graph) if name in owners]
+        return None
+    numbers: dict[GradientShare | None, int] = {None: 0}
+    found: dict[str, Indices] = {}
+    for stack in batch.stacks:
+        if stack.owners[0].where[0] != "parameter":
+            continue
+        of_used = [stack.kind.tables.shares[number] for number in stack.used.tolist()]
+        if any(share is not None for share in of_used):
+            table = np.array([numbers.setdefault(share, len(numbers)) for share in of_used])
+            found.update((one.where[1], table[w]) for one, w in zip(stack.owners, stack.which, strict=True))
+    if not found:
+        return None
+    names = [name for name in arrival_order(batch.graph) if name in found]
+    # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
+    users, position = batch.schedule.users, batch.schedule.position
+    positions = {name: position("backward", "parameters", users[name][0]) for name in names}
+    return _Arriving(names, positions, list(numbers), np.stack([found[name] for name in names]))
 
 
-def _buckets(batch: Batch, arriving: Sequence[_Arriving], row: int) -> list[tuple[int, Send]]:
+def _buckets(batch: Batch, arriving: _Arriving, row: int) -> list[tuple[int, Send]]:
     """(position, collective) of one strategy's buckets."""
-    gradients = []
-    for name, owner in arriving:
-        share = _share(owner, row)
-        if share is not None:
-            gradients.append((name, *share))
+    chosen = [arriving.shares[number] for number in arriving.which[:, row].tolist()]
+    given = zip(arriving.names, chosen, strict=True)
     found = []
-    for bucket in fill_buckets(gradients):
+    for bucket in fill_buckets([(name, *share) for name, share in given if share is not None]):
         size = bucket.elements * DTYPE_BYTES[bucket.dtype]
         send = batch.prices.send("all_reduce", bucket.axes, size)
         if send is None:
             continue
-        users = (batch.schedule.users[name][0] for name in bucket.parameters)
-        # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
-        arrived = max(batch.schedule.position("backward", "parameters", user) for user in users)
+        arrived = max(arriving.positions[name] for name in bucket.parameters)
         # With several micro-batches gradients are complete after the last one's backward.
         found.append((arrived if batch.mesh[0] == 1 else batch.schedule.last, send))
     # The sort is stable: buckets of one position stay in the order in which they are filled.
     return sorted(found, key=lambda item: item[0])
-
-
-def _share(owner: Owner, row: int) -> GradientShare | None:
-    shares = (effect.share for effect in owner.effects.at(row).effects)
-    return next((share for share in shares if share is not None), None)

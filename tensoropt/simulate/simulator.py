@@ -10,19 +10,17 @@ after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tensoropt.costs.effects import Effects
-from tensoropt.simulate.batch import Batch, Owner
+from tensoropt.simulate.batch import Batch, Stack
+from tensoropt.simulate.effect_tables import SOURCES, Axes, Cells, Place
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.types import Floats, Indices
-
-Axes = tuple[int, ...]
-SOURCES = ("measured", "fitted", "data sheet")
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,10 @@ class StepMetrics:
 
 @dataclass
 class _Sends:
-    """Collectives of one moment over one set of axes, per choice: seconds of all, bytes of the largest."""
+    """Collectives of one moment over one set of axes: per strategy seconds of all, bytes of the largest."""
 
     seconds: Floats
     bytes: Floats
-
-
-@dataclass
-class _Share:
-    """What one owner does at one moment: tables by its choice."""
-
-    which: Indices
-    bytes: Floats | None = None
-    workspace: Floats | None = None
-    local: Floats | None = None
-    sends: dict[Axes, _Sends] = field(default_factory=dict)
 
 
 def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
@@ -75,168 +62,177 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
 
 
 class StepSimulator:
-    """The state of a simulation: where time and memory of every strategy stand."""
+    """The state of a simulation: where time and memory of every strategy stand.
+
+    What happens at the moments is laid out first, for all strategies at once. Bytes that are alive and seconds
+    of work are then sums along the moments. Only collectives are gone through one after the other: how long
+    one takes, and when it starts, depends on those before it.
+    """
 
     def __init__(self, batch: Batch, recorder: StepRecorder | None = None):
         assert recorder is None or batch.count == 1, "one strategy can be recorded, many have only figures"
         self.batch, self.recorder = batch, recorder
-        n, schedule = batch.count, batch.schedule
+        n, moments = batch.count, len(batch.schedule.moments)
         # One position more than there are moments: an effect "after" the last one lies there, and is never
         # reached.
-        self.shares: list[list[_Share]] = [[] for _ in range(len(schedule.moments) + 1)]
-        self.sources = np.zeros((n, len(SOURCES)))
-        self.lasting = np.zeros((n, 3))
-        for owner in batch.owners:
-            self._lay_out(owner)
-        self.alive = np.zeros((n, 2))
-        self.time, self.compute, self.communication = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.since = np.zeros(n)  # seconds of work since the last collective
+        self.kept, self.transient = np.zeros((moments + 1, n)), np.zeros((moments + 1, n))
+        self.workspace, self.local = np.zeros((moments + 1, n)), np.zeros((moments + 1, n))
+        self.sends: dict[int, dict[Axes, _Sends]] = {}
+        self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
+        for stack in batch.stacks:
+            self._lay_out(stack)
+        # To its last bit no strategy's time may depend on when others send, so that work is summed up from
+        # the beginning of the step, and not from one collective to the next. Where time stands is
+        # ``worked + waited``, what of it is computing ``worked + slowed``.
+        self.work = np.cumsum(self.local, axis=0)
+        self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.communication = np.zeros(n)
+        self.at_last = np.zeros(n)  # the work that was done by the last collective
         self.left: dict[Axes, Floats] = {}  # bytes of those whose mark on that work is not counted yet
         self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
-        # Below 0, so that a step without any memory has its first moment as peak.
-        self.peak, self.at_peak = np.full(n, -1.0), np.zeros((n, 2))
 
-    def _lay_out(self, owner: Owner) -> None:
-        """Put an owner's effects where they take place."""
-        choices, which = owner.effects.values, owner.effects.which
-        found: dict[int, _Share] = {}
-        seconds = np.zeros((len(choices), len(SOURCES)))
-        lasting = np.array([[c.parameters, c.gradients, c.optimizer] for c in choices], dtype=float)
-        if lasting.any():
-            self.lasting += lasting[which]
-        for number, choice in enumerate(choices):
-            self._lay_out_choice(owner, number, choice, found, seconds)
-        for position, share in found.items():
-            # One order for all strategies, whichever others they are simulated with.
-            share.sends = dict(sorted(share.sends.items()))
-            self.shares[position].append(share)
-        if seconds.any():
-            self.sources += seconds[which]
+    def _lay_out(self, stack: Stack) -> None:
+        """Put the effects of alike owners where they take place."""
+        tables, used, which = stack.kind.tables, stack.used, stack.which
+        for total, figures in ((self.lasting, tables.lasting), (self.sources, tables.seconds)):
+            table = np.array([figures[number] for number in used.tolist()], dtype=float)
+            if table.any():
+                for numbers in which:
+                    total += table[numbers]
+        for target, by_place in (
+            (self.kept, tables.kept),
+            (self.transient, tables.transient),
+            (self.workspace, tables.workspace),
+            (self.local, tables.local),
+        ):
+            for place, cells in by_place.items():
+                figures = cells.of(used, tables.count)
+                if figures.any():
+                    _add(target, stack.positions(place), figures[which])
+        for (place, axes), cells in tables.sends.items():
+            self._lay_out_sends(stack, place, axes, *cells)
 
-    def _lay_out_choice(
-        self, owner: Owner, number: int, choice: Effects, found: dict[int, _Share], seconds: Floats
-    ) -> None:
-        count = len(owner.effects.values)
-        for e in choice.effects:
-            # An effect after a moment takes place as the next one begins, whose peak it then belongs to.
-            share = found.setdefault(owner.positions[e.when] + e.after, _Share(owner.effects.which))
-            if e.kept or e.transient:
-                share.bytes = np.zeros((count, 2)) if share.bytes is None else share.bytes
-                share.bytes[number] += e.kept, e.transient
-            if e.workspace_bytes:
-                share.workspace = np.zeros(count) if share.workspace is None else share.workspace
-                share.workspace[number] += e.workspace_bytes
-            times = 1 if e.when.once else self.batch.mesh[0]
-            if local_s := e.local_s + e.passing_s:
-                share.local = np.zeros(count) if share.local is None else share.local
-                share.local[number] += local_s
-                seconds[number, SOURCES.index(e.source)] += local_s * times
-            for send in e.sends:
-                sends = share.sends.setdefault(send.axes, _Sends(np.zeros(count), np.zeros(count)))
-                sends.seconds[number] += send.seconds
-                # What a collective costs the work after it grows with its bytes and does not add up over
-                # several in a row.
-                sends.bytes[number] = max(sends.bytes[number], send.bytes)
-                seconds[number, SOURCES.index(send.source)] += send.seconds * times
+    def _lay_out_sends(self, stack: Stack, place: Place, axes: Axes, seconds: Cells, size: Cells) -> None:
+        count = stack.kind.tables.count
+        takes, largest = seconds.of(stack.used, count), size.of(stack.used, count)
+        if not largest.any() and not takes.any():
+            return
+        sending = ((largest > 0) | (takes > 0))[stack.which].any(axis=1)
+        owners = np.flatnonzero(sending)
+        which = stack.which[owners]
+        for position, of_seconds, of_bytes in zip(
+            stack.positions(place)[owners].tolist(), takes[which], largest[which], strict=True
+        ):
+            at = self.sends.setdefault(position, {})
+            if axes in at:
+                of_seconds, of_bytes = at[axes].seconds + of_seconds, np.maximum(at[axes].bytes, of_bytes)
+            at[axes] = _Sends(of_seconds, of_bytes)
 
     def simulate(self) -> StepMetrics:
         """Go through all moments; once."""
         batch, schedule = self.batch, self.batch.schedule
-        micro, everywhere = batch.mesh[0], np.ones(batch.count, dtype=bool)
+        micro, moments = batch.mesh[0], len(schedule.moments)
+        everywhere, memory = np.ones(batch.count, dtype=bool), self._memory()
         issued: dict[int, list[Reductions]] = {}
         for issue in reductions(batch):
             issued.setdefault(issue.position, []).append(issue)
+        after_all = issued.pop(schedule.last, []) if micro > 1 else []
         # One micro-batch is stepped through: all are alike, and what one keeps it has given back at its end.
-        for position in range(schedule.last):
-            self._advance(position)
-            for issue in issued.get(position, ()):
-                self._reduce(issue)
+        self._advance(range(schedule.last), issued)
         self._count_slower_work(everywhere)
         # The work after the last collective is counted before this point, so that every micro-batch pays for
         # it.
         if micro > 1:
             self._repeat(micro)
-            for issue in issued.get(schedule.last, ()):
+            for issue in after_all:
                 self._reduce(issue)
         # The optimizer waits for every bucket.
         for busy in self.busy.values():
-            self.time = np.maximum(self.time, busy)
-        for position in range(schedule.last, len(schedule.moments)):
-            self._advance(position)
+            self.waited = np.maximum(self.waited, busy - self.worked)
+        self._advance(range(schedule.last, moments), {})
         self._count_slower_work(everywhere)
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
         # Transitions have no other source: where they were not measured they are 0.
         self.sources[:, SOURCES.index("measured")] += self.turns
-        memory = np.concatenate([self.lasting, self.at_peak], axis=1)
+        time, compute = self.time, self.worked + self.slowed
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
-        exposed = np.clip(self.time - self.compute, 0.0, self.communication)
-        return StepMetrics(memory, self.time, self.compute, self.communication, exposed, self.sources)
+        exposed = np.clip(time - compute, 0.0, self.communication)
+        return StepMetrics(memory, time, compute, self.communication, exposed, self.sources)
+
+    def _memory(self) -> Floats:
+        """(n, 5) the peak by kind, the first of several; makes ``kept`` and ``transient`` what is alive."""
+        if self.recorder is not None:
+            self.changed = np.stack([self.kept[:, 0], self.transient[:, 0]], axis=1)
+        for changes in (self.kept, self.transient):
+            np.cumsum(changes, axis=0, out=changes)
+        total = (self.kept + self.transient + self.workspace)[:-1]
+        strategies = np.arange(self.batch.count)
+        if not len(total):
+            return np.concatenate([self.lasting, np.zeros((len(strategies), 2))], axis=1)
+        at = np.argmax(total, axis=0)
+        kept = self.kept[at, strategies]
+        # Transient at the peak includes the workspace, as in the recording.
+        at_peak = np.stack([kept, total[at, strategies] - kept], axis=1)
+        return np.concatenate([self.lasting, at_peak], axis=1)
+
+    @property
+    def time(self) -> Floats:
+        """Seconds since the step began."""
+        return self.worked + self.waited
 
     def _repeat(self, micro: int) -> None:
         """All micro-batches take as long as the first."""
         if self.recorder is not None:
             self.recorder.repeat(micro, float(self.time[0]))
-        # Sources are not multiplied: _lay_out_choice has counted them once per micro-batch already.
-        self.time, self.compute = self.time * micro, self.compute * micro
+        # Sources are not multiplied: EffectTables has counted them once per micro-batch already.
+        self.waited, self.slowed = self.time * micro, (self.worked + self.slowed) * micro
+        # Work goes on being summed up from where the first micro-batch has left it.
+        self.waited, self.slowed = self.waited - self.worked, self.slowed - self.worked
         self.communication, self.turns = self.communication * micro, self.turns * micro
 
-    def _advance(self, position: int) -> None:
-        """Go through one moment."""
-        shares, recorder = self.shares[position], self.recorder
-        if recorder is not None:
-            recorder.begin(self.batch.schedule.moments[position], float(self.time[0]))
-        if not shares:
-            if recorder is not None:
-                recorder.memory(float(self.time[0]), (0.0, 0.0), 0.0, self.alive[0].tolist())
-            return
-        workspace: Any = 0.0
-        sends: dict[Axes, tuple[Any, Any]] = {}
-        started_s, changed = float(self.time[0]), np.zeros(2)
-        for share in shares:
-            which = share.which
-            if share.bytes is not None:
-                self.alive += share.bytes[which]
-                changed = changed + share.bytes[which[0]]
-            if share.workspace is not None:
-                workspace = workspace + share.workspace[which]
-            if share.local is not None:
-                seconds = share.local[which]
-                self.since += seconds
-                self.time += seconds
-                self.compute += seconds
-            for axes, each in share.sends.items():
-                seconds, size = sends.get(axes, (0.0, 0.0))
-                sends[axes] = seconds + each.seconds[which], np.maximum(size, each.bytes[which])
-        if recorder is not None:
-            recorder.memory(started_s, changed.tolist(), float(np.sum(workspace)), self.alive[0].tolist())
-            recorder.work(started_s, float(self.time[0]))
-        # One order for all strategies, whichever others they are simulated with.
-        for axes in sorted(sends):
-            self._wait(axes, *sends[axes])
-        total = self.alive.sum(axis=1) + workspace
-        higher = np.flatnonzero(total > self.peak)
-        if len(higher):
-            self.peak[higher] = total[higher]
-            self.at_peak[higher, 0] = self.alive[higher, 0]
-            # Transient at the peak includes the workspace, as in the recording.
-            self.at_peak[higher, 1] = total[higher] - self.alive[higher, 0]
+    def _advance(self, positions: range, issued: Mapping[int, Sequence[Reductions]]) -> None:
+        """Go through moments that follow one another, and issue the buckets that are complete after each."""
+        # At moments without collectives there is only work, which is summed up already; a recording has them
+        # all.
+        for position in positions:
+            if self.recorder is not None:
+                self._record(self.recorder, position)
+            elif position not in self.sends and position not in issued:
+                continue
+            self.worked = self.work[position]
+            # One order for all strategies, whichever others they are simulated with.
+            for axes, sends in sorted(self.sends.get(position, {}).items()):
+                self._wait(axes, sends.seconds, sends.bytes)
+            for issue in issued.get(position, ()):
+                self._reduce(issue)
+        if len(positions):
+            self.worked = self.work[positions[-1]]
+
+    def _record(self, recorder: StepRecorder, position: int) -> None:
+        """Tell of a moment's memory and work."""
+        begun_s, done_s = float(self.time[0]), float(self.work[position, 0] + self.waited[0])
+        recorder.begin(self.batch.schedule.moments[position], begun_s)
+        alive = float(self.kept[position, 0]), float(self.transient[position, 0])
+        recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
+        recorder.work(begun_s, done_s)
 
     def _count_slower_work(self, where: Any) -> None:
         """Count what the last collectives have cost the work since; of several in a row the worst."""
         longer = np.zeros(self.batch.count)
-        worked = where & (self.since > 0)
+        since = self.worked - self.at_last
+        worked = where & (since > 0)
         for axes, size in self.left.items():
             marked = worked & (size > 0)
             if marked.any():
-                extra = self.batch.prices.communication.leaving_s(axes, self.since, size)
+                extra = self.batch.prices.communication.leaving_s(axes, since, size)
                 longer = np.maximum(longer, np.where(marked, extra, 0.0))
                 size[marked] = 0.0
         if self.recorder is not None:
             self.recorder.work(float(self.time[0]), float(self.time[0] + longer[0]))
-        self.time += longer
-        self.compute += longer
+        self.waited += longer
+        self.slowed += longer
         self.turns += longer
 
     def _wait(self, axes: Axes, seconds: Floats, size: Floats) -> None:
@@ -248,20 +244,20 @@ class StepSimulator:
         if not self.busy:
             if self.recorder is not None:
                 self.recorder.send(axes, float(self.time[0]), float(seconds[0]))
-            self.time += seconds
+            self.waited += seconds
             return
-        start = self.time.copy()
+        now = start = self.time
         for link in self.batch.overlap.links(axes):
             if link in self.busy:
                 start = np.maximum(start, self.busy[link])
         if self.recorder is not None:
             self.recorder.send(axes, float(start[0]), float(seconds[0]))
-        self.time = np.where(sending, start + seconds, self.time)
+        self.waited += np.where(sending, start - now + seconds, 0.0)
         for link in self.batch.overlap.links(axes):
             # Only links that buckets use are followed. A blocking collective occupies them as well: a later
             # bucket queues.
             if link in self.busy:
-                self.busy[link] = np.where(sending, self.time, self.busy[link])
+                self.busy[link] = np.where(sending, start + seconds, self.busy[link])
 
     def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
         """Seconds that the first collective after some work takes longer (others find the ranks in step);
@@ -270,10 +266,10 @@ class StepSimulator:
         # counted.
         self._count_slower_work(sending)
         communication = self.batch.prices.communication
-        extra = np.where(sending, communication.arriving_s(axes, self.since, size), 0.0)
+        extra = np.where(sending, communication.arriving_s(axes, self.worked - self.at_last, size), 0.0)
         left = self.left.setdefault(axes, np.zeros(self.batch.count))
         np.copyto(left, np.maximum(left, size), where=sending)
-        self.since = np.where(sending, 0.0, self.since)
+        self.at_last = np.where(sending, self.worked, self.at_last)
         self.turns += extra
         return extra
 
@@ -303,6 +299,16 @@ class StepSimulator:
             if self.recorder is not None and len(rows):
                 self.recorder.reduction(axes, float(start[0]), float(seconds[0]))
             if not overlap.beside:
-                self.time[rows] += seconds
+                self.waited[rows] += seconds
         sources = np.array([[float(send.source == s) * send.seconds for s in SOURCES] for send in sends])
         self.sources[issue.rows] += sources[which]
+
+
+def _add(target: Floats, positions: Indices, figures: Floats) -> None:
+    """Add (owners, strategies) figures to those of the positions, each owner's to one."""
+    if len(set(positions.tolist())) == len(positions):
+        target[positions] += figures
+        return
+    # Such as the optimizer's step, at which all parameters are.
+    for position, of_strategies in zip(positions.tolist(), figures, strict=True):
+        target[position] += of_strategies

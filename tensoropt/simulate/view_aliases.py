@@ -62,6 +62,9 @@ class ViewAliases:
     @cached_property
     def _views(self) -> Mapping[str, Sequence[tuple[Group, str]]]:
         """Per tensor the groups that make views of it, and these."""
+        return self.readings.known.once("views", self._all_views)
+
+    def _all_views(self) -> dict[str, tuple[tuple[Group, str], ...]]:
         found: dict[str, dict[tuple[str, str], tuple[Group, str]]] = {}
         for group in self.candidates.graph.groups:
             names = {short: name for name, short in group.short_names.items()}

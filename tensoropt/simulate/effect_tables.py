@@ -1,0 +1,109 @@
+"""Effects as arrays: of owners that look alike, what each choice does at each moment.
+
+The simulator reads the figures of many strategies off such a table at once, by the numbers of their choices.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tensoropt.costs.effects import Effects, GradientShare, When
+from tensoropt.types import Floats, Indices
+
+Axes = tuple[int, ...]
+SOURCES = ("measured", "fitted", "data sheet")
+
+
+class Place(NamedTuple):
+    """A moment of an owner, or right after it."""
+
+    when: When
+    after: bool
+
+
+class Cells:
+    """One figure per number of effects; 0 of those that were given none."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._values: list[float] = []
+        self._table: Floats = np.zeros(0)
+
+    def add(self, number: int, value: float) -> None:
+        """Add to the figure of ``number``, the last one that was begun or a later one."""
+        if self._numbers and self._numbers[-1] == number:
+            self._values[-1] += value
+        else:
+            self._numbers.append(number)
+            self._values.append(value)
+
+    def most(self, number: int, value: float) -> None:
+        """Raise the figure of ``number`` to ``value``; likewise."""
+        if self._numbers and self._numbers[-1] == number:
+            self._values[-1] = max(self._values[-1], value)
+        else:
+            self.add(number, value)
+
+    def of(self, numbers: Indices, count: int) -> Floats:
+        """(k,) the figures of some numbers; ``count`` have been given so far."""
+        # Figures are only added of a new number, so that a table of as many is up to date.
+        if len(self._table) != count:
+            self._table = np.zeros(count)
+            self._table[self._numbers] = self._values
+        return self._table[numbers]
+
+
+class EffectTables:
+    """Effects of one kind of owners by number, as they are met.
+
+    Attributes:
+        kept, transient, workspace: bytes by place.
+        local: device seconds by place.
+        sends: by place and axes: (seconds of all collectives, bytes of the largest).
+        lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
+        seconds: per number the seconds of a step by where they come from, as in ``SOURCES``.
+        shares: per number the gradient that is reduced with others, or None.
+    """
+
+    def __init__(self, micro: int):
+        self.micro, self.count = micro, 0
+        self.kept: dict[Place, Cells] = {}
+        self.transient: dict[Place, Cells] = {}
+        self.workspace: dict[Place, Cells] = {}
+        self.local: dict[Place, Cells] = {}
+        self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells]] = {}
+        self.lasting: list[tuple[int, int, int]] = []
+        self.seconds: list[list[float]] = []
+        self.shares: list[GradientShare | None] = []
+
+    def add(self, choice: Effects) -> None:
+        """The effects of the next number."""
+        number, seconds, shared = self.count, [0.0] * len(SOURCES), None
+        self.count += 1
+        for e in choice.effects:
+            place = Place(e.when, e.after)
+            for cells, value in (
+                (self.kept, e.kept),
+                (self.transient, e.transient),
+                (self.workspace, e.workspace_bytes),
+            ):
+                if value:
+                    cells.setdefault(place, Cells()).add(number, value)
+            times = 1 if e.when.once else self.micro
+            if local_s := e.local_s + e.passing_s:
+                self.local.setdefault(place, Cells()).add(number, local_s)
+                seconds[SOURCES.index(e.source)] += local_s * times
+            for send in e.sends:
+                sends = self.sends.setdefault((place, send.axes), (Cells(), Cells()))
+                sends[0].add(number, send.seconds)
+                # What a collective costs the work after it grows with its bytes and does not add up over
+                # several in a row.
+                sends[1].most(number, send.bytes)
+                seconds[SOURCES.index(send.source)] += send.seconds * times
+            if shared is None:
+                shared = e.share
+        self.lasting.append((choice.parameters, choice.gradients, choice.optimizer))
+        self.seconds.append(seconds)
+        self.shares.append(shared)

@@ -1,0 +1,80 @@
+"""What is worked out of candidates once and kept for all their batches: numbers of equal values, effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from tensoropt.costs.effects import Effects, Reading, When
+from tensoropt.ops.layouts import Layout
+from tensoropt.simulate.effect_tables import EffectTables
+from tensoropt.types import Indices
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+class Numbering(Generic[Value]):
+    """Numbers equal values alike: ``values`` in the order in which they were first seen."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self._numbers: dict[Value, int] = {}
+
+    def of(self, value: Value) -> int:
+        """The number of a value."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+class Kind:
+    """Owners that look alike, such as one tensor of every layer: equal choices have equal effects.
+
+    Attributes:
+        effects: the distinct ones that were met, by number.
+        tables: the same as arrays.
+        positions: per moment where in the step schedule each owner has it.
+    """
+
+    def __init__(self, micro: int):
+        self.effects: list[Effects] = []
+        self.tables = EffectTables(micro)
+        self.positions: dict[When, Indices] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
+        """The number of the effects of a choice.
+
+        Args:
+            key: all that they depend on beside the kind.
+        """
+        if key not in self._numbers:
+            self._numbers[key] = len(self.effects)
+            self.effects.append(make())
+            self.tables.add(self.effects[-1])
+        return self._numbers[key]
+
+
+class Known:
+    """What batches of the same candidates, schedule and prices have in common; filled by them."""
+
+    def __init__(self) -> None:
+        self.readings: Numbering[Reading] = Numbering()
+        self.layouts: Numbering[Layout] = Numbering()
+        # GradientStorage, which is defined in a module that imports this one.
+        self.gradients: Numbering[Any] = Numbering()
+        self.kinds: dict[Hashable, Kind] = {}
+        self._found: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns, called for the first of all batches only."""
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
+
+    def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
+        """The kind of owners that agree in ``key``."""
+        if key not in self.kinds:
+            self.kinds[key] = Kind(mesh[0])
+        return self.kinds[key]

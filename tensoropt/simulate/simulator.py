@@ -10,9 +10,8 @@ after it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,8 @@ from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.effect_tables import SOURCES, Axes, Cells, Place
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
-from tensoropt.types import Floats, Indices
+from tensoropt.simulate.turns import turns
+from tensoropt.types import Flags, Floats, Indices
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,25 @@ class StepMetrics:
 
 @dataclass
 class _Sends:
-    """Collectives of one moment over one set of axes: per strategy seconds of all, bytes of the largest."""
+    """Collectives of one moment over one set of axes, or a bucket of gradients (in some strategies).
 
+    Attributes:
+        seconds: per strategy of all; with what they take longer after work, once that is known.
+        bytes: per strategy of the largest.
+        sending: the strategies that have any.
+        bucket: gradients are reduced.
+        slowed: per strategy seconds that the work before has taken longer after earlier collectives; None
+            where that is 0 of all.
+        arriving: per strategy the part of ``seconds`` that comes from the work before.
+    """
+
+    axes: Axes | None
     seconds: Floats
     bytes: Floats
+    sending: Flags
+    bucket: bool = False
+    slowed: Floats | None = None
+    arriving: Floats | None = None
 
 
 def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
@@ -78,17 +93,17 @@ class StepSimulator:
         self.kept, self.transient = np.zeros((moments + 1, n)), np.zeros((moments + 1, n))
         self.workspace, self.local = np.zeros((moments + 1, n)), np.zeros((moments + 1, n))
         self.sends: dict[int, dict[Axes, _Sends]] = {}
+        self.buckets: dict[int, list[_Sends]] = {}
         self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
         for stack in batch.stacks:
             self._lay_out(stack)
         # To its last bit no strategy's time may depend on when others send, so that work is summed up from
         # the beginning of the step, and not from one collective to the next. Where time stands is
-        # ``worked + waited``, what of it is computing ``worked + slowed``.
-        self.work = np.cumsum(self.local, axis=0)
+        # ``worked + waited``, what of it is computing ``worked + slowed``. The first row is before all work.
+        self.work = np.zeros((moments + 1, n))
+        np.cumsum(self.local[:-1], axis=0, out=self.work[1:])
         self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.communication = np.zeros(n)
-        self.at_last = np.zeros(n)  # the work that was done by the last collective
-        self.left: dict[Axes, Floats] = {}  # bytes of those whose mark on that work is not counted yet
         self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
 
@@ -127,31 +142,55 @@ class StepSimulator:
             at = self.sends.setdefault(position, {})
             if axes in at:
                 of_seconds, of_bytes = at[axes].seconds + of_seconds, np.maximum(at[axes].bytes, of_bytes)
-            at[axes] = _Sends(of_seconds, of_bytes)
+            at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0)
+
+    def _lay_out_buckets(self, issue: Reductions) -> None:
+        """Buckets of gradients that are complete in some strategies."""
+        seconds = np.array([send.seconds for send in issue.sends])
+        size = np.array([send.bytes for send in issue.sends], dtype=float)
+        # A position may issue buckets of several sets of axes; each set queues on links of its own.
+        for axes in dict.fromkeys(send.axes for send in issue.sends):
+            over = np.array([send.axes == axes for send in issue.sends])[issue.which]
+            rows, which = issue.rows[over], issue.which[over]
+            made = _Sends(axes, *np.zeros((2, self.batch.count)), np.zeros(self.batch.count, dtype=bool), True)
+            made.seconds[rows], made.bytes[rows], made.sending[rows] = seconds[which], size[which], True
+            self.buckets.setdefault(issue.position, []).append(made)
+        sources = np.array([[float(send.source == s) * send.seconds for s in SOURCES] for send in issue.sends])
+        self.sources[issue.rows] += sources[issue.which]
 
     def simulate(self) -> StepMetrics:
         """Go through all moments; once."""
         batch, schedule = self.batch, self.batch.schedule
-        micro, moments = batch.mesh[0], len(schedule.moments)
-        everywhere, memory = np.ones(batch.count, dtype=bool), self._memory()
-        issued: dict[int, list[Reductions]] = {}
+        micro, moments, memory = batch.mesh[0], len(schedule.moments), self._memory()
         for issue in reductions(batch):
-            issued.setdefault(issue.position, []).append(issue)
-        after_all = issued.pop(schedule.last, []) if micro > 1 else []
+            self._lay_out_buckets(issue)
+        # With several micro-batches gradients are complete when backward is over.
+        complete = self.buckets.pop(schedule.last, [])
+        forth_and_back, end = range(schedule.last), range(schedule.last, moments)
+        # The work after the last collective is counted before the micro-batch is over, so that every one pays
+        # for it.
+        none = np.zeros(batch.count)
+        over, done = (_Sends(None, none, none, none.astype(bool)) for _ in range(2))
+        self._count_turns(
+            [
+                *((position + 1, sends) for position in forth_and_back for sends in self._at(position)),
+                *((schedule.last, sends) for sends in (over, *complete)),
+                *((position + 1, sends) for position in end for sends in self._at(position)),
+                (moments, done),
+            ]
+        )
         # One micro-batch is stepped through: all are alike, and what one keeps it has given back at its end.
-        self._advance(range(schedule.last), issued)
-        self._count_slower_work(everywhere)
-        # The work after the last collective is counted before this point, so that every micro-batch pays for
-        # it.
+        self._advance(forth_and_back)
+        self._count_slower_work(over)
         if micro > 1:
             self._repeat(micro)
-            for issue in after_all:
-                self._reduce(issue)
+        for sends in complete:
+            self._send(sends)
         # The optimizer waits for every bucket.
         for busy in self.busy.values():
             self.waited = np.maximum(self.waited, busy - self.worked)
-        self._advance(range(schedule.last, moments), {})
-        self._count_slower_work(everywhere)
+        self._advance(end)
+        self._count_slower_work(done)
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
         # Transitions have no other source: where they were not measured they are 0.
@@ -160,6 +199,38 @@ class StepSimulator:
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
         exposed = np.clip(time - compute, 0.0, self.communication)
         return StepMetrics(memory, time, compute, self.communication, exposed, self.sources)
+
+    def _at(self, position: int) -> Iterator[_Sends]:
+        """The collectives of a moment, and the buckets that are complete after it."""
+        # One order for all strategies, whichever others they are simulated with.
+        for _, sends in sorted(self.sends.get(position, {}).items()):
+            yield sends
+        yield from self.buckets.get(position, ())
+
+    def _count_turns(self, issued: Sequence[tuple[int, _Sends]]) -> None:
+        """Find what coming from work and going back to it takes.
+
+        Args:
+            issued: all collectives, in order, each with the number of moments whose work is done by then.
+        """
+        # A bucket that is reduced beside the work is not part of what the ranks do one after the other.
+        issued = [(done, sends) for done, sends in issued if not self._beside(sends)]
+        parts = [sends for _, sends in issued]
+        arriving, leaving = turns(
+            self.batch.prices.communication,
+            [sends.axes for sends in parts],
+            np.stack([sends.sending for sends in parts]),
+            self.work[[done for done, _ in issued]],
+            np.stack([sends.bytes for sends in parts]),
+        )
+        for number in np.flatnonzero(arriving.any(axis=1)).tolist():
+            parts[number].arriving = arriving[number]
+            parts[number].seconds = parts[number].seconds + arriving[number]
+        for number in np.flatnonzero(leaving.any(axis=1)).tolist():
+            parts[number].slowed = leaving[number]
+
+    def _beside(self, sends: _Sends) -> bool:
+        return sends.bucket and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
         """(n, 5) the peak by kind, the first of several; makes ``kept`` and ``transient`` what is alive."""
@@ -192,116 +263,75 @@ class StepSimulator:
         self.waited, self.slowed = self.waited - self.worked, self.slowed - self.worked
         self.communication, self.turns = self.communication * micro, self.turns * micro
 
-    def _advance(self, positions: range, issued: Mapping[int, Sequence[Reductions]]) -> None:
-        """Go through moments that follow one another, and issue the buckets that are complete after each."""
+    def _advance(self, positions: range) -> None:
+        """Go through moments that follow one another."""
         # At moments without collectives there is only work, which is summed up already; a recording has them
         # all.
         for position in positions:
             if self.recorder is not None:
                 self._record(self.recorder, position)
-            elif position not in self.sends and position not in issued:
+            elif position not in self.sends and position not in self.buckets:
                 continue
-            self.worked = self.work[position]
-            # One order for all strategies, whichever others they are simulated with.
-            for axes, sends in sorted(self.sends.get(position, {}).items()):
-                self._wait(axes, sends.seconds, sends.bytes)
-            for issue in issued.get(position, ()):
-                self._reduce(issue)
-        if len(positions):
-            self.worked = self.work[positions[-1]]
+            self.worked = self.work[position + 1]
+            for sends in self._at(position):
+                self._send(sends)
+        self.worked = self.work[positions.stop]
 
     def _record(self, recorder: StepRecorder, position: int) -> None:
         """Tell of a moment's memory and work."""
-        begun_s, done_s = float(self.time[0]), float(self.work[position, 0] + self.waited[0])
+        begun_s, done_s = float(self.time[0]), float(self.work[position + 1, 0] + self.waited[0])
         recorder.begin(self.batch.schedule.moments[position], begun_s)
         alive = float(self.kept[position, 0]), float(self.transient[position, 0])
         recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
         recorder.work(begun_s, done_s)
 
-    def _count_slower_work(self, where: Any) -> None:
-        """Count what the last collectives have cost the work since; of several in a row the worst."""
-        longer = np.zeros(self.batch.count)
-        since = self.worked - self.at_last
-        worked = where & (since > 0)
-        for axes, size in self.left.items():
-            marked = worked & (size > 0)
-            if marked.any():
-                extra = self.batch.prices.communication.leaving_s(axes, since, size)
-                longer = np.maximum(longer, np.where(marked, extra, 0.0))
-                size[marked] = 0.0
+    def _count_slower_work(self, sends: _Sends) -> None:
+        """Count what the last collectives have cost the work since."""
+        if sends.slowed is None:
+            return
         if self.recorder is not None:
-            self.recorder.work(float(self.time[0]), float(self.time[0] + longer[0]))
-        self.waited += longer
-        self.slowed += longer
-        self.turns += longer
+            now_s = float(self.time[0])
+            self.recorder.work(now_s, now_s + float(sends.slowed[0]))
+        self.waited += sends.slowed
+        self.slowed += sends.slowed
+        self.turns += sends.slowed
 
-    def _wait(self, axes: Axes, seconds: Floats, size: Floats) -> None:
-        """Collectives that the device waits for; they queue behind what is on their links."""
-        sending = seconds > 0
-        seconds = seconds + self._turn(axes, sending, size)
+    def _send(self, sends: _Sends) -> None:
+        """Collectives of a moment, or a bucket."""
+        axes, seconds, sending = sends.axes or (), sends.seconds, sends.sending
+        # The work since the last collective is over now, so that what it suffered is counted.
+        self._count_slower_work(sends)
+        if sends.arriving is not None:
+            self.turns += sends.arriving
         self.communication += seconds
         # The usual case: before any bucket is on a link nothing can queue.
-        if not self.busy:
-            if self.recorder is not None:
-                self.recorder.send(axes, float(self.time[0]), float(seconds[0]))
+        if not self.busy and not self._beside(sends):
+            self._tell(sends, float(self.waited[0] + self.worked[0]))
             self.waited += seconds
             return
+        links = self.batch.overlap.links(axes)
         now = start = self.time
-        for link in self.batch.overlap.links(axes):
-            if link in self.busy:
-                start = np.maximum(start, self.busy[link])
-        if self.recorder is not None:
-            self.recorder.send(axes, float(start[0]), float(seconds[0]))
-        self.waited += np.where(sending, start - now + seconds, 0.0)
-        for link in self.batch.overlap.links(axes):
+        for link in links:
             # Only links that buckets use are followed. A blocking collective occupies them as well: a later
             # bucket queues.
             if link in self.busy:
+                start = np.maximum(start, self.busy[link])
+        self._tell(sends, float(start[0]))
+        for link in links:
+            if self._beside(sends):
+                self.busy.setdefault(link, np.zeros(self.batch.count))
+            if link in self.busy:
                 self.busy[link] = np.where(sending, start + seconds, self.busy[link])
+        if not self._beside(sends):
+            self.waited += np.where(sending, start - now + seconds, 0.0)
 
-    def _turn(self, axes: Axes, sending: Any, size: Any) -> Floats:
-        """Seconds that the first collective after some work takes longer (others find the ranks in step);
-        notes that work will take longer after it."""
-        # The work since the last collective is over now, so that its length is known and what it suffered is
-        # counted.
-        self._count_slower_work(sending)
-        communication = self.batch.prices.communication
-        extra = np.where(sending, communication.arriving_s(axes, self.worked - self.at_last, size), 0.0)
-        left = self.left.setdefault(axes, np.zeros(self.batch.count))
-        np.copyto(left, np.maximum(left, size), where=sending)
-        self.at_last = np.where(sending, self.worked, self.at_last)
-        self.turns += extra
-        return extra
-
-    def _reduce(self, issue: Reductions) -> None:
-        """Buckets of gradients that are complete in some strategies."""
-        sends, which, overlap = issue.sends, issue.which, self.batch.overlap
-        for axes in dict.fromkeys(send.axes for send in sends):
-            # A position may issue buckets of several sets of axes; each set queues on links of its own.
-            sending = np.array([send.axes == axes for send in sends])[which]
-            rows = issue.rows[sending]
-            seconds = np.array([send.seconds for send in sends])[which[sending]]
-            if not overlap.beside:
-                # The ranks wait for this bucket, so that it costs what a blocking collective costs, coming
-                # from work included.
-                waiting, size = np.zeros(self.batch.count, dtype=bool), np.zeros(self.batch.count)
-                waiting[rows] = True
-                size[rows] = np.array([send.bytes for send in sends])[which[sending]]
-                seconds = seconds + self._turn(axes, waiting, size)[rows]
-            self.communication[rows] += seconds
-            start = self.time[rows]
-            if overlap.beside:
-                links = overlap.links(axes)
-                for link in links:
-                    start = np.maximum(start, self.busy.setdefault(link, np.zeros(self.batch.count))[rows])
-                for link in links:
-                    self.busy[link][rows] = start + seconds
-            if self.recorder is not None and len(rows):
-                self.recorder.reduction(axes, float(start[0]), float(seconds[0]))
-            if not overlap.beside:
-                self.waited[rows] += seconds
-        sources = np.array([[float(send.source == s) * send.seconds for s in SOURCES] for send in sends])
-        self.sources[issue.rows] += sources[which]
+    def _tell(self, sends: _Sends, start_s: float) -> None:
+        if self.recorder is None:
+            return
+        if not sends.bucket:
+            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]))
+        elif sends.sending[0]:
+            self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))
 
 
 def _add(target: Floats, positions: Indices, figures: Floats) -> None:

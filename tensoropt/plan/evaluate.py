@@ -26,10 +26,11 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives
+from tensoropt.simulate.effect_tables import SOURCES
 from tensoropt.simulate.known import Known
 from tensoropt.simulate.overlap import Overlap
 from tensoropt.simulate.recorder import StepRecorder
-from tensoropt.simulate.simulator import SOURCES, StepMetrics, simulate
+from tensoropt.simulate.simulator import StepMetrics, simulate
 from tensoropt.simulate.step_schedule import step_schedule
 from tensoropt.types import Indices
 

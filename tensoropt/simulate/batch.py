@@ -9,12 +9,13 @@ done once for every kind of owner, however many layers have one.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from tensoropt.costs.effects import FORWARD_END, USED, Effect, Effects, When, joined, reader
+from tensoropt.costs.effects import FORWARD_END, USED, Effect, Effects, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import Layout
@@ -155,7 +156,9 @@ class Batch:
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
-        self._of_groups, self._of_tensors = GroupEffects(prices), TensorEffects(prices)
+        known = self._known
+        self._of_groups: GroupEffects = known.once("group effects", lambda: GroupEffects(prices))
+        self._of_tensors: TensorEffects = known.once("tensor effects", lambda: TensorEffects(prices))
         told = candidates, self.schedule, self._of_tensors, self.readings
         # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
         # its gradient.
@@ -187,6 +190,13 @@ class Batch:
             owner, row = divmod(first, self.count)
             numbers.append(kind.number(tuple(numbered), partial(owners[owner].make, row)))
         return Stack(kind, owners, np.array(numbers), which.reshape(len(owners), self.count))
+
+    def part(self, rows: slice) -> Batch:
+        """Some of the strategies, to be simulated by themselves; its readings and owners are not cut."""
+        part = copy(self)
+        part.stacks = tuple(replace(stack, which=stack.which[:, rows]) for stack in self.stacks)
+        part.count = len(range(self.count)[rows])
+        return part
 
     @cached_property
     def _owner_of(self) -> dict[Where, Owner]:

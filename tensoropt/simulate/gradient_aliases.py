@@ -73,8 +73,8 @@ class GradientAliases:
         ]
         known = self.readings.known.gradients
         if not columns:
-            number = known.of(GradientStorage())
-            return (), Column(np.full(self.count, number, dtype=np.int64), known.values)
+            plain = known.of(GradientStorage())
+            return (), Column(np.full(self.count, plain, dtype=np.int64), known.values)
         # Ends may be -1.
         firsts, which = distinct([column + 1 for column in columns])
         ended = [*(column for _, column in common), *((own,) if own is not None else ())]

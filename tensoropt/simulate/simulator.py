@@ -22,6 +22,10 @@ from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.simulate.turns import turns
 from tensoropt.types import Flags, Floats, Indices
 
+CELLS = 2**22
+"""Figures laid out at once, one per moment and strategy: enough for numpy, few enough for memory (32 MiB in
+each of some ten arrays)."""
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -73,15 +77,20 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
     Args:
         recorder: of a batch of one strategy: is told all that happens.
     """
-    return StepSimulator(batch, recorder).simulate()
+    part = max(CELLS // max(len(batch.schedule.moments), 1), 1)
+    if batch.count <= part:
+        return StepSimulator(batch, recorder).simulate()
+    parts = [batch.part(slice(start, start + part)) for start in range(0, batch.count, part)]
+    found = [vars(StepSimulator(one).simulate()) for one in parts]
+    return StepMetrics(**{name: np.concatenate([one[name] for one in found]) for name in found[0]})
 
 
 class StepSimulator:
     """The state of a simulation: where time and memory of every strategy stand.
 
-    What happens at the moments is laid out first, for all strategies at once. Bytes that are alive and seconds
-    of work are then sums along the moments. Only collectives are gone through one after the other: how long
-    one takes, and when it starts, depends on those before it.
+    What happens at the moments is laid out first, for all strategies at once. Bytes that are alive and
+    seconds of work are then sums along the moments. Only collectives are gone through one after the other:
+    when one starts depends on those before it.
     """
 
     def __init__(self, batch: Batch, recorder: StepRecorder | None = None):
@@ -110,8 +119,12 @@ class StepSimulator:
     def _lay_out(self, stack: Stack) -> None:
         """Put the effects of alike owners where they take place."""
         tables, used, which = stack.kind.tables, stack.used, stack.which
-        for total, figures in ((self.lasting, tables.lasting), (self.sources, tables.seconds)):
-            table = np.array([figures[number] for number in used.tolist()], dtype=float)
+        of_step: tuple[tuple[Floats, Sequence[Sequence[float]]], ...] = (
+            (self.lasting, tables.lasting),
+            (self.sources, tables.seconds),
+        )
+        for total, by_number in of_step:
+            table = np.array([by_number[number] for number in used.tolist()], dtype=float)
             if table.any():
                 for numbers in which:
                     total += table[numbers]
@@ -125,8 +138,8 @@ class StepSimulator:
                 figures = cells.of(used, tables.count)
                 if figures.any():
                     _add(target, stack.positions(place), figures[which])
-        for (place, axes), cells in tables.sends.items():
-            self._lay_out_sends(stack, place, axes, *cells)
+        for (place, axes), of_sends in tables.sends.items():
+            self._lay_out_sends(stack, place, axes, *of_sends)
 
     def _lay_out_sends(self, stack: Stack, place: Place, axes: Axes, seconds: Cells, size: Cells) -> None:
         count = stack.kind.tables.count
@@ -152,11 +165,12 @@ class StepSimulator:
         for axes in dict.fromkeys(send.axes for send in issue.sends):
             over = np.array([send.axes == axes for send in issue.sends])[issue.which]
             rows, which = issue.rows[over], issue.which[over]
-            made = _Sends(axes, *np.zeros((2, self.batch.count)), np.zeros(self.batch.count, dtype=bool), True)
+            n = self.batch.count
+            made = _Sends(axes, np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool), bucket=True)
             made.seconds[rows], made.bytes[rows], made.sending[rows] = seconds[which], size[which], True
             self.buckets.setdefault(issue.position, []).append(made)
-        sources = np.array([[float(send.source == s) * send.seconds for s in SOURCES] for send in issue.sends])
-        self.sources[issue.rows] += sources[issue.which]
+        of_source = [[float(send.source == s) * send.seconds for s in SOURCES] for send in issue.sends]
+        self.sources[issue.rows] += np.array(of_source)[issue.which]
 
     def simulate(self) -> StepMetrics:
         """Go through all moments; once."""
@@ -188,7 +202,7 @@ class StepSimulator:
             self._send(sends)
         # The optimizer waits for every bucket.
         for busy in self.busy.values():
-            self.waited = np.maximum(self.waited, busy - self.worked)
+            self.waited = np.where(busy > self.time, busy - self.worked, self.waited)
         self._advance(end)
         self._count_slower_work(done)
         if self.recorder is not None:
@@ -317,13 +331,16 @@ class StepSimulator:
             if link in self.busy:
                 start = np.maximum(start, self.busy[link])
         self._tell(sends, float(start[0]))
-        for link in links:
-            if self._beside(sends):
-                self.busy.setdefault(link, np.zeros(self.batch.count))
-            if link in self.busy:
-                self.busy[link] = np.where(sending, start + seconds, self.busy[link])
-        if not self._beside(sends):
-            self.waited += np.where(sending, start - now + seconds, 0.0)
+        if self._beside(sends):
+            for link in links:
+                busy = self.busy.get(link, np.zeros(self.batch.count))
+                self.busy[link] = np.where(sending, start + seconds, busy)
+            return
+        self.waited += np.where(sending, start - now + seconds, 0.0)
+        for link in set(links) & set(self.busy):
+            # Not start + seconds, which may be a last bit more: a strategy would wait for itself, if another
+            # one's buckets are on these links.
+            self.busy[link] = np.where(sending, self.time, self.busy[link])
 
     def _tell(self, sends: _Sends, start_s: float) -> None:
         if self.recorder is None:

@@ -38,7 +38,8 @@ from tensoropt.costs.effects import (
     reader,
     storage_end,
 )
-from tensoropt.costs.move_effects import MoveEffects
+from tensoropt.costs.move_effects import Both, MoveEffects
+from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
 
@@ -110,6 +111,17 @@ _ITS_OWN = GradientStorage()
 
 class TensorEffects(MoveEffects):
     """Works out what becomes of activations on one mesh."""
+
+    def __init__(self, prices: Prices):
+        super().__init__(prices)
+        self._steps: dict[object, Both] = {}
+
+    def steps(self, name: str, source: Layout, target: Layout) -> Both:
+        # Layers repeat, and the same few moves are asked for by all that share a tensor.
+        key = self.graph.atoms.atom_sizes(name), self.learns(name), source, target
+        if key not in self._steps:
+            self._steps[key] = super().steps(name, source, target)
+        return self._steps[key]
 
     def tensor(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -134,11 +135,12 @@ class StepSimulator:
             (self.workspace, tables.workspace),
             (self.local, tables.local),
         ):
-            for place, cells in by_place.items():
+            # One order, whatever was met first: to the last bit sums depend on it.
+            for place, cells in sorted(by_place.items(), key=itemgetter(0)):
                 figures = cells.of(used, tables.count)
                 if figures.any():
                     _add(target, stack.positions(place), figures[which])
-        for (place, axes), of_sends in tables.sends.items():
+        for (place, axes), of_sends in sorted(tables.sends.items(), key=itemgetter(0)):
             self._lay_out_sends(stack, place, axes, *of_sends)
 
     def _lay_out_sends(self, stack: Stack, place: Place, axes: Axes, seconds: Cells, size: Cells) -> None:

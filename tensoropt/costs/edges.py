@@ -8,27 +8,12 @@ groups of one recomputed region is not kept at all. All groups of a region are r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Literal, TypeVar
 
 import networkx as nx
 import numpy as np
 
-from tensoropt.costs.effects import (
-    HUB,
-    HUB_AGAIN,
-    HUB_BACK,
-    READ,
-    READ_AGAIN,
-    READ_BACK,
-    USED,
-    Effect,
-    Effects,
-    Keeps,
-    Reading,
-    When,
-    additive,
-    kept_for,
-)
+from tensoropt.costs.effects import Keeps, Reading, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
@@ -40,10 +25,8 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 
-# The moments of a move in the order forward, forward again, backward, as _moved takes them.
-_READS, _HUBS = (READ, READ_AGAIN, READ_BACK), (HUB, HUB_AGAIN, HUB_BACK)
-End = Reading | Use
-IMPOSSIBLE = (np.inf, np.inf)
+_A, _B = TypeVar("_A"), TypeVar("_B")
+"""The two ends of an edge."""
 
 
 class EdgeBuilder:
@@ -156,14 +139,15 @@ class EdgeBuilder:
     def _table(
         self,
         name: str,
-        ends: tuple[tuple[VariableTable, Sequence[End]], tuple[VariableTable, Sequence[End]]],
+        ends: tuple[tuple[VariableTable, Sequence[_A]], tuple[VariableTable, Sequence[_B]]],
         inside: bool,
-        effects: Callable[[Any, Any], Effects | None],
+        costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
         """The table of two variables, by their distinct ends.
 
         Args:
-            effects: of two ends that meet; None where they cannot.
+            costs: of all pairs of ends an array (first ends, second ends, 2) of memory and time; infinite where
+                two cannot meet.
         """
         (a, left), (b, right) = ends
         # Many configurations see the tensor alike, so the table has a row per distinct end and the index
@@ -183,9 +167,7 @@ class EdgeBuilder:
         )
         key = (like, tuple(rows), tuple(cols))
         if key not in self._tables:
-            self._tables[key] = np.array(
-                [[self._cost(effects(r, c)) for c in cols] for r in rows], dtype=np.float64
-            )
+            self._tables[key] = costs(tuple(rows), tuple(cols))
         return EdgeTable(
             a.key,
             b.key,
@@ -194,101 +176,90 @@ class EdgeBuilder:
             np.array([cols[k] for k in right], dtype=np.int64),
         )
 
-    def _cost(self, effects: Effects | None) -> tuple[float, float]:
-        """(memory, time) of an edge."""
-        if effects is None:
-            return IMPOSSIBLE
-        cost = additive(effects, self.effects.prices)
-        return cost.memory, cost.compute + cost.communication
+    def _moving_s(
+        self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
+    ) -> np.ndarray:
+        """Seconds (sources, targets) of a step in which a tensor moves forward, ``again`` where it is
+        recomputed, and its gradient back."""
+        layouts = ([end.layout for end in ends] for ends in (sources, targets))
+        forward_s, back_s = self.effects.moving_s(name, *layouts)
+        times = self.effects.mesh[0]
+        # One after the other, as additive() adds effects up: the order of the sums is part of the result.
+        there_s = forward_s * times
+        return np.where(again, there_s + there_s, there_s) + back_s * times
 
-    def _moved(
-        self, name: str, source: Layout, target: Layout, whens: tuple[When, When, When], *, again: bool
-    ) -> tuple[Effect, ...]:
-        """A tensor's move at the moments (forward, again, backward)."""
-        forward, second, backward = whens
-        chosen = (forward, second, backward) if again else (forward, backward)
-        return self.effects.there_and_back(name, source, target, *chosen)
-
-    def _kept(self, name: str, when: When, layout: Layout) -> tuple[Effect, ...]:
-        size = self.effects.bytes(name, layout)
-        return (Effect(when, kept=size),)
+    def _bytes(self, name: str, ends: Sequence[Reading]) -> np.ndarray:
+        return np.array([self.effects.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
     def _direct(self, name: str, reader: Group) -> EdgeTable:
         """A tensor with one reader: resharding, and what is kept of it where its producer keeps nothing."""
         inside = self._inside(name, reader)
 
-        def effects(write: Reading, read: Reading) -> Effects | None:
-            # A region is recomputed as a whole. Infinite cells on its inner edges say so to the search, which
-            # then needs no constraint over several variables.
-            if inside and write.again != read.again:
-                return None
-            keeps = self._keeps(write, read, inside=inside)
-            kept: tuple[Effect, ...] = ()
-            if keeps is Keeps.COPY:
-                kept = self._kept(name, USED, read.layout)
+        def costs(writes: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
+            keeps = _keeps(writes, reads, inside=inside)
             # Where the producer keeps the tensor anyway it is counted with the producer's group: once by
             # storage.
-            elif keeps is Keeps.SOURCE and not write.kept:
-                kept = self._kept(name, USED, write.layout)
-            return Effects((*kept, *self._read(name, write, read)))
+            source = (keeps == Keeps.SOURCE.value) & ~_flags(writes, "kept")[:, None]
+            memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
+            memory = np.where(source, self._bytes(name, writes)[:, None], memory)
+            again = _flags(reads, "again")
+            # A region is recomputed as a whole. Infinite cells on its inner edges say so to the search, which
+            # then needs no constraint over several variables.
+            apart = _flags(writes, "again")[:, None] != again if inside else False
+            return _cells(memory, self._moving_s(name, writes, reads, again), apart)
 
         producer = self.variables[self._producer(name).name]
         ends = (
             (producer, self._writes(self._producer(name), name)),
             (self.variables[reader.name], self._reads(reader, name)),
         )
-        return self._table(name, ends, inside, effects)
-
-    def _read(self, name: str, source: Reading, read: Reading) -> tuple[Effect, ...]:
-        return self._moved(name, source.layout, read.layout, _READS, again=read.again)
-
-    def _keeps(self, source: Reading, read: Reading, *, inside: bool) -> Keeps:
-        moved = not _shares_storage(source.layout, read.layout)
-        return kept_for(kept=read.kept, again=read.again, inside=inside, moved=moved)
+        return self._table(name, ends, inside, costs)
 
     def _hub_producer(self, name: str) -> EdgeTable:
         """Materialising a hub costs its communication and, if it is kept, its bytes."""
         hub, producer = self.variables[Variable.of_hub(name)], self._producer(name)
         inside = any(hub.again)
 
-        def effects(write: Reading, end: Reading) -> Effects | None:
-            if inside and write.again != end.again:
-                return None
+        def costs(writes: Sequence[Reading], hubs: Sequence[Reading]) -> np.ndarray:
             # From R to R/P nothing moves forward, so that the hub is the storage that its producer keeps.
-            counted = write.kept and _shares_storage(write.layout, end.layout)
-            kept = self._kept(name, HUB, end.layout) if end.kept and not counted else ()
-            return Effects((*kept, *self._moved(name, write.layout, end.layout, _HUBS, again=write.again)))
+            counted = _flags(writes, "kept")[:, None] & ~_moved(writes, hubs)
+            memory = np.where(_flags(hubs, "kept") & ~counted, self._bytes(name, hubs), 0.0)
+            again = _flags(writes, "again")[:, None]
+            apart = again != _flags(hubs, "again") if inside else False
+            return _cells(memory, self._moving_s(name, writes, hubs, again), apart)
 
         ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, _hub_ends(hub)))
-        return self._table(name, ends, inside, effects)
+        return self._table(name, ends, inside, costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:
         """A reader whose backward needs the hub itself, or a region it enters, needs a kept hub."""
         hub, inside = self.variables[Variable.of_hub(name)], self._inside(name, reader)
 
-        def effects(end: Reading, read: Reading) -> Effects | None:
-            if inside and end.again != read.again:
-                return None
-            keeps = self._keeps(end, read, inside=inside)
+        def costs(hubs: Sequence[Reading], reads: Sequence[Reading]) -> np.ndarray:
+            keeps, again = _keeps(hubs, reads, inside=inside), _flags(reads, "again")
             # Whether the hub is kept is the hub's own choice, whose bytes count once however many readers
             # need it; a reader that needs it forbids the states without it.
-            if keeps is Keeps.SOURCE and not end.kept:
-                return None
-            copy = self._kept(name, USED, read.layout) if keeps is Keeps.COPY else ()
-            return Effects((*copy, *self._read(name, end, read)))
+            missing = (keeps == Keeps.SOURCE.value) & ~_flags(hubs, "kept")[:, None]
+            if inside:
+                missing |= _flags(hubs, "again")[:, None] != again
+            memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
+            return _cells(memory, self._moving_s(name, hubs, reads, again), missing)
 
         ends = ((hub, _hub_ends(hub)), (self.variables[reader.name], self._reads(reader, name)))
-        return self._table(name, ends, inside, effects)
+        return self._table(name, ends, inside, costs)
 
     def _parameter_use(self, name: str, reader: Group) -> EdgeTable:
         shared = self.variables[Variable.of_parameter(name)]
 
-        def effects(stored: Reading, use: Use) -> Effects:
-            return self.effects.use(name, stored.layout, use)
+        def costs(stored: Sequence[Layout], uses: Sequence[Use]) -> np.ndarray:
+            cells = []
+            for layout in stored:
+                used = (additive(self.effects.use(name, layout, u), self.effects.prices) for u in uses)
+                cells.append([(cost.memory, cost.compute + cost.communication) for cost in used])
+            return np.array(cells, dtype=np.float64)
 
-        stored = [Reading(layout, kept=False) for layout in shared.layouts]
-        ends = ((shared, stored), (self.variables[reader.name], self._uses(reader, name)))
-        return self._table(name, ends, False, effects)
+        ends = ((shared, shared.layouts), (self.variables[reader.name], self._uses(reader, name)))
+        return self._table(name, ends, False, costs)
 
     # -- regions ----------------------------------------------------------------------------------
 
@@ -329,9 +300,34 @@ class EdgeBuilder:
         return [labels_of(c, words) for _ in self._passes(group) for c in self.configurations[name]]
 
 
-def _shares_storage(source: Layout, target: Layout) -> bool:
-    """Whether an edge leaves the tensor itself alone: only the gradient's placement differs, if any."""
-    return forward_placements(source) == forward_placements(target)
+def _flags(ends: Sequence[Reading], name: Literal["kept", "again"]) -> np.ndarray:
+    return np.array([getattr(end, name) for end in ends], dtype=bool)
+
+
+def _moved(sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
+    """Whether an edge makes another storage (sources, targets); else only the gradient's placement differs,
+    if any."""
+    numbers: dict[Layout, int] = {}
+    source, target = (
+        np.array([numbers.setdefault(forward_placements(end.layout), len(numbers)) for end in ends])
+        for ends in (sources, targets)
+    )
+    return source[:, None] != target
+
+
+def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], *, inside: bool) -> np.ndarray:
+    """The values of :class:`Keeps` (sources, reads)."""
+    in_place, copied = (
+        np.array([kept_for(kept=r.kept, again=r.again, inside=inside, moved=moved).value for r in reads])
+        for moved in (False, True)
+    )
+    return np.where(_moved(sources, reads), copied, in_place)
+
+
+def _cells(memory: np.ndarray, time_s: np.ndarray, forbidden: np.ndarray | bool) -> np.ndarray:
+    """(memory, time) of all pairs of ends."""
+    # The search reads rows of pairs, so that these lie one after the other.
+    return np.where(np.asarray(forbidden)[..., None], np.inf, np.stack([memory, time_s], axis=-1))
 
 
 def _hub_ends(hub: VariableTable) -> list[Reading]:

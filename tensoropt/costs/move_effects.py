@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from math import prod
+
+import numpy as np
 
 from tensoropt.costs.effects import OUTPUT, OUTPUT_BACK, Effect, When
 from tensoropt.costs.prices import Prices
@@ -11,7 +14,15 @@ from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import Layout, local_shape
 from tensoropt.profiling.workload import memory_orders
 from tensoropt.sharding.reshard.buffers import resharding_elements
-from tensoropt.sharding.reshard.steps import Step, edge_steps, permuted_atoms, permuted_steps
+from tensoropt.sharding.reshard.steps import (
+    Step,
+    edge_steps,
+    forward_placements,
+    gradient_placements,
+    permuted_atoms,
+    permuted_steps,
+    resharding_steps,
+)
 from tensoropt.sharding.strategy import output_layout
 
 Both = tuple[tuple[Step, ...], tuple[Step, ...]]
@@ -32,6 +43,7 @@ class MoveEffects:
         self.orders = memory_orders(self.graph)
         # Kept per instance, that is per mesh and prices: the key does not name them.
         self._moved: dict[object, Effect] = {}
+        self._one_way: dict[object, dict[tuple[Layout, Layout], tuple[float, bool]]] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
@@ -104,6 +116,47 @@ class MoveEffects:
     def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:
         """The moves of an edge at the moments given, which say whether they go forward or backward."""
         return tuple(self.moved(when, name, source, target) for when in whens)
+
+    def moving_s(
+        self, name: str, sources: Sequence[Layout], targets: Sequence[Layout]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds (sources, targets) that the search counts of a tensor's move, and of its gradient's back.
+
+        They are those of :meth:`moved` to the last bit, of all pairs at once: a table has up to millions.
+        """
+        forward_s, goes = self._one_way_s(
+            name, [*map(forward_placements, sources)], [*map(forward_placements, targets)]
+        )
+        if not self.learns(name):
+            return forward_s, np.zeros_like(forward_s)
+        back_s, comes = (
+            part.T
+            for part in self._one_way_s(
+                name, [*map(gradient_placements, targets)], [*map(gradient_placements, sources)]
+            )
+        )
+        pass_s = self.prices.overheads.pass_s
+        return forward_s + np.where(goes & ~comes, pass_s, 0.0), back_s + np.where(comes & ~goes, pass_s, 0.0)
+
+    def _one_way_s(
+        self, name: str, sources: Sequence[Layout], targets: Sequence[Layout]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds (sources, targets) from one-directional placements to others, and whether anything is done
+        on the way."""
+        atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
+        known = self._one_way.setdefault((atoms, element_bytes), {})
+        # Layouts that differ in the other direction only are one here: far fewer are left.
+        rows, cols = ({p: i for i, p in enumerate(dict.fromkeys(ends))} for ends in (sources, targets))
+        found = []
+        for pair in itertools.product(rows, cols):
+            if pair not in known:
+                steps = resharding_steps(atoms, self.mesh, *pair)
+                priced = self.prices.steps(steps, element_bytes) if steps else (0.0, ())
+                known[pair] = self.prices.amid_work(*priced), bool(steps)
+            found.append(known[pair])
+        seconds, moves = (np.array(part).reshape(len(rows), len(cols)) for part in zip(*found, strict=True))
+        at = np.ix_([rows[p] for p in sources], [cols[p] for p in targets])
+        return seconds[at], moves[at]
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
         """A result of the model is made whole on every rank; its gradient comes back."""

@@ -11,6 +11,7 @@ import numpy as np
 from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.parameters import storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
@@ -55,6 +56,7 @@ class TableBuilder:
         self.restriction = restriction
         self.region_of = region_of(regions)
         self._variable_cache: dict[object, VariableTable] = {}
+        self._stored_costs: dict[tuple[str, Layout, Use], tuple[Cost, ...]] = {}
 
     def build(self) -> CostTables:
         """The tables of all variables and edges."""
@@ -159,21 +161,27 @@ class TableBuilder:
             *(self._sum(Effects(output)) for output in outputs),
         )
         rows = []
+        # Only the group's own parameters are stored by an option, so the shared ones are left out: these are
+        # priced by their own variable and by the edges to it.
+        first = dict(zip(group.parameters, stored_options[0], strict=True)) if stored_options else {}
+        uses = choice._replace(stored=first).uses()
         for stored in stored_options:
-            own = choice._replace(stored=dict(zip(group.parameters, stored, strict=True)))
-            parts = (
-                self._sum(part)
-                # Only the group's own parameters are in ``stored``, so uses() leaves the shared ones out:
-                # these are priced by their own variable and by the edges to it.
-                for name, use in own.uses().items()
-                for part in (
-                    effects.stored(name, own.stored[name]),
-                    effects.use(name, own.stored[name], use),
-                    effects.unsharded(name, own.stored[name], use.layout),
-                )
-            )
+            where = dict(zip(group.parameters, stored, strict=True))
+            parts = (part for name, use in uses.items() for part in self._stored(name, where[name], use))
             rows.append(base.plus(*parts))
         return np.array(rows, dtype=np.float64)
+
+    def _stored(self, name: str, stored: Layout, use: Use) -> tuple[Cost, ...]:
+        """What a parameter costs that is stored so and used so: where it is stored, its use, its copy."""
+        key = name, stored, use
+        if key not in self._stored_costs:
+            effects = self.effects
+            self._stored_costs[key] = (
+                self._sum(effects.stored(name, stored)),
+                self._sum(effects.use(name, stored, use)),
+                self._sum(effects.unsharded(name, stored, use.layout)),
+            )
+        return self._stored_costs[key]
 
     def _sum(self, effects: Effects) -> Cost:
         return additive(effects, self.prices)

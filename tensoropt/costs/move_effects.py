@@ -19,6 +19,7 @@ from tensoropt.sharding.reshard.steps import (
     edge_steps,
     forward_placements,
     gradient_placements,
+    move_pattern,
     permuted_atoms,
     permuted_steps,
     resharding_steps,
@@ -43,7 +44,7 @@ class MoveEffects:
         self.orders = memory_orders(self.graph)
         # Kept per instance, that is per mesh and prices: the key does not name them.
         self._moved: dict[object, Effect] = {}
-        self._one_way: dict[object, dict[tuple[Layout, Layout], tuple[float, bool]]] = {}
+        self._one_way: dict[tuple[int, int], dict[object, tuple[float, bool]]] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
@@ -144,16 +145,17 @@ class MoveEffects:
         """Seconds (sources, targets) from one-directional placements to others, and whether anything is done
         on the way."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
-        known = self._one_way.setdefault((atoms, element_bytes), {})
+        known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ in the other direction only are one here: far fewer are left.
         rows, cols = ({p: i for i, p in enumerate(dict.fromkeys(ends))} for ends in (sources, targets))
         found = []
-        for pair in itertools.product(rows, cols):
-            if pair not in known:
-                steps = resharding_steps(atoms, self.mesh, *pair)
+        for source, target in itertools.product(rows, cols):
+            key = move_pattern(atoms, self.mesh, source, target)
+            if key not in known:
+                steps = resharding_steps(atoms, self.mesh, source, target)
                 priced = self.prices.steps(steps, element_bytes) if steps else (0.0, ())
-                known[pair] = self.prices.amid_work(*priced), bool(steps)
-            found.append(known[pair])
+                known[key] = self.prices.amid_work(*priced), bool(steps)
+            found.append(known[key])
         seconds, moves = (np.array(part).reshape(len(rows), len(cols)) for part in zip(*found, strict=True))
         at = np.ix_([rows[p] for p in sources], [cols[p] for p in targets])
         return seconds[at], moves[at]

@@ -182,6 +182,11 @@ class OperatorGraph:
         return {op.name: op for op in self.operators}
 
     @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each operator in the order of execution, by its name."""
+        return {op.name: place for place, op in enumerate(self.operators)}
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of everything that decides what is computed: structure, shapes and dtypes."""
         tensors = [

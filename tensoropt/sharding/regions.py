@@ -91,16 +91,20 @@ def _has_backward(graph: GroupGraph, groups: Sequence[Group]) -> bool:
 
 def _runs_at_once(graph: GroupGraph, groups: Sequence[Group]) -> bool:
     """Whether nothing outside the groups needs one of their results and feeds another (a convex part)."""
+    atoms = graph.atoms.graph
     inside = {op.name for g in groups for op in g.operators}
+    # Nothing before the first of them reads a result of theirs, and nothing after the last feeds them: of a
+    # model of many blocks only the operators of one are looked at.
+    places = [atoms.places[name] for name in inside]
     later: set[str] = set()
     made: set[str] = set()
-    for op in graph.atoms.graph.operators:
-        reads = set(op.inputs())
+    for op in atoms.operators[min(places) : max(places) + 1]:
+        reads = op.inputs()
         if op.name in inside:
-            if reads & later:
+            if not later.isdisjoint(reads):
                 return False
             made.update(op.outputs)
-        elif reads & (made | later):
+        elif not (made.isdisjoint(reads) and later.isdisjoint(reads)):
             later.update(op.outputs)
     return True
 

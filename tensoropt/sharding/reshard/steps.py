@@ -235,6 +235,30 @@ def resharding_steps(
     return _StepFinder(atoms, mesh, source, target).find()
 
 
+def move_pattern(
+    atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
+) -> object:
+    """Equal for moves of tensors with as many elements whose steps have equal kinds, axes and payloads.
+
+    Where all that is sharded divides evenly, which atoms they are does not matter, only their order; what is
+    uneven is like nothing else.
+    """
+    numbers: dict[int, int] = {}
+    parts: dict[int, int] = {}
+    for axis, (before, after) in enumerate(zip(source, target, strict=True)):
+        # No axis ever shards an atom that is in neither placement of its own (``_StepFinder``), so that these
+        # are all the parts that an atom can be cut into on the way.
+        for code in {before, after}:
+            if code >= 0:
+                parts[code] = parts.get(code, 1) * mesh[axis]
+    for number, code in enumerate(sorted(parts)):
+        if atoms[code] % parts[code]:
+            return atoms, source, target
+        numbers[code] = number
+    get = numbers.get
+    return tuple([get(code, code) for code in source]), tuple([get(code, code) for code in target])
+
+
 def edge_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: Layout, target: Layout
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:

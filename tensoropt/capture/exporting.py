@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.validity import valid_values
@@ -49,7 +50,9 @@ def export(
 def _export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    with _quiet(), _no_cache(subject), _unmoved(), valid_values() as notes:
+    # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows with
+    # the model and is a quarter of all time. Only code that is run has to be there.
+    with _quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True), valid_values() as notes:
         exported = torch.export.export(subject, args, dict(kwargs))
         # Before decomposition, which inlines such regions and leaves no trace of them.
         keep_no_grad(exported)

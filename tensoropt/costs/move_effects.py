@@ -151,11 +151,12 @@ class MoveEffects:
         found = []
         for source, target in itertools.product(rows, cols):
             key = move_pattern(atoms, self.mesh, source, target)
-            if key not in known:
+            cost = known.get(key)
+            if cost is None:
                 steps = resharding_steps(atoms, self.mesh, source, target)
                 priced = self.prices.steps(steps, element_bytes) if steps else (0.0, ())
-                known[key] = self.prices.amid_work(*priced), bool(steps)
-            found.append(known[key])
+                cost = known[key] = self.prices.amid_work(*priced), bool(steps)
+            found.append(cost)
         seconds, moves = (np.array(part).reshape(len(rows), len(cols)) for part in zip(*found, strict=True))
         at = np.ix_([rows[p] for p in sources], [cols[p] for p in targets])
         return seconds[at], moves[at]

@@ -109,6 +109,8 @@ class _StepFinder:
         self.current = list(current)
         self.goal = tuple(goal)
         self.global_sizes = tuple(atoms)
+        self.sizes = self._sizes()
+        self.goal_axes = {code: self.axes_on(self.goal, code) for code in self.goal}
         self.steps: list[Step] = []
 
     def _sizes(self) -> tuple[int, ...]:
@@ -125,27 +127,30 @@ class _StepFinder:
 
     def leaving(self, atom: int) -> list[int]:
         """The suffix of axes that must come off ``atom``: what follows the common prefix."""
-        now, then = self.axes_on(self.current, atom), self.axes_on(self.goal, atom)
+        now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
         common = 0
-        while common < min(len(now), len(then)) and now[common] == then[common]:
+        for axis, wanted in zip(now, then, strict=False):
+            if axis != wanted:
+                break
             common += 1
         return now[common:]
 
     def can_enter(self, axis: int) -> bool:
         """Whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""
-        now, then = self.axes_on(self.current, self.goal[axis]), self.axes_on(self.goal, self.goal[axis])
+        now, then = self.axes_on(self.current, self.goal[axis]), self.goal_axes[self.goal[axis]]
         return then[: len(now) + 1] == [*now, axis]
 
     def step(self, kind: StepKind, axes: Sequence[int], code: int, atom: int = -1, target: int = -1) -> None:
         """Note one step, and where the axes are after it."""
-        before = self._sizes()
+        before = self.sizes
         for axis in axes:
             self.current[axis] = code
-        self.steps.append(Step(kind, tuple(axes), atom, target, before, self._sizes()))
+        self.sizes = self._sizes()
+        self.steps.append(Step(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
         """Shard what can be sharded from ``source`` placements by ``kind``, outermost axes first."""
-        moved = True
+        moved = source in self.current
         while moved:
             moved = False
             for axis, code in enumerate(self.current):
@@ -161,7 +166,7 @@ class _StepFinder:
             # All of the run must go to one atom, or the exchange would need a group for each.
             if target in (atom, REPLICATE, PARTIAL) or any(self.goal[axis] != target for axis in run):
                 continue
-            now, then = self.axes_on(self.current, target), self.axes_on(self.goal, target)
+            now, then = self.axes_on(self.current, target), self.goal_axes[target]
             # Exchanged pieces are of one size and not padded; uneven shards are gathered and sliced instead.
             even = all(
                 self.global_sizes[a] % prod(self.mesh[axis] for axis in self.axes_on(p, a)) == 0
@@ -174,7 +179,10 @@ class _StepFinder:
     def exchange(self) -> None:
         """Turn shards of one atom into shards of another wherever axes allow it."""
         moved = True
-        while moved:
+        # Most moves have no axis that goes from one atom to another.
+        while moved and any(
+            now != then >= 0 <= now for now, then in zip(self.current, self.goal, strict=True)
+        ):
             moved = False
             for atom in sorted({code for code in self.current if code >= 0}):
                 if run := self.exchangeable(atom, self.leaving(atom)):

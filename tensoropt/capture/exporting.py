@@ -50,8 +50,8 @@ def export(
 def _export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows with
-    # the model and is a quarter of all time. Only code that is run has to be there.
+    # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
+    # with the model and is a quarter of all time. Only code that is run has to be there.
     with _quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True), valid_values() as notes:
         exported = torch.export.export(subject, args, dict(kwargs))
         # Before decomposition, which inlines such regions and leaves no trace of them.

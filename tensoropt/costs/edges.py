@@ -25,8 +25,9 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import forward_placements
 
-_A, _B = TypeVar("_A"), TypeVar("_B")
-"""The two ends of an edge."""
+# How the two variables of an edge see its tensor.
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class EdgeBuilder:
@@ -146,8 +147,8 @@ class EdgeBuilder:
         """The table of two variables, by their distinct ends.
 
         Args:
-            costs: of all pairs of ends an array (first ends, second ends, 2) of memory and time; infinite where
-                two cannot meet.
+            costs: of all pairs of ends an array (first ends, second ends, 2) of memory and time; infinite
+                where two cannot meet.
         """
         (a, left), (b, right) = ends
         # Many configurations see the tensor alike, so the table has a row per distinct end and the index

@@ -110,7 +110,7 @@ class _StepFinder:
         self.goal = tuple(goal)
         self.global_sizes = tuple(atoms)
         self.sizes = self._sizes()
-        self.goal_axes = {code: self.axes_on(self.goal, code) for code in self.goal}
+        self.goal_axes = {code: self.axes_on(self.goal, code) for code in set(self.goal) if code >= 0}
         self.steps: list[Step] = []
 
     def _sizes(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from math import prod
 
@@ -15,6 +16,7 @@ from tensoropt.sharding.reshard.steps import (
     edge_steps,
     forward_placements,
     gradient_placements,
+    move_pattern,
     permuted_atoms,
     permuted_steps,
     resharding_steps,
@@ -157,6 +159,20 @@ def test_flattened_groups_communicate_once():
     assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_gather", (1, 2), 64)
     (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, 1, 1))
     assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_to_all", (1, 2), 16)
+
+
+def test_moves_of_one_pattern_send_the_same():
+    """Also where atoms divide unevenly, which patterns keep apart."""
+    rng, seen, shared = random.Random(5), {}, 0
+    for _ in range(20000):
+        mesh = tuple(rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(1, 4)))
+        atoms = tuple(rng.choice([2, 3, 4, 6, 16, 24]) for _ in range(rng.randint(1, 3)))
+        source, target = (tuple(rng.choice([R, P, *range(len(atoms))]) for _ in mesh) for _ in range(2))
+        sent = [(s.kind, s.axes, s.payload(mesh)) for s in resharding_steps(atoms, mesh, source, target)]
+        key = mesh, prod(atoms), move_pattern(atoms, mesh, source, target)
+        shared += seen.setdefault(key, (atoms, sent))[0] != atoms
+        assert seen[key][1] == sent, (atoms, mesh, source, target)
+    assert shared > 100
 
 
 def test_what_shrinks_comes_first():

@@ -147,9 +147,10 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
     set of shifts of its longer factor, each shift a sorted run; runs are merged like a binary
     counter, which keeps the scratch small and every point in O(log runs) merges. Nothing is
     materialised beyond what survives the limit (output-sensitive Pareto sum; cf. Funke, Hespe,
-    Sanders, Storandt, Truschel, arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk): the result
-    in ``m[:count]`` and the scratch, which may have grown.
+    Sanders, Storandt, Truschel, arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk, made): the result
+    in ``m[:count]``, the scratch, which may have grown, and how many sums were written down and shifts tried.
     """
+    made = np.int64(0)
     depth = np.int64(0)
     end = np.int64(0)  # a literal would compile the helpers twice
     for c in range(left.shape[0]):
@@ -182,6 +183,7 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
                 stop = append_shifted(m, t, k, end, lm, lt, a0, a1, rm[s], rt[s], c, limit_m, limit_t)
             else:
                 stop = append_shifted(m, t, k, end, rm, rt, b0, b1, lm[s], lt[s], c, limit_m, limit_t)
+            made += 1 + stop - end
             if stop == end:
                 continue
             runs[depth] = end
@@ -195,7 +197,7 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
     while depth > 1:
         end = merge_runs(m, t, k, runs[depth - 2], runs[depth - 1], end, tm, tt, tk)
         depth -= 1
-    return end, m, t, k, tm, tt, tk
+    return end, m, t, k, tm, tt, tk, made
 
 
 @njit(cache=True, nogil=True)

@@ -1,18 +1,22 @@
 """Cost graph -> frontier: elimination, linear dynamic programming, unroll, bounds."""
 
+from tensoropt.search.bounds import Staircase
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.memory import TableTooLargeError
-from tensoropt.search.result import TrackedFrontier
-from tensoropt.search.track import NoStrategyError, track_frontier
+from tensoropt.search.result import ChosenStrategies, TrackedFrontier
+from tensoropt.search.track import NoStrategyError, outline_frontier, track_frontier
 from tensoropt.search.union import UnionFrontier, certify, track_union
 
 __all__ = [
+    "ChosenStrategies",
     "CostGraph",
     "NoStrategyError",
+    "Staircase",
     "TableTooLargeError",
     "TrackedFrontier",
     "UnionFrontier",
     "certify",
+    "outline_frontier",
     "track_frontier",
     "track_union",
 ]

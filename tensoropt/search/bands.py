@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
-from tensoropt.search.auto import SearchResult, SearchSettings
 from tensoropt.search.entangled.conditioning import track_entangled
+from tensoropt.search.exact import SearchResult, SearchSettings
 from tensoropt.search.paper import track_paper
 from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
 from tensoropt.types import Floats
@@ -49,11 +49,11 @@ class Band:
     def bounds(self, budgets: Floats) -> Floats:
         """(n,) a time that no strategy within the budgets can beat, as far as this band can tell."""
         budgets = budgets + self.reduced.memory_tolerance
-        if self.found.hull is None:
+        if self.found.bound is None:
             fits = np.searchsorted(self.found.frontier.memory, budgets, side="right")
             lower = np.append(np.inf, self.found.frontier.time)[fits]
         else:
-            lower = self.found.hull.bounds(budgets)
+            lower = self.found.bound.bounds(budgets)
         lower = np.maximum(lower - self.reduced.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
 

@@ -126,16 +126,18 @@ def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
     )
 
 
-def unmix(reduced: ReducedGraph, a: Indices, b: Indices, cut: int) -> Indices:
-    """The pick (operators + edges, 2) of one mix."""
+def unmix(reduced: ReducedGraph, heads: Indices, tails: Indices, cuts: Indices) -> Indices:
+    """(n, operators + edges, 2) the picks of mixes, each of a head's pick and a tail's (both of that
+    shape)."""
     n = len(reduced.domains)
-    pick = b.copy()
-    pick[:cut] = a[:cut]
-    for i, e in enumerate(reduced.edges):
-        below = (e.source < cut) + (e.target < cut)
-        if below == 2:
-            pick[n + i] = a[n + i]
-        elif below == 1:
-            entry = int(e.rows[pick[e.source, 0]]) * e.width + int(e.cols[pick[e.target, 0]])
-            pick[n + i] = entry, 0
-    return pick
+    source = np.array([e.source for e in reduced.edges], np.int64)
+    target = np.array([e.target for e in reduced.edges], np.int64)
+    cut = cuts[:, None]
+    from_head = np.concatenate([np.arange(n) < cut, (source < cut) & (target < cut)], axis=1)
+    picks = np.where(from_head[:, :, None], heads, tails)
+    rows, numbers = np.nonzero((source < cut) != (target < cut))
+    for number in np.unique(numbers).tolist():
+        e, where = reduced.edges[number], rows[numbers == number]
+        entry = e.rows[picks[where, e.source, 0]] * e.width + e.cols[picks[where, e.target, 0]]
+        picks[where, n + number, 0], picks[where, n + number, 1] = entry, 0
+    return picks

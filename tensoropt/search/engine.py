@@ -6,7 +6,6 @@ shared out: the bytes are the same for any number of threads.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,12 +18,21 @@ from tensoropt.frontier.kernels import grown, thin, union_of_products
 from tensoropt.search.limits import BREAKPOINTS, Corners, breakpoints, fill_limits, reachable_entries
 from tensoropt.search.memory import TableTooLargeError, memory_allowance
 from tensoropt.search.program import Program
+from tensoropt.search.threads import in_parts, thread_count
 from tensoropt.types import Floats, Indices
 from tensoropt.units import format_bytes
 
 INLINE_WORK = 20_000
 """Estimated sums of a step below which threads cost more than they gain; an assumption."""
+ENTRIES_PER_THREAD = 10_000
+"""Fewer entries are asked whether they can reach a corner without another thread; an assumption."""
+MOST_SUMS = 1 << 62
+"""Sums of a pass without a limit: more than any machine makes."""
 BYTES_PER_POINT = 20  # memory and time, 8 bytes each, and a label of 4
+
+
+class TooManySumsError(Exception):
+    """A pass that takes more sums than it may."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,9 +71,14 @@ class Messages:
     alive: NDArray[np.bool_]
 
     @staticmethod
-    def of(inside: Floats, outside: Floats, corners: Corners) -> Messages:
-        alive = reachable_entries(inside, outside, corners.height, corners.roof)
-        return Messages(inside, outside, corners, alive)
+    def of(inside: Floats, outside: Floats, corners: Corners, threads: int | None = None) -> Messages:
+        roof = corners.roof
+
+        def part(first: int, last: int) -> NDArray[np.bool_]:
+            return reachable_entries(inside[first:last], outside[first:last], corners.height, roof)
+
+        parts = in_parts(part, len(inside), thread_count(threads), ENTRIES_PER_THREAD)
+        return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
         """How many pairs of entries a pass has to look at."""
@@ -98,11 +111,13 @@ def step_entries(
     weight_m,
     weight_t,
     most,
+    allowed,
 ):
-    """Entries ``first:last`` of a step; returns (counts, memory, time, label, thinned).
+    """Entries ``first:last`` of a step; returns (counts, memory, time, label, thinned, made).
 
     ``inside``, ``outside`` (entries, W), ``alive`` (entries,): the step's rows, or no rows for no pruning.
-    ``most``: points kept per entry, 0 for all.
+    ``most``: points kept per entry, 0 for all. ``made``: sums of points, and pairs of entries looked at; once
+    they are more than ``allowed``, what is left is not made.
     """
     # The signature is long because numba takes arrays and no dataclasses. Buffers start at 1,024 items, an
     # assumption, and grow; they are made once per call and serve all of its entries.
@@ -134,14 +149,18 @@ def step_entries(
     pruned = inside.shape[0] > 0
     thinned = False
     end = 0
+    made = 0
     for o in range(first, last):
         if pruned and not alive[o]:
             continue
+        if made > allowed:
+            break
         candidates = 0
         for c in range(n_k):
             left[c] = left_out[o] + left_k[c]
             right[c] = right_out[o] + right_k[c]
             candidates += (loff[left[c] + 1] - loff[left[c]]) * (roff[right[c] + 1] - roff[right[c]])
+        made += n_k
         if candidates == 0:
             continue
         use = 0
@@ -153,9 +172,10 @@ def step_entries(
                 outside[o], corner_m, corner_t, weight_m, weight_t, slope, level, start,
                 limit_m, limit_t, stack,
             )  # fmt: skip
-        n, m, t, k, tm, tt, tk = union_of_products(
+        n, m, t, k, tm, tt, tk, sums = union_of_products(
             left, right, loff, lm, lt, roff, rm, rt, limit_m[:use], limit_t[:use], m, t, k, tm, tt, tk, runs
         )
+        made += sums
         kept = n
         if most > 0 and n > most:
             if n > chosen.shape[0]:
@@ -177,7 +197,7 @@ def step_entries(
             out_k[end + i] = k[i]
         counts[o - first] = kept
         end += kept
-    return counts, out_m[:end], out_t[:end], out_k[:end], thinned
+    return counts, out_m[:end], out_t[:end], out_k[:end], thinned, made
 
 
 # Arrays without rows instead of None, so that one compiled kernel serves passes with and without pruning.
@@ -191,8 +211,7 @@ class Engine:
 
     def __init__(self, program: Program, threads: int | None) -> None:
         self.program = program
-        # The cores that this process may use, which taskset or a container can make fewer than there are.
-        self.threads = max(1, threads if threads is not None else len(os.sched_getaffinity(0)))
+        self.threads = thread_count(threads)
         reduced = program.reduced
         self.leaves = tuple(
             Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
@@ -201,13 +220,14 @@ class Engine:
         # The empty product: one point that costs nothing.
         self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
-    def run_pass(self, messages: Messages | None, most: int) -> Pass:
+    def run_pass(self, messages: Messages | None, most: int, sums: int = MOST_SUMS) -> Pass:
         """One pass over all steps; ``most`` points per entry (0: all).
 
-        Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`.
+        Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`, and
+        :class:`TooManySumsError` where it takes more than so many ``sums`` of points and pairs of entries.
         """
         tables = list(self.leaves)
-        thinned = False
+        thinned, made = False, 0
         allowance, used = memory_allowance(), 0
         with ThreadPoolExecutor(self.threads) as pool:
             for n, step in enumerate(self.program.steps):
@@ -233,10 +253,16 @@ class Engine:
                 ends = [size * i // parts for i in range(parts + 1)]
                 spans = list(pairwise(ends))
                 if parts == 1:
-                    found = [step_entries(0, size, *index, *points, *rest, most)]
+                    found = [step_entries(0, size, *index, *points, *rest, most, sums - made)]
                 else:
-                    jobs = [pool.submit(step_entries, a, b, *index, *points, *rest, most) for a, b in spans]
+                    given = (*index, *points, *rest, most, sums - made)
+                    jobs = [pool.submit(step_entries, a, b, *given) for a, b in spans]
                     found = [j.result() for j in jobs]
+                # A part that stops has made more than is left for all parts together, so that this does not
+                # depend on how the entries are shared out.
+                made += sum(f[5] for f in found)
+                if made > sums:
+                    raise TooManySumsError(f"a pass takes more than {sums} sums")
                 tables.append(_joined(found))
                 # How many points survive is known only now.
                 used += BYTES_PER_POINT * len(tables[-1].memory)
@@ -249,9 +275,9 @@ class Engine:
         return Pass(tuple(tables), thinned)
 
 
-def _joined(parts: list[tuple[Indices, Floats, Floats, NDArray[np.int32], bool]]) -> Table:
+def _joined(parts: list[tuple[Indices, Floats, Floats, NDArray[np.int32], bool, int]]) -> Table:
     if len(parts) == 1:
-        counts, memory, time, label, _ = parts[0]
+        counts, memory, time, label, *_ = parts[0]
         memory, time, label = memory.copy(), time.copy(), label.copy()  # free the spare room
     else:
         counts, memory, time, label = (np.concatenate([p[i] for p in parts]) for i in range(4))

@@ -14,6 +14,7 @@ import numpy as np
 
 from tensoropt.search.program import Program
 from tensoropt.search.scalar import Flat, descend, leaf_values, pass_down, pass_up
+from tensoropt.search.threads import in_parts, thread_count
 from tensoropt.types import Floats, Indices
 
 SLACK = 2e-12
@@ -59,11 +60,20 @@ def power_of_two(value: float) -> float:
     return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
 
 
+LINES_PER_THREAD = 4
+"""Fewer lines are not worth a thread of their own: one pass serves several lines at nearly the cost of
+one."""
+
+
+Solution = tuple[Floats, Floats, Indices, Indices]
+"""What :func:`~tensoropt.search.scalar.descend` returns."""
+
+
 class HullSearch:
     """Finds lines and vertices, in rounds of a few weights each."""
 
-    def __init__(self, program: Program, flat: Flat) -> None:
-        self.program, self.flat = program, flat
+    def __init__(self, program: Program, flat: Flat, threads: int | None = None) -> None:
+        self.program, self.flat, self.threads = program, flat, thread_count(threads)
         self.weight_m: list[float] = []
         self.weight_t: list[float] = []
         self.values: list[float] = []
@@ -71,6 +81,7 @@ class HullSearch:
         self.points: dict[tuple[float, float], Indices] = {}
         self.done: set[tuple[float, ...]] = set()
         self.span_m = self.span_t = 1.0
+        self._messages: tuple[Floats, Floats] | None = None
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
         """One pass for some weights; returns the strategies' costs, in the order of the weights."""
@@ -78,21 +89,34 @@ class HullSearch:
         wm, wt = np.array(weight_m), np.array(weight_t)
         index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
         leaf = (f.leaf_offsets, f.leaf_memory, f.leaf_time)
-        table = leaf_values(*leaf, wm, wt, f.entries)
-        pass_up(*index, table)
         root = int(self.program.base[self.program.logical[self.program.root].table])
-        if not np.isfinite(table[root]).all():
-            return []
-        memory, time, entry, choice = descend(*index, *leaf, f.tree, self.program.root, table, wm, wt)
-        found = list(zip(memory.tolist(), time.tolist(), strict=True))
+
+        def part(first: int, last: int) -> tuple[Floats, Solution | None]:
+            weights = wm[first:last], wt[first:last]
+            table = leaf_values(*leaf, *weights, f.entries)
+            pass_up(*index, table)
+            # What is impossible under one weight is so under all.
+            if not np.isfinite(table[root]).all():
+                return table, None
+            return table, descend(*index, *leaf, f.tree, self.program.root, table, *weights)
+
+        found: list[tuple[float, float]] = []
         n = self.program.inputs
-        self.tables.append((np.arange(len(self.values), len(self.values) + len(found)), table))
+        for table, solution in in_parts(part, len(wm), self.threads, LINES_PER_THREAD):
+            if solution is None:
+                return []
+            memory, time, entry, choice = solution
+            points = list(zip(memory.tolist(), time.tolist(), strict=True))
+            at = len(self.values)
+            self.tables.append((np.arange(at, at + len(points)), table))
+            self.values += table[root].tolist()
+            for w, point in enumerate(points):
+                # Of strategies of equal costs the first found stays, whatever is solved later.
+                self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
+            found += points
         self.weight_m += weight_m
         self.weight_t += weight_t
-        self.values += table[root].tolist()
-        for w, point in enumerate(found):
-            # Of strategies of equal costs the first found stays, whatever is solved later.
-            self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
+        self._messages = None
         return found
 
     def find_hull(self, lines: int) -> Hull | None:
@@ -115,6 +139,11 @@ class HullSearch:
             )
             self.done.update((*a, *b) for a, b in chords)
         return self._result()
+
+    def repeat(self, hull: Hull) -> None:
+        """Solve every other line of a larger graph's hull at once: chords between them are left to choose."""
+        if self._ends():
+            self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 
     @property
     def complete(self) -> bool:
@@ -180,6 +209,8 @@ class HullSearch:
 
     def messages(self) -> tuple[Floats, Floats]:
         """(entries, W) least weighted cost inside and outside of every entry, for the sorted lines."""
+        if self._messages is not None:
+            return self._messages
         f = self.flat
         place = np.argsort(self.order)
         value = np.empty((f.entries, len(self.order)))
@@ -187,6 +218,13 @@ class HullSearch:
             value[:, place[lines]] = table
         # The rounds' own tables are let go, or their memory would be needed twice.
         self.tables = [(self.order, value)]
-        root = int(self.program.base[self.program.logical[self.program.root].table])
-        down = pass_down(f.meta, f.left_out, f.left_k, f.right_out, f.right_k, value, root)
-        return value, down
+        outside = np.full(value.shape, np.inf)
+        outside[int(self.program.base[self.program.logical[self.program.root].table])] = 0.0
+        index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
+
+        def part(first: int, last: int) -> None:
+            pass_down(*index, value, outside, first, last)
+
+        in_parts(part, value.shape[1], self.threads, LINES_PER_THREAD)
+        self._messages = value, outside
+        return self._messages

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 from tensoropt.frontier import merge
-from tensoropt.search.auto import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
 from tensoropt.search.engine import Engine
 from tensoropt.search.entangled.fixing import condition, preferred_classes
 from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
+from tensoropt.search.exact import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, paper_order
 from tensoropt.search.reduced_graph import ReducedGraph

@@ -9,23 +9,14 @@ only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tensoropt.frontier.tools import Points
+from tensoropt.search.bounds import Staircase
 from tensoropt.types import Floats
 
 SAMPLES = 1024
 """Points of a target along the hull, beside those of the known strategies; an assumption."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Staircase:
-    """``memory`` (n,) ascending, ``time`` (n,) strictly descending; not always strategies."""
-
-    memory: Floats
-    time: Floats
 
 
 def pruning_target(known: Points, distance: float) -> Staircase:

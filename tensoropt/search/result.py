@@ -4,20 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tensoropt.types import Floats
+from tensoropt.search.costgraph import CostGraph
+from tensoropt.types import Floats, Indices
+
+SAME = 1e-9
+"""Costs that differ by less than this share of themselves count as one: two grids may round one strategy so
+far apart (``bands.RESOLUTION``, once for each)."""
 
 OptionKey = Any  # a name, or (source, target, n-th edge between them)
 
 
-class ChosenStrategy(NamedTuple):
-    """The strategy of one point: per operator its configuration; per operator and edge its option."""
+@dataclass(frozen=True, eq=False)
+class ChosenStrategies:
+    """Strategies of one graph, a row each.
 
-    configurations: dict[str, int]
-    options: dict[OptionKey, int]
+    Attributes:
+        configurations: (n, operators) the configuration of every operator, in the order in which the graph
+            has them.
+        options: (n, operators) the option of every operator.
+        edge_options: (n, edges) the option of every edge.
+    """
+
+    graph: CostGraph
+    configurations: Indices
+    options: Indices
+    edge_options: Indices
+
+    @property
+    def names(self) -> list[str]:
+        """The operators, a column each."""
+        return self.graph.names
+
+    def __len__(self) -> int:
+        return len(self.configurations)
+
+    def strategy(self, row: int) -> dict[str, int]:
+        """Per operator its configuration."""
+        return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
+
+    def options_of(self, row: int) -> dict[OptionKey, int]:
+        """Per operator its option, and per edge under the key (source, target, n-th edge between them)."""
+        names = self.names
+        own = dict(zip(names, self.options[row].tolist(), strict=True))
+        between = zip(self.graph.edges, self.edge_options[row].tolist(), strict=True)
+        return {**own, **{(names[e.source], names[e.target], e.ordinal): o for e, o in between}}
 
 
 def budget(memory: float) -> Floats:
@@ -41,9 +76,9 @@ class TrackedFrontier:
     time: Floats
     exact: bool
     notes: tuple[str, ...]
-    unroll: Callable[[int], ChosenStrategy] = field(repr=False)
+    unroll: Callable[[Indices], ChosenStrategies] = field(repr=False)
     bounds: Callable[[Floats], Floats] = field(repr=False)
-    _cache: dict[int, ChosenStrategy] = field(default_factory=dict, repr=False)
+    _cache: dict[int, ChosenStrategies] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -70,28 +105,35 @@ class TrackedFrontier:
 
     @property
     def worst_gap(self) -> float:
-        """The same over all memory budgets, also between the points: 0 for an exact frontier."""
+        """The same over all memory budgets, also between the points: 0 for an exact frontier.
+
+        Budgets that rounding cannot tell from the next point's memory are left out.
+        """
         if self.exact or not len(self.memory):
             return 0.0
-        bounds = self.bounds(np.append(np.nextafter(self.memory[1:], 0), np.inf))
+        bounds = self.bounds(np.append(self.memory[1:] * (1.0 - SAME), np.inf))
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))
 
+    def strategies(self, indices: ArrayLike | None = None) -> ChosenStrategies:
+        """The strategies of many points, of all by default, rebuilt together."""
+        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
+        wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
+        if len(wrong):
+            raise IndexError(f"point {wrong[0]} of a frontier with {len(self)} points")
+        return self.unroll(chosen % max(len(self), 1))
+
     def strategy(self, index: int) -> dict[str, int]:
         """Configuration of every operator at point ``index``; only this point is rebuilt."""
-        return dict(self._chosen(index).configurations)
+        return self._chosen(index).strategy(0)
 
     def options(self, index: int) -> dict[OptionKey, int]:
         """Option of every operator, and of every edge under the key (source, target, n-th edge between
         them).
         """
-        return dict(self._chosen(index).options)
+        return self._chosen(index).options_of(0)
 
-    def _chosen(self, index: int) -> ChosenStrategy:
-        n = len(self.memory)
-        if not -n <= index < n:
-            raise IndexError(f"point {index} of a frontier with {n} points")
-        index %= n
+    def _chosen(self, index: int) -> ChosenStrategies:
         if index not in self._cache:
-            self._cache[index] = self.unroll(index)
+            self._cache[index] = self.strategies([index])
         return self._cache[index]

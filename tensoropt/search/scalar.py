@@ -108,29 +108,27 @@ def pass_up(meta, left_out, left_k, right_out, right_k, value):
 
 
 @njit(cache=True, nogil=True)
-def pass_down(meta, left_out, left_k, right_out, right_k, value, root):
-    """(entries, W) least weighted cost of everything outside an entry; 0 at ``root``.
+def pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first, last):
+    """Fill columns ``first:last`` of ``outside`` (entries, W), which is 0 at the root and inf elsewhere: the
+    least weighted cost of everything outside an entry.
 
     A table that is used several times (identical layers) gets the least over its uses.
     """
-    count = value.shape[1]
-    outside = np.full(value.shape, np.inf)
-    outside[root, :] = 0.0
     # Backwards: all uses of a table come after it, so that its row is final when its own turn comes.
     for s in range(meta.shape[0] - 1, -1, -1):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
         for o in range(n_out):
             above = outside[out + o]
             # What is impossible under one weight is so under all.
-            if value[out + o, 0] == np.inf or above[0] == np.inf:
+            if value[out + o, first] == np.inf or above[first] == np.inf:
                 continue
             for k in range(n_k):
                 i = left + left_out[at_out + o] + left_k[at_k + k]
                 j = right + right_out[at_out + o] + right_k[at_k + k]
                 a, b, oa, ob = value[i], value[j], outside[i], outside[j]
-                if a[0] == np.inf or b[0] == np.inf:
+                if a[first] == np.inf or b[first] == np.inf:
                     continue
-                for w in range(count):
+                for w in range(first, last):
                     x = above[w] + b[w]
                     oa[w] = x if x < oa[w] else oa[w]
                     y = above[w] + a[w]

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from tensoropt.search.crossover import Mixes, unmix
 from tensoropt.search.engine import Pass
 from tensoropt.search.hull import Hull
 from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
-from tensoropt.search.result import ChosenStrategy
-from tensoropt.search.unroll import chosen_strategy, unroll
-from tensoropt.types import Floats
+from tensoropt.search.result import ChosenStrategies
+from tensoropt.search.unroll import chosen_strategies, unroll
+from tensoropt.types import Floats, Indices
 
 
 class Source(Protocol):
-    """Strategies with their costs (n,), in any order; ``rebuild(i)`` gives the i-th in the caller's names."""
+    """Strategies with their costs (n,), in any order; ``rebuild`` gives some of them, in the caller's
+    names."""
 
     @property
     def memory(self) -> Floats: ...
@@ -24,7 +27,7 @@ class Source(Protocol):
     @property
     def time(self) -> Floats: ...
 
-    def rebuild(self, index: int) -> ChosenStrategy: ...
+    def rebuild(self, indices: Indices) -> ChosenStrategies: ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,8 +45,8 @@ class VertexSource:
     def time(self) -> Floats:
         return self.hull.time
 
-    def rebuild(self, index: int) -> ChosenStrategy:
-        return chosen_strategy(self.reduced, self.hull.picks[index])
+    def rebuild(self, indices: Indices) -> ChosenStrategies:
+        return chosen_strategies(self.reduced, np.stack([self.hull.picks[i] for i in indices.tolist()]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -62,10 +65,10 @@ class MixSource:
     def time(self) -> Floats:
         return self.mixes.time
 
-    def rebuild(self, index: int) -> ChosenStrategy:
-        m = self.mixes
-        picks = self.hull.picks[int(m.head[index])], self.hull.picks[int(m.tail[index])]
-        return chosen_strategy(self.reduced, unmix(self.reduced, *picks, int(m.cut[index])))
+    def rebuild(self, indices: Indices) -> ChosenStrategies:
+        m, picks = self.mixes, self.hull.picks
+        heads, tails = (np.stack([picks[i] for i in ends[indices].tolist()]) for ends in (m.head, m.tail))
+        return chosen_strategies(self.reduced, unmix(self.reduced, heads, tails, m.cut[indices]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,5 +86,5 @@ class PassSource:
     def time(self) -> Floats:
         return self.result.tables[self.program.logical[self.program.root].table].time
 
-    def rebuild(self, index: int) -> ChosenStrategy:
-        return chosen_strategy(self.program.reduced, unroll(self.program, self.result, index))
+    def rebuild(self, indices: Indices) -> ChosenStrategies:
+        return chosen_strategies(self.program.reduced, unroll(self.program, self.result, indices))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
 from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
-from tensoropt.search.auto import SearchSettings
+from tensoropt.frontier.tools import Points
 from tensoropt.search.bands import Band, distinct, search_bands
 from tensoropt.search.costgraph import CostGraph
+from tensoropt.search.exact import SearchSettings
 from tensoropt.search.reduced_graph import impossible, reduce_graph
-from tensoropt.search.result import ChosenStrategy, TrackedFrontier
-from tensoropt.types import Floats
+from tensoropt.search.result import SAME, ChosenStrategies, TrackedFrontier
+from tensoropt.types import Floats, Indices
 
 METHODS = ("auto", "ldp", "elimination")
 
@@ -27,20 +31,34 @@ def track_frontier(
     method: str = "auto",
     max_points: int | None = None,
     threads: int | None = None,
+    rivals: Points | None = None,
 ) -> TrackedFrontier:
     """The cost frontier of ``graph``: every trade-off of memory and time that no other strategy beats.
 
-    ``epsilon``: allowed gap; 0 searches until nothing is missing, 0.001 may stop as soon as it is proven
-    that no strategy is more than 0.1 % faster within any memory budget. ``method``: "auto" (ours), "ldp" or
-    "elimination" (the paper's). ``max_points``: points kept per table entry and in the result; trimming
-    costs exactness, never achievability. ``threads``: default one per core; the result does not depend on it.
+    ``epsilon``: allowed gap; 0 searches until nothing is missing. With 0.001 strategies may be missing that
+    are up to 0.1 % faster than what is returned for some memory budget; time and memory of the search are
+    bounded then, and so is the number of points (about ``log(slowest / fastest) / epsilon``); where the gap
+    could not be proven everywhere, ``notes`` say so. ``method``: "auto" (ours), "ldp" or "elimination" (the
+    paper's). ``max_points``: points kept per table entry and in the result; trimming costs exactness, never
+    achievability. ``threads``: default one per core; the result does not depend on it. ``rivals``: points
+    from elsewhere; what they beat need not be found, and bounds take them for known.
 
     Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError`
     where nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` when an unpruned method
     outgrows the memory.
     """
     settings = check_settings(epsilon, method, max_points, threads)
-    return track(graph, method, settings)
+    return track(graph, method, replace(settings, rivals=rivals))
+
+
+def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:
+    """A first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies between
+    them, and the hull as bound; of small graphs the frontier itself.
+
+    Takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
+    """
+    # Any gap is allowed, so that what bounds the frontier is all that is made.
+    return track(graph, "auto", SearchSettings(np.inf, None, threads))
 
 
 def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
@@ -51,7 +69,9 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
             np.zeros(1),
             True,
             (),
-            lambda _: ChosenStrategy({}, {}),
+            lambda indices: ChosenStrategies(
+                graph, *(np.zeros((len(indices), 0), np.int64) for _ in range(3))
+            ),
             lambda m: np.where(m >= 0, 0.0, np.inf),
         )
     graph.check_sums()
@@ -66,7 +86,7 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
         raise NoStrategyError(
             f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
         )
-    return _result(bands, settings.max_points)
+    return _result(bands, settings)
 
 
 def check_settings(
@@ -86,7 +106,7 @@ def check_settings(
     return SearchSettings(epsilon, max_points, threads)
 
 
-def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
+def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
     everything = merge(bands)
     exact = all(band.found.exact for band in bands)
     tolerance = np.array([band.reduced.memory_tolerance for band in bands])[everything.origin[:, 0]]
@@ -94,20 +114,6 @@ def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
     # added. Made ascending from the right, as searchsorted needs it.
     reached = np.minimum.accumulate((everything.memory - tolerance)[::-1])[::-1]
     least_time = np.append(np.inf, everything.time)
-    kept = distinct(everything, bands)
-    memory, time, origin = everything.memory[kept], everything.time[kept], everything.origin[kept]
-    # Tables were thinned one by one; the result may still have more points, as it merges several sources.
-    if max_points is not None and len(memory) > max_points:
-        scratch = np.empty((2, len(memory)), np.int64)
-        chosen = scratch[0, : thin(memory, time, len(memory), max_points, scratch[0], scratch[1])]
-        memory, time, origin = memory[chosen], time[chosen], origin[chosen]
-        exact = False
-
-    def unroll(index: int) -> ChosenStrategy:
-        which, point = origin[index].tolist()
-        band = bands[which]
-        which, point = band.found.frontier.origin[band.first + point].tolist()
-        return band.found.sources[which].rebuild(point)
 
     def bounds(budgets: Floats) -> Floats:
         # Where all is exact the frontier is its own bound, which no hull betters.
@@ -115,5 +121,65 @@ def _result(bands: list[Band], max_points: int | None) -> TrackedFrontier:
             return np.max([band.bounds(budgets) for band in bands], axis=0)
         return least_time[np.searchsorted(reached, budgets, side="right")]
 
+    kept = distinct(everything, bands)
+    memory, time, origin = everything.memory[kept], everything.time[kept], everything.origin[kept]
+    if 0 < settings.epsilon < np.inf and not exact:
+        chosen = enough_within(memory, time, bounds, settings.epsilon)
+        memory, time, origin = memory[chosen], time[chosen], origin[chosen]
+    most = settings.max_points
+    # Tables were thinned one by one; the result may still have more points, as it merges several sources.
+    if most is not None and len(memory) > most:
+        scratch = np.empty((2, len(memory)), np.int64)
+        chosen = scratch[0, : thin(memory, time, len(memory), most, scratch[0], scratch[1])]
+        memory, time, origin = memory[chosen], time[chosen], origin[chosen]
+        exact = False
+
+    def unroll(indices: Indices) -> ChosenStrategies:
+        return _rebuilt(bands, origin[indices].astype(np.int64))
+
     notes = tuple(dict.fromkeys(note for band in bands for note in band.found.notes))
     return TrackedFrontier(memory, time, exact, notes, unroll, bounds)
+
+
+def _rebuilt(bands: list[Band], origin: Indices) -> ChosenStrategies:
+    """The strategies of points ``origin`` (n, 2): a band, and the number of a point of it."""
+    found: list[ChosenStrategies] = []
+    order: list[Indices] = []
+    # Points of one source are rebuilt in one call.
+    for which in np.unique(origin[:, 0]).tolist():
+        band = bands[which]
+        own = np.flatnonzero(origin[:, 0] == which)
+        inner = band.found.frontier.origin[band.first + origin[own, 1]]
+        for source in np.unique(inner[:, 0]).tolist():
+            mine = inner[:, 0] == source
+            found.append(band.found.sources[source].rebuild(inner[mine, 1]))
+            order.append(own[mine])
+    back = np.argsort(np.concatenate(order))
+    columns = (
+        np.concatenate([getattr(part, name) for part in found])[back]
+        for name in ("configurations", "options", "edge_options")
+    )
+    return ChosenStrategies(bands[0].reduced.graph, *columns)
+
+
+def enough_within(
+    memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
+) -> Indices:
+    """The points of a staircase that are enough for no budget to have a wider gap than ``epsilon``; where the
+    gap of the whole staircase is wider, of points that differ by less than half of it the leaner one.
+
+    Greedy from the leanest on: a point is left out where the one kept before it is good enough up to the
+    memory of the next. The number of points is about the logarithm of the range of times over the room that
+    the gap leaves.
+    """
+    lower = bounds(np.append(memory[1:] * (1.0 - SAME), np.inf))
+    # A millionth of the gap is left for the rounding of the division that tells it.
+    proven = lower * (1.0 + epsilon * (1.0 - 1e-6))
+    # A kept point of at most this time serves in place of one left out.
+    serves = np.where(time <= proven, proven, time * (1.0 + epsilon / 2))
+    kept, last = [], np.inf
+    for i, (own, most) in enumerate(zip(time.tolist(), serves.tolist(), strict=True)):
+        if last > most or i == len(time) - 1:
+            kept.append(i)
+            last = own
+    return np.array(kept, np.int64)

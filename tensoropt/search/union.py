@@ -15,13 +15,9 @@ from numpy.typing import NDArray
 from tensoropt.frontier import merge
 from tensoropt.frontier.algebra import IndexArray
 from tensoropt.search.costgraph import CostGraph
-from tensoropt.search.result import OptionKey, TrackedFrontier, budget
+from tensoropt.search.result import SAME, OptionKey, TrackedFrontier, budget
 from tensoropt.search.track import check_settings, track
 from tensoropt.types import Floats
-
-SAME = 1e-9
-"""Costs that differ by less than this share of themselves count as one: two grids may round one strategy so
-far apart (``bands.RESOLUTION``, once for each)."""
 
 
 @dataclass(frozen=True, eq=False)

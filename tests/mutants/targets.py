@@ -69,8 +69,9 @@ TARGETS = (
             *(
                 f"search/{name}.py"
                 for name in (
-                    "auto", "bands", "costgraph", "crossover", "memory", "order", "paper", "program",
-                    "pruning_target", "reduced_graph", "result", "sources", "track", "union",
+                    "auto", "bands", "bounds", "costgraph", "crossover", "exact", "memory", "order", "paper",
+                    "program", "pruning_target", "reduced_graph", "result", "sources", "threads", "track",
+                    "union", "within",
                 )
             ),
         ],
@@ -130,13 +131,18 @@ TARGETS = (
 )  # fmt: skip
 
 EQUAL_RESULTS = {
-    "tensoropt/search/auto.py": (
+    "tensoropt/search/exact.py": (
         "FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "COARSE_POINTS", "TIGHT", "WORTH_NARROWING",
-        "MORE_LINES", "FEW_PAIRS", "MANY_PAIRS", "LARGE_PASS", "CLOSENESS", "MESSAGE_BYTES",
+        "MORE_LINES", "FEW_PAIRS", "MANY_PAIRS", "CLOSENESS", "MESSAGE_BYTES",
+    ),
+    "tensoropt/search/within.py": (
+        "MOST_LINES", "WORTH_NARROWING", "FEW_PAIRS", "TARGETED_PAIRS", "MOST_POINTS", "FAR", "LAST_PAIRS",
+        "SUMS", "WIDE", "CLOSER", "CLOSENESS",
     ),
     "tensoropt/search/limits.py": ("BREAKPOINTS", "NEIGHBOURS"),
 }  # fmt: skip
 """Constants at module level that decide how long a search takes and not what it finds, so that no test of
-results can notice a change: those of ``auto.py`` choose among passes that all end exact, or bound how fine
-their bounds are; those of ``limits.py`` are how many memories a limit is known at and how many corners share
+results can notice a change: those of ``exact.py`` choose among passes that all end exact, or bound how fine
+their bounds are; those of ``within.py`` say how much is spent on proving a gap; those of ``limits.py``
+are how many memories a limit is known at and how many corners share
 a roof."""

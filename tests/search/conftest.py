@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 
 
 @pytest.fixture(autouse=True)
 def few_sums(monkeypatch) -> int:
     """What a pass without bounds may cost in real use; 0 while a test runs."""
-    real = auto.FEW_SUMS
-    monkeypatch.setattr(auto, "FEW_SUMS", 0)
+    real = exact.FEW_SUMS
+    monkeypatch.setattr(exact, "FEW_SUMS", 0)
     return real

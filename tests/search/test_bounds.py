@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensoropt.frontier import Frontier, merge
-from tensoropt.search.auto import build_program, gaps, seeds
+from tensoropt.search.exact import build_program, gaps, seeds
 from tensoropt.search.hull import Hull, HullSearch, power_of_two
 from tensoropt.search.limits import Corners, corners_of, envelope, least_time, reachable
 from tensoropt.search.order import greedy_order, paper_order
@@ -53,7 +53,8 @@ def test_hull_and_crossovers_are_real_strategies(shape):
             continue
         for source in seeds(reduced, hull):
             for i in range(len(source.memory)):
-                cost = case.cost(*source.rebuild(i))
+                chosen = source.rebuild(np.array([i]))
+                cost = case.cost(chosen.strategy(0), chosen.options_of(0))
                 assert np.allclose(cost, [source.memory[i], source.time[i]], rtol=1e-9, atol=0)
 
 

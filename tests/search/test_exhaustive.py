@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 from tensoropt.search import CostGraph, track_frontier
 from tests import naive
 from tests.search.graphs import SHAPES, Case, seeds_of
@@ -52,8 +52,8 @@ def test_every_method_matches_exhaustive_search(method, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_small_graphs_are_searched_without_bounds(monkeypatch, few_sums, shape):
-    monkeypatch.setattr(auto, "FEW_SUMS", few_sums)
-    monkeypatch.setattr(auto, "HullSearch", None)  # not called
+    monkeypatch.setattr(exact, "FEW_SUMS", few_sums)
+    monkeypatch.setattr(exact, "HullSearch", None)  # not called
     for seed in seeds_of(20, 30):
         found = check(Case(seed, shape))
         assert found is None or found.exact

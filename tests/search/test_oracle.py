@@ -8,8 +8,8 @@ import pytest
 
 from tensoropt.frontier import Frontier
 from tensoropt.search import CostGraph, track_frontier
-from tensoropt.search.auto import CORNERS, build_program, seeds
 from tensoropt.search.engine import Engine, Messages
+from tensoropt.search.exact import CORNERS, build_program, seeds
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.limits import BREAKPOINTS, corners_of
 from tensoropt.search.order import greedy_order

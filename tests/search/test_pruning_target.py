@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 from tensoropt.frontier import reduce
 from tensoropt.search import CostGraph, track_frontier
 from tensoropt.search.pruning_target import looseness, pruning_target
@@ -48,9 +48,9 @@ def test_looseness_of_a_straight_line_and_of_one_point():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_targeted_passes_lose_nothing(monkeypatch, shape):
-    monkeypatch.setattr(auto, "FEW_PAIRS", 0)
-    monkeypatch.setattr(auto, "TIGHT", -1.0)
-    monkeypatch.setattr(auto, "COARSE_POINTS", 3)
+    monkeypatch.setattr(exact, "FEW_PAIRS", 0)
+    monkeypatch.setattr(exact, "TIGHT", -1.0)
+    monkeypatch.setattr(exact, "COARSE_POINTS", 3)
     for seed in seeds_of(700, 710):
         found = check(Case(seed, shape, 6, 4))
         assert found is None or found.exact
@@ -58,8 +58,8 @@ def test_targeted_passes_lose_nothing(monkeypatch, shape):
 
 
 def test_a_targeted_pass_happens_where_seeds_are_loose(monkeypatch, caplog):
-    monkeypatch.setattr(auto, "FEW_PAIRS", 0)
-    caplog.set_level("DEBUG", logger="tensoropt.search.auto")
+    monkeypatch.setattr(exact, "FEW_PAIRS", 0)
+    caplog.set_level("DEBUG", logger="tensoropt.search.exact")
     rng = np.random.default_rng(1)
     graph = CostGraph()
     for i in range(12):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 import tensoropt.search.order as order
 import tensoropt.search.paper as paper
 from tensoropt.search import CostGraph, TableTooLargeError, track_frontier
@@ -119,7 +119,7 @@ def test_an_impossible_graph_is_refused_though_operators_are_fixed(monkeypatch):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_narrowing_changes_nothing(monkeypatch, shape):
-    monkeypatch.setattr(auto, "WORTH_NARROWING", 0)
+    monkeypatch.setattr(exact, "WORTH_NARROWING", 0)
     for seed in seeds_of(300, 310):
         check(Case(seed, shape, 6, 4))
 

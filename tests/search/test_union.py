@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 from tensoropt.frontier import merge
 from tensoropt.search import CostGraph, certify, track_frontier, track_union
 from tests import naive
@@ -19,7 +19,7 @@ def cases(seed):
 
 @pytest.mark.parametrize("narrow", [0, 10**9])
 def test_rivals_prune_nothing_that_the_union_needs(monkeypatch, narrow):
-    monkeypatch.setattr(auto, "WORTH_NARROWING", narrow)
+    monkeypatch.setattr(exact, "WORTH_NARROWING", narrow)
     for seed in seeds_of(0, 24):
         made = cases(seed)
         expected = merge([track_frontier(c.graph) for c in made])

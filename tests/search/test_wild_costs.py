@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 from tensoropt.search import CostGraph, NoStrategyError, track_frontier
 from tensoropt.search.costgraph import LEAST_COST, MOST_COST
 from tests.search.graphs import seeds_of
@@ -123,8 +123,8 @@ def test_wild_costs_lose_no_point(method):
 
 def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
     """Small graphs are searched without bounds unless they are told to count as large."""
-    monkeypatch.setattr(auto, "FEW_SUMS", 0)
-    monkeypatch.setattr(auto, "WORTH_NARROWING", 0)
+    monkeypatch.setattr(exact, "FEW_SUMS", 0)
+    monkeypatch.setattr(exact, "WORTH_NARROWING", 0)
     for seed in seeds_of(1000, 1100):
         check(seed)
 

@@ -17,15 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.auto import (
-    LINES,
-    SearchResult,
-    SearchSettings,
-    build_program,
-    lines_that_fit,
-    track_auto,
-    useful_classes,
-)
+from tensoropt.search.auto import track_auto
 from tensoropt.search.entangled.fixing import condition, preferred_classes
 from tensoropt.search.entangled.multipliers import tighten
 from tensoropt.search.entangled.relaxation import (
@@ -37,6 +29,14 @@ from tensoropt.search.entangled.relaxation import (
     relax,
 )
 from tensoropt.search.entangled.tied import colourings, tie
+from tensoropt.search.exact import (
+    LINES,
+    SearchResult,
+    SearchSettings,
+    build_program,
+    lines_that_fit,
+    useful_classes,
+)
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
@@ -149,7 +149,7 @@ class Conditioned:
         names = self.reduced.graph.names
         class_of = {f: self._class_of(f) for f in self.fixed}
         for which, point in frontier.origin[picked].tolist():
-            strategy, _ = self.sources[which].rebuild(point)
+            strategy = self.sources[which].rebuild(np.array([point])).strategy(0)
             classes = {f: class_of[f].get(strategy[names[f]]) for f in self.fixed}
             if all(c is not None for c in classes.values()):
                 yield {f: c for f, c in classes.items() if c is not None}
@@ -209,7 +209,7 @@ def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult 
     if rest is None:
         return SearchResult(tuple(sources), merge(sources), None, True) if sources else None
     everything = (*sources, *rest.sources)
-    return SearchResult(everything, merge(everything), rest.hull, rest.exact, rest.notes)
+    return SearchResult(everything, merge(everything), rest.bound, rest.exact, rest.notes)
 
 
 def _narrowed(reduced: ReducedGraph, bounded: Relaxation, around: Conditioned) -> ReducedGraph | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.auto import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.entangled.fixing import Split, condition, split
+from tensoropt.search.exact import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.program import Program

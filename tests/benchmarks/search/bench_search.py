@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-import tensoropt.search.auto as auto
+import tensoropt.search.exact as exact
 import tensoropt.search.reduced_graph as reduced_graph
 from tensoropt.search import track_frontier, track_union
 from tensoropt.search.program import Builder
@@ -151,7 +151,7 @@ def zoo(quick: bool) -> list[dict]:
 @contextlib.contextmanager
 def without(lever: str):
     """Switch one lever of the method off."""
-    kept = auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step
+    kept = exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, Builder._step
     unique = reduced_graph._unique
 
     def vertices_only(reduced, hull):
@@ -167,17 +167,17 @@ def without(lever: str):
     if lever == FACTORING:
         reduced_graph._unique = all_distinct
     elif lever == "direct exact pass":
-        auto.TIGHT = -1.0
+        exact.TIGHT = -1.0
     elif lever == "narrowing":
-        auto.WORTH_NARROWING = 10**12
+        exact.WORTH_NARROWING = 10**12
     elif lever == "crossovers":
-        auto.seeds = vertices_only
+        exact.seeds = vertices_only
     elif lever == "shared steps (identical layers)":
         Builder._step = never_shared
     try:
         yield
     finally:
-        auto.TIGHT, auto.WORTH_NARROWING, auto.seeds, Builder._step = kept
+        exact.TIGHT, exact.WORTH_NARROWING, exact.seeds, Builder._step = kept
         reduced_graph._unique = unique
 
 

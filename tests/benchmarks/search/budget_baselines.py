@@ -9,7 +9,7 @@ from numba import njit
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from tensoropt.search.auto import build_program
+from tensoropt.search.exact import build_program
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph

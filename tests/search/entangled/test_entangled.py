@@ -7,12 +7,12 @@ import pytest
 
 from tensoropt.frontier import reduce
 from tensoropt.search import track_frontier
-from tensoropt.search.auto import build_program
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.entangled import conditioning, relaxation
 from tensoropt.search.entangled.multipliers import tighten
 from tensoropt.search.entangled.relaxation import relax
 from tensoropt.search.entangled.tied import colourings, tie
+from tensoropt.search.exact import build_program
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph

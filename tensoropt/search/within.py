@@ -1,0 +1,233 @@
+"""Frontiers within an allowed gap, in bounded time and memory however long the exact frontier is.
+
+Only strategies matter that are faster than the known ones by more than the gap. So everything is pruned by
+the known staircase *lowered* by the gap: where nothing is left below it, that staircase is a proof.
+
+1. Lines of the hull bound, their vertices and crossovers are the first known strategies (Lagrangian bounds
+   and reduced-cost fixing; Fisher, "The Lagrangian relaxation method", 1981). Classes through which nothing
+   can come below the lowered staircase are left out, which allows more lines, and so on.
+2. Passes thinned to a few points per entry, pruned by a target where too much is left, find better
+   strategies.
+3. A last pass over all that is left proves the gap. Where it would be too large it is left out; the gap that
+   is proven then is the hull's, and a note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from tensoropt.frontier import Frontier, merge
+from tensoropt.frontier.tools import Points
+from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, lowered
+from tensoropt.search.engine import Engine, Messages, Pass, TooManySumsError
+from tensoropt.search.exact import (
+    CORNERS,
+    FEW_LINES,
+    MORE_LINES,
+    SearchResult,
+    SearchSettings,
+    build_program,
+    few_sums,
+    gaps,
+    lines_that_fit,
+    seeds,
+    unpruned,
+    useful_classes,
+)
+from tensoropt.search.hull import Hull, HullSearch
+from tensoropt.search.limits import corners_of
+from tensoropt.search.memory import TableTooLargeError
+from tensoropt.search.order import Order, greedy_order
+from tensoropt.search.program import Program
+from tensoropt.search.pruning_target import looseness, pruning_target
+from tensoropt.search.reduced_graph import ReducedGraph, restrict
+from tensoropt.search.scalar import flatten
+from tensoropt.search.sources import PassSource, Source
+
+log = logging.getLogger(__name__)
+
+# What is spent on a gap. Where no reason stands beside a number it is an assumption; none of them affects
+# what a result claims.
+MOST_LINES = 256
+"""Lines of the hull, as long as more of them leave fewer classes."""
+WORTH_NARROWING = 0.9
+"""Classes are left out where at most this share of them remains."""
+FEW_PAIRS = 30_000
+"""Pairs of table entries that a thinned pass looks at without a target."""
+TARGETED_PAIRS = 20_000, 100_000, 800_000
+"""Pairs of table entries that each of the thinned passes looks at, at most, where more are left."""
+MOST_POINTS = 256, 2048, 1024, 1 << 15
+"""Points that a table entry keeps, at most, in each of the thinned passes and in the last."""
+FAR = 0.01
+"""The mean gap above which the third thinned pass is made: frontiers far above their hull need a wider
+search."""
+LAST_PAIRS = 150_000
+"""Pairs of table entries that the last pass looks at; where more are left, it is not made."""
+SUMS = 60_000_000
+"""Sums of points that one pass may make: about a second. One that needs more is given up, and tried once
+more with a closer target."""
+WIDE = 10
+"""So many times more sums may the third thinned pass make."""
+CLOSER = 8
+"""Of the pairs of a pass that was given up, the share that the next one looks at."""
+CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
+"""Distances of pruning targets above the hull, as shares of that of the known strategies."""
+UNPROVEN = (
+    "the search stopped before the allowed gap was proven everywhere: each point's gap says how much faster "
+    "a missing strategy could be; epsilon=0 searches on"
+)
+
+
+def track_within(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
+    """A frontier of a graph whose ``order`` fixes nothing: at most ``settings.epsilon`` faster strategies are
+    missing, or a note says that this is not proven; None when no strategy is possible.
+    """
+    program = build_program(reduced, order)
+    if few_sums(program):
+        return unpruned(program, settings)
+    return _Within(settings).search(program, order)
+
+
+class _Within:
+    """What is known so far: strategies, and of graphs that were narrowed what bounds the classes left out."""
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self.settings = settings
+        self.sources: list[Source] = []
+        self.left_out: list[tuple[Hull, Staircase]] = []
+
+    @property
+    def known(self) -> Frontier:
+        """The strategies found so far, and the rivals."""
+        return self.settings.with_rivals(self.sources)
+
+    @property
+    def goal(self) -> Staircase:
+        """Below which a strategy has to lie to be worth finding."""
+        return lowered(self.known, self.settings.epsilon)
+
+    def bound(self, inner: Bound) -> Bound:
+        """The bound of the given graph, where ``inner`` bounds what the classes left make."""
+        for hull, floor in reversed(self.left_out):
+            # What was left out lies above the floor; and all of that graph's strategies above its hull.
+            inner = Highest((hull, Lowest((floor, inner))))
+        return inner
+
+    def result(self, bound: Bound, *notes: str) -> SearchResult:
+        worst = gaps(self.known, bound)[1]
+        told = notes if worst > self.settings.epsilon else ()
+        return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, told)
+
+    def search(self, program: Program, order: Order) -> SearchResult | None:
+        """Narrow, then make passes, until the gap is proven or the work is spent."""
+        search = HullSearch(program, flatten(program), self.settings.threads)
+        lines, seeded = FEW_LINES, 0
+        while True:
+            hull = search.find_hull(lines_that_fit(program, lines))
+            if hull is None:
+                return None
+            # Those of the same graph's earlier lines are among those of more lines.
+            self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
+            seeded, bound = 2, self.bound(hull)
+            mean, worst = gaps(self.known, bound)
+            log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
+            if worst <= self.settings.epsilon:
+                return self.result(bound)
+            goal = self.goal
+            classes = useful_classes(program, search, hull, goal)
+            if not all(mask.any() for mask in classes.values()):
+                return self.result(self.bound(Highest((hull, goal))))
+            left = sum(int(mask.sum()) for mask in classes.values())
+            narrows = left <= WORTH_NARROWING * sum(map(len, classes.values()))
+            if narrows:
+                self.left_out.append((hull, goal))
+                program = self._restricted(program, order, classes)
+                search, seeded = HullSearch(program, flatten(program), self.settings.threads), 0
+                search.repeat(hull)
+                log.debug("%d classes left, %d entries", left, program.entries)
+            most = MOST_LINES if narrows or self.left_out else MORE_LINES
+            if not narrows and (search.complete or lines >= most):
+                return self._passes(program, search, hull)
+            lines = min(2 * lines if narrows or self.left_out else MORE_LINES, MOST_LINES)
+
+    def _restricted(self, program: Program, order: Order, classes: dict[int, np.ndarray]) -> Program:
+        reduced = restrict(program.reduced, classes)
+        # With fewer classes another order may be cheaper, but it could fix operators as well; the given one
+        # fixes none and stays possible.
+        again = greedy_order(reduced, 0.1)
+        return build_program(reduced, order if again.fixed else again)
+
+    def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
+        """Thinned passes, then the one that proves the gap."""
+        inside, outside = search.messages()
+        engine = Engine(program, self.settings.threads)
+        bound = self.bound(hull)
+
+        def below(goal: Points) -> Messages:
+            corners = corners_of(hull, goal.memory, goal.time, CORNERS)
+            return Messages.of(inside, outside, corners, self.settings.threads)
+
+        for number, points in enumerate(MOST_POINTS):
+            goal = self.goal
+            messages = below(goal)
+            pairs = messages.pairs(program)
+            if not pairs:
+                return self.result(self.bound(Highest((hull, goal))))
+            is_last = points == MOST_POINTS[-1]
+            is_wide = number == len(TARGETED_PAIRS) - 1
+            if is_wide and (pairs <= LAST_PAIRS or gaps(self.known, bound)[0] < FAR):
+                continue
+            if is_last and pairs > LAST_PAIRS:
+                log.debug("%d pairs are left", pairs)
+                break
+            targeted = False
+            if not is_last and pairs > FEW_PAIRS:
+                # A target must leave out at least half of the pairs to be worth a pass.
+                closer = self._targeted(below, program, min(TARGETED_PAIRS[number], pairs // 2))
+                targeted = 2 * closer.pairs(program) <= pairs
+                messages = closer if targeted else messages
+            if self.settings.max_points is not None:
+                points = min(points, self.settings.max_points)
+            kind = "last" if is_last else "targeted" if targeted else "plain"
+            log.debug("%s pass: %d pairs of %d", kind, messages.pairs(program), pairs)
+            sums = WIDE * SUMS if is_wide else SUMS
+            try:
+                result = engine.run_pass(messages, points, sums)
+            except TooManySumsError:
+                log.debug("given up")
+                if is_last:
+                    break
+                messages, targeted = self._targeted(below, program, pairs // CLOSER), True
+                with contextlib.suppress(TooManySumsError, TableTooLargeError):
+                    self._add(program, engine.run_pass(messages, points, sums))
+                continue
+            except TableTooLargeError as error:
+                log.warning("not searched to the end: %s", error)
+                return self.result(bound, f"not searched to the end: {error}")
+            self._add(program, result)
+            # Whatever lies below the goal has been found.
+            if not (targeted or result.thinned):
+                found = Staircase(self.known.memory, self.known.time)
+                return self.result(self.bound(Highest((hull, Lowest((goal, found))))))
+            if gaps(self.known, bound)[1] <= self.settings.epsilon:
+                break
+        return self.result(bound, UNPROVEN)
+
+    def _add(self, program: Program, result: Pass) -> None:
+        latest = PassSource(program, result)
+        self.sources = [latest, *self.sources]
+        log.debug("%d points, %d at the root", result.points, len(latest.time))
+
+    def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
+        """Messages pruned by a target as far above the hull as can be afforded."""
+        known = self.known
+        loose = looseness(known)
+        for share in CLOSENESS:
+            messages = below(pruning_target(known, share * loose))
+            if messages.pairs(program) <= most:
+                break
+        return messages

@@ -1,0 +1,118 @@
+"""Frontiers within an allowed gap: nothing is missing that is faster by more, and work is bounded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tensoropt.search.within as within
+from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
+from tensoropt.search.track import enough_within
+from tests.search.graphs import SHAPES, Case, seeds_of
+from tests.search.test_result import chain
+
+MORE = 1 + 1e-9
+
+
+def fastest(memory, time, budget):
+    """The time of the fastest point within a budget."""
+    return time[memory <= budget * MORE].min(initial=np.inf)
+
+
+def holds(exact, loose, epsilon) -> None:
+    """Nothing of the exact frontier is missing by more than the gap, unless a note says so; bounds bound."""
+    for memory, time in zip(exact.memory, exact.time, strict=True):
+        assert loose.lower_bound(memory) <= time * MORE
+        if not loose.notes:
+            assert fastest(loose.memory, loose.time, memory) <= time * (1 + epsilon) * MORE
+    if not loose.notes:
+        assert loose.worst_gap <= epsilon
+    for i in range(0, len(loose), 7):
+        assert fastest(exact.memory, exact.time, loose.memory[i]) <= loose.time[i] * MORE
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("epsilon", [1e-3, 0.05, 0.5])
+def test_nothing_is_missing_by_more_than_the_gap(shape, epsilon):
+    for seed in seeds_of(2000, 2012):
+        case = Case(seed, shape, 7, 4)
+        try:
+            exact = track_frontier(case.graph)
+        except NoStrategyError:
+            continue
+        holds(exact, track_frontier(case.graph, epsilon=epsilon), epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.02])
+def test_points_unroll_to_their_own_costs(epsilon):
+    for seed in seeds_of(2100, 2110):
+        case = Case(seed, "blocks", 8, 4)
+        try:
+            found = track_frontier(case.graph, epsilon=epsilon)
+        except NoStrategyError:
+            continue
+        chosen = found.strategies()
+        for i in range(len(found)):
+            costs = case.cost(chosen.strategy(i), chosen.options_of(i))
+            assert np.allclose(costs, (found.memory[i], found.time[i]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", ["FEW_PAIRS", "SUMS"])
+def test_less_work_is_said_and_bounds_still_hold(monkeypatch, name):
+    monkeypatch.setattr(within, name, 40)
+    graph = chain(30, 6)
+    exact, loose = track_frontier(graph), track_frontier(graph, epsilon=1e-4)
+    holds(exact, loose, 1e-4)
+    if name == "SUMS":
+        assert loose.notes == (within.UNPROVEN,)
+        assert loose.worst_gap > 1e-4
+
+
+def test_the_number_of_points_follows_the_gap():
+    graph = chain(60, 6)
+    counts = [len(track_frontier(graph, epsilon=epsilon)) for epsilon in (1e-4, 1e-3, 1e-2, 1e-1)]
+    assert counts == sorted(counts, reverse=True)
+    times = track_frontier(graph, epsilon=1e-2).time
+    # Every kept point is needed, so that two steps lower the time by the gap.
+    assert counts[2] <= 2 * np.log(times[0] / times[-1]) / np.log(1.01) + 2
+
+
+def test_what_rivals_beat_need_not_be_found():
+    graph = chain(20, 5)
+    exact = track_frontier(graph)
+    half = len(exact) // 2
+    rivals = Staircase(exact.memory[half:] * 0.9, exact.time[half:] * 0.9)
+    found = track_frontier(graph, epsilon=1e-3, rivals=rivals)
+    lean = exact.memory < rivals.memory[0]
+    for memory, time in zip(exact.memory[lean], exact.time[lean], strict=True):
+        assert fastest(found.memory, found.time, memory) <= time * 1.001 * MORE
+    # A bound may take rivals for known, but is never above what this graph's strategies reach.
+    for memory, time in zip(exact.memory, exact.time, strict=True):
+        assert found.lower_bound(memory) <= time * MORE
+
+
+def test_an_outline_is_made_of_strategies_and_bounds_the_frontier():
+    graph = chain(40, 6)
+    exact, outline = track_frontier(graph), outline_frontier(graph)
+    assert 2 < len(outline) < len(exact)
+    assert outline.memory[0] == exact.memory[0]
+    assert outline.time[-1] == exact.time[-1]
+    for memory, time in zip(outline.memory, outline.time, strict=True):
+        assert fastest(exact.memory, exact.time, memory) <= time * MORE
+    for memory, time in zip(exact.memory, exact.time, strict=True):
+        assert outline.lower_bound(memory) <= time * MORE
+
+
+def test_enough_within_keeps_the_ends_and_every_gap():
+    rng = np.random.default_rng(0)
+    for epsilon in (0.01, 0.1):
+        memory = np.cumsum(rng.random(200)) + 1.0
+        time = np.cumsum(rng.random(200))[::-1] + 1.0
+        bound = Staircase(memory, time * 0.995)
+        kept = enough_within(memory, time, bound.bounds, epsilon)
+        assert kept[0] == 0
+        assert kept[-1] == len(memory) - 1
+        assert len(kept) < len(memory)
+        for i in range(len(memory)):
+            best = time[kept[kept <= i][-1]]
+            assert best <= max(bound.time[i] * (1 + epsilon), time[i] * (1 + epsilon / 2)) * MORE

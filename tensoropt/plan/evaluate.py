@@ -139,14 +139,13 @@ class Evaluator:
 
     def __call__(self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]) -> list[Evaluation]:
         """Simulate strategies, each given as (choice, options); in parts of :data:`CHUNK`."""
-        result = []
-        for start in range(0, len(chosen), CHUNK):
-            choices, options = self.candidates.rows(chosen[start : start + CHUNK])
-            batch = Batch(
-                self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule
-            )
-            result.append(Evaluation(batch, simulate(batch), choices, options))
-        return result
+        parts = (chosen[start : start + CHUNK] for start in range(0, len(chosen), CHUNK))
+        return [self.rows(*self.candidates.rows(part)) for part in parts]
+
+    def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
+        """Simulate strategies given as one array per variable: choices, and options of groups."""
+        batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
+        return Evaluation(batch, simulate(batch), choices, options)
 
 
 def evaluate(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import facts_html
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -134,6 +135,15 @@ def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def _additive(point: Point) -> tuple[float, float]:
     return point.additive_memory_bytes, point.additive_time_s
+
+
+def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
+    """Raise :class:`InfeasibleError` where none of the points, leanest first, fits the budget."""
+    if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
+        raise InfeasibleError(
+            f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
+            f"{format_bytes(points[0].memory_bytes)}"
+        )
 
 
 def knee_index(points: Sequence[Point]) -> int:

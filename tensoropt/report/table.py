@@ -77,12 +77,19 @@ def summary_lines(exploration: Exploration) -> list[str]:
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
     if "points_before_judging" in report:
-        lines.append(
-            f"simulated: all {report['points_before_judging']:,} strategies that the search found, in "
-            f"{seconds.get('judge', 0.0):.1f} s; {len(exploration.points):,} are beaten by none"
-        )
+        lines.append(_simulated_words(report, len(exploration.points)))
     lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
     return lines
+
+
+def _simulated_words(report: Mapping[str, Any], shown: int) -> str:
+    """How many strategies were found, simulated and left out."""
+    simulated = report["points_before_judging"]
+    found = report.get("points_found", simulated)
+    unbeaten = report.get("points_unbeaten", shown)
+    of = f"all {simulated:,}" if found <= simulated else f"{simulated:,} of {found:,}"
+    rest = f"; {shown:,} of these stand for all" if unbeaten > shown else ""
+    return f"simulated: {of} strategies that the search found; {unbeaten:,} are beaten by none{rest}"
 
 
 def point_lines(exploration: Exploration, index: int) -> list[str]:

@@ -8,21 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.errors import InfeasibleError
-from tensoropt.plan.evaluate import CHUNK, Evaluation, costs_of, evaluate, space_of
+from tensoropt.frontier import knee, representatives
+from tensoropt.plan.evaluate import space_of
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.point import Point, reduce_points, unbeaten
+from tensoropt.plan.point import Point, check_budget, unbeaten
 from tensoropt.plan.recorded import Recorded, record
+from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.search import certify
 from tensoropt.session.run_report import run_report, versions
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
+from tensoropt.session.simulations import unbeaten_of
 from tensoropt.session.spaces import SearchedSpace
-from tensoropt.simulate.overlap import overlap_of
-from tensoropt.types import Progress
-from tensoropt.units import format_bytes
+
+SHOWN, LOSS = 300, 1e-3
+"""Points of an exploration in which a gap is allowed, and the share of hypervolume that leaving others out
+may lose; as many more are shown as that takes."""
 
 
 def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) -> Exploration:
@@ -31,11 +34,13 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
     Raises:
         InfeasibleError: none fits the budget of the settings.
     """
-    with session.clock.stage("judge"):  # the name under which saved explorations keep these seconds
+    with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
-        points, simulated = simulate_all(searched, spaces, session.progress)
+        points, unbeaten_count = chosen_points(searched, spaces, session.settings)
         recorded = record_used(searched, spaces, points)
-    _check_budget(points, session.settings.memory_bytes)
+    simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
+    session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
+    check_budget(points, session.settings.memory_bytes)
     return Exploration(
         points=points,
         spaces=spaces,
@@ -43,34 +48,25 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
         cluster=session.cluster.to_dict(),
         settings=session.settings.to_dict(),
         versions=versions(),
-        report=run_report(searched, session.clock.seconds, simulated),
+        report=run_report(searched, session.clock.seconds, simulated, unbeaten_count),
         recorded=recorded,
     )
 
 
-def simulate_all(
-    searched: Searched, spaces: Sequence[Space], progress: Progress
+def chosen_points(
+    searched: Searched, spaces: Sequence[Space], settings: Settings
 ) -> tuple[tuple[Point, ...], int]:
-    """The points that none beats once all strategies found were simulated, and how many were simulated."""
-    evaluations: list[list[Evaluation]] = []
-    count = len(searched.spaces)
-    for number, found in enumerate(searched.spaces):
-        progress("simulate", number, count, f"mesh {found.mesh.label}, {len(found.found)} points")
-        chosen = [(frontier.strategy(i), frontier.options(i)) for frontier, i in found.found]
-        overlap = overlap_of(searched.costs.cluster, found.mesh)
-        evaluations.append(evaluate(found.tables, chosen, overlap))
-    # Strategies are reduced as figures; points, with their collectives, are made of the few that remain.
-    figures = [costs_of(of_space) for of_space in evaluations]
-    simulated = [(number, i) for number, of_space in enumerate(figures) for i in range(len(of_space))]
-    kept = reduce_points(simulated, lambda item: tuple(figures[item[0]][item[1]]))
+    """The points that are shown, and how many strategies none of the simulated ones beats."""
+    simulations = searched.simulations
+    best = unbeaten_of(simulations)
+    chosen = np.arange(len(best.memory))
+    if settings.epsilon > 0:
+        chosen = representatives(best, SHOWN, LOSS, keep=(knee(best),))
     points = [
-        evaluations[number][index // CHUNK].point(
-            index % CHUNK, spaces[number], number, additive=searched.spaces[number].additive(index)
-        )
-        for number, index in kept
+        simulations[space].point(number, spaces[space], space)
+        for space, number in best.origin[chosen].tolist()
     ]
-    progress("simulate", count, count, f"{len(points)} of {len(simulated)} points remain")
-    return certified(searched.spaces, points), len(simulated)
+    return certified(searched.spaces, points), len(best.memory)
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
@@ -103,11 +99,3 @@ def _used(
             continue
         names = spaces[point.space].variables
         yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))
-
-
-def _check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
-    if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
-        raise InfeasibleError(
-            f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
-            f"{format_bytes(points[0].memory_bytes)}"
-        )

@@ -26,12 +26,15 @@ def versions() -> dict[str, str]:
     }
 
 
-def run_report(searched: Searched, seconds: Mapping[str, float], simulated: int) -> dict[str, Any]:
+def run_report(
+    searched: Searched, seconds: Mapping[str, float], simulated: int, unbeaten: int
+) -> dict[str, Any]:
     """The facts, under the names that saved explorations have them by.
 
     Args:
         seconds: by stage.
-        simulated: how many strategies the search found and the simulator ran.
+        simulated: how many of the strategies that the search found were simulated.
+        unbeaten: how many of these no other one beats.
     """
     problem, costs = searched.problem, searched.costs
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
@@ -57,7 +60,9 @@ def run_report(searched: Searched, seconds: Mapping[str, float], simulated: int)
             *searched.notes,
         ],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},
+        "points_found": sum(len(frontier) for space in searched.spaces for frontier in space.frontiers),
         "points_before_judging": simulated,
+        "points_unbeaten": unbeaten,
         "workloads_measured": len(costs.measured),
         "median_spread": float(np.median(spreads)) if spreads else None,
         "failed_measurements": sum("error" in e for e in costs.measured.values()),

@@ -9,7 +9,8 @@ from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.session.meshes import left_to_search, searched_meshes
 from tensoropt.session.session import Session
-from tensoropt.session.spaces import SearchedSpace, search_all
+from tensoropt.session.simulations import Simulations, SpaceSimulations
+from tensoropt.session.spaces import SearchedSpace, SpaceSearch
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Searched:
         problem: the model made ready for costs.
         costs: where the costs came from; it still knows those that were found.
         spaces: one per mesh and micro-batch count in which there is a strategy.
+        simulations: of the strategies that were found.
         split_share: of the forward FLOPs the share in groups that can be split in two or more ways.
         notes: what constraints, refused spaces and undivided sizes left out, in words.
     """
@@ -27,6 +29,7 @@ class Searched:
     problem: Problem
     costs: CostSource
     spaces: tuple[SearchedSpace, ...]
+    simulations: tuple[SpaceSimulations, ...]
     split_share: float
     notes: tuple[str, ...]
 
@@ -55,7 +58,18 @@ def search(session: Session, problem: Problem) -> Searched:
         )
         # Inside the block: facts of unsplit groups may still have to be read from the store or found.
         _, split_share = shares_of_flops(problem, costs.facts_of)
+    simulations = Simulations(session.cluster, [(mesh, tables) for mesh, tables, _ in built])
+    spaces = SpaceSearch(built, settings, simulations, session.progress)
     with session.clock.stage("search"):
-        spaces, refused = search_all(built, settings, session.progress)
-        notes = (*left.notes, *refused, *undivided((tables for _, tables, _ in built), left.groups))
-    return Searched(problem, costs, tuple(spaces), split_share, notes)
+        found = spaces.search()
+    with session.clock.stage("judge"):  # the name under which saved explorations keep these seconds
+        spaces.simulate()
+    left_out = undivided((tables for _, tables, _ in built), left.groups)
+    return Searched(
+        problem,
+        costs,
+        tuple(found.values()),
+        tuple(simulations.spaces[number] for number in found),
+        split_share,
+        (*left.notes, *spaces.notes, *left_out),
+    )

@@ -1,4 +1,4 @@
-"""The spaces of an exploration, a mesh and a micro-batch count each, searched one after the other.
+"""The spaces of an exploration, a mesh and a micro-batch count each, searched and simulated in turns.
 
 The search adds memory up, while the simulator takes the peak. Where much of the sum is what operators need
 while they run, each space is searched again under caps on that, so that strategies are found whose sum is
@@ -19,10 +19,26 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.settings import Settings
-from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
+from tensoropt.search import (
+    CostGraph,
+    NoStrategyError,
+    Staircase,
+    TrackedFrontier,
+    outline_frontier,
+    track_frontier,
+)
+from tensoropt.session.simulations import Simulations
+from tensoropt.session.turns import Found, first_look, neighbours_of_winners, unbeaten_by
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress
 from tensoropt.units import format_bytes
+
+CLOSE = 0.01
+"""By how much less memory and time a strategy under a cap would have to need to be beaten by none, for the
+space to be searched under that cap; an assumption."""
+
+Built = tuple[Mesh, CostTables, CommunicationModel]
+"""A mesh, the tables of it and of a micro-batch count, and what prices its communication."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,7 @@ class SearchedSpace:
     """Tables and frontiers of one mesh and micro-batch count.
 
     Attributes:
-        frontier: of all strategies.
+        frontier: of all strategies; of those that known ones leave room for, where a gap is allowed.
         capped: of those whose groups need no more than a cap while they run, by cap in bytes; None where no
             strategy keeps to it.
     """
@@ -45,16 +61,6 @@ class SearchedSpace:
     def frontiers(self) -> tuple[TrackedFrontier, ...]:
         """Of all searches that found something."""
         return (self.frontier, *(frontier for _, frontier in self.capped if frontier is not None))
-
-    @cached_property
-    def found(self) -> list[tuple[TrackedFrontier, int]]:
-        """All points, each a frontier and its number there."""
-        return [(frontier, i) for frontier in self.frontiers for i in range(len(frontier))]
-
-    def additive(self, index: int) -> tuple[float, float]:
-        """Memory and time of point ``index`` of :attr:`found`, as the search added them up."""
-        frontier, own = self.found[index]
-        return float(frontier.memory[own]), float(frontier.time[own])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -90,55 +96,154 @@ def cost_graph(
     return graph
 
 
-def search_all(
-    built: Sequence[tuple[Mesh, CostTables, CommunicationModel]], settings: Settings, progress: Progress
-) -> tuple[list[SearchedSpace], tuple[str, ...]]:
-    """The frontiers of all spaces, and notes on those in which constraints leave no strategy.
+class SpaceSearch:
+    """All spaces of an exploration, searched.
 
     Args:
-        built: per space its mesh, its tables and what prices its communication.
-
-    Raises:
-        InfeasibleError, ConstraintError: no space has a strategy; says what to take back.
+        simulations: of the same spaces, in the same order; filled here.
     """
-    searched, refused = [], []
-    for index, (mesh, tables, communication) in enumerate(built):
-        progress("search", index, len(built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
+
+    def __init__(
+        self, built: Sequence[Built], settings: Settings, simulations: Simulations, progress: Progress
+    ):
+        self.built, self.settings, self.simulations, self.progress = built, settings, simulations, progress
+        self.refused: dict[int, str] = {}
+        self.every: list[Found] = []
+        self.outlines: dict[int, TrackedFrontier] = {}
+
+    @property
+    def allows_gap(self) -> bool:
+        """Whether strategies may be left out that are hardly better than what is known."""
+        return self.settings.epsilon > 0
+
+    def search(self) -> dict[int, SearchedSpace]:
+        """By number the spaces that have strategies; those of their points that are worth it are simulated.
+
+        Raises:
+            InfeasibleError, ConstraintError: no space has a strategy; says what to take back.
+        """
+        order = self._outlined() if self.allows_gap else range(len(self.built))
+        found: dict[int, SearchedSpace] = {}
+        for done, number in enumerate(order):
+            mesh, tables, communication = self.built[number]
+            self._report(len(self.built) - len(order) + done, number)
+            rivals = self.simulations.rivals(number) if self.allows_gap else None
+            frontier = self._track(number, cost_graph(tables), rivals)
+            if frontier is not None:
+                capped = self._capped(number, frontier, rivals)
+                found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
+        if not found:
+            raise self._nothing()
+        points = sum(len(frontier) for space in found.values() for frontier in space.frontiers)
+        self.progress("search", len(self.built), len(self.built), f"{points} points")
+        return dict(sorted(found.items()))
+
+    def simulate(self) -> None:
+        """Simulate what is left: everything, or neighbours of what won."""
+        if self.allows_gap:
+            for done, count in enumerate(neighbours_of_winners(self.every, self.simulations)):
+                self.progress("simulate", done, done + 2, f"{count} neighbours of the best")
+        else:
+            for done, found in enumerate(self.every):
+                self.progress("simulate", done, len(self.every), f"{len(found.frontier)} points")
+                found.simulate(self.simulations, np.arange(len(found.frontier)))
+
+    def _report(self, done: int, number: int) -> None:
+        mesh, tables, _ = self.built[number]
+        self.progress("search", done, len(self.built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
+
+    def _outlined(self) -> list[int]:
+        """The spaces that have strategies, the most promising first, with their outlines simulated."""
+        for number, (_, tables, _) in enumerate(self.built):
+            self._report(0, number)
+            outline = self._outline(number, cost_graph(tables))
+            if outline is not None:
+                self.outlines[number] = outline
+        if not self.outlines:
+            return []
+        best = self.simulations.frontier().origin[:, 0]
+        left = [number for number in range(len(self.built)) if number not in self.refused]
+        # What is found first prunes the other searches.
+        return sorted(left, key=lambda number: (-int((best == number).sum()), number))
+
+    def _outline(self, number: int, graph: CostGraph) -> TrackedFrontier | None:
+        """The outline of a graph of a space, simulated; None where there is no strategy."""
+        try:
+            outline = outline_frontier(graph)
+        except NoStrategyError as error:
+            self._refuse(number, error)
+            return None
+        self._add(Found(number, outline), None)
+        return outline
+
+    def _comes_close(self, number: int) -> bool:
+        """Whether some simulated strategy of the last frontier is beaten by none, or would be if it needed a
+        little less."""
+        own = self.simulations.spaces[number].simulated
+        numbers = self.every[-1].numbers
+        best = self.simulations.frontier()
+        memory, time_s = (1.0 - CLOSE) * own[numbers[numbers >= 0]].T
+        rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]
+        return bool((time_s < rival).any())
+
+    def _add(self, found: Found, rivals: Staircase | None) -> None:
+        self.every.append(found)
+        if self.allows_gap:
+            first_look(found, self.simulations, rivals)
+
+    def _track(self, number: int, graph: CostGraph, rivals: Staircase | None) -> TrackedFrontier | None:
+        """A frontier of a space, representatives of it simulated; None where there is no strategy."""
         try:
             frontier = track_frontier(
-                cost_graph(tables), epsilon=settings.epsilon, max_points=settings.max_points
+                graph, epsilon=self.settings.epsilon, max_points=self.settings.max_points, rivals=rivals
             )
         except NoStrategyError as error:
-            why = "nothing runs" if settings.constraints is None else "the constraints leave no strategy"
-            # Other meshes may have strategies: only if none has is it an error.
-            refused.append(f"not searched: mesh {mesh.label}: {why} ({error})")
-            continue
-        capped = _capped(tables, frontier, settings)
-        searched.append(SearchedSpace(mesh, tables, frontier, communication, capped))
-    if not searched:
-        said = "; ".join(dict.fromkeys(refused))
-        if settings.constraints is None:
-            raise InfeasibleError(
+            self._refuse(number, error)
+            return None
+        self._add(Found(number, frontier), rivals)
+        return frontier
+
+    def _capped(
+        self, number: int, frontier: TrackedFrontier, rivals: Staircase | None
+    ) -> tuple[tuple[float, TrackedFrontier | None], ...]:
+        """Per cap worth searching under the frontier there, None where no strategy keeps to it."""
+        # Where known strategies leave this space no room, they leave none under a cap.
+        if rivals is not None and not len(unbeaten_by(frontier, rivals)):
+            return ()
+        tables = self.built[number][1]
+        working = working_sets(tables)
+        found: list[tuple[float, TrackedFrontier | None]] = []
+        # Point 0 is the leanest: caps below what it needs are what could make a leaner peak. Of a frontier
+        # that rivals have pruned the leanest may be missing; an outline begins with it.
+        lean = self.outlines.get(number, frontier)
+        for cap in working.caps(lean.strategy(0), lean.options(0), float(lean.memory[0])):
+            # Nothing under a cap is no reason to refuse the space.
+            graph, before = cost_graph(tables, working, cap), dict(self.refused)
+            outline = self._outline(number, graph) if self.allows_gap else None
+            # What the outline's best strategies are far from is not worth more than the outline.
+            if outline is not None and not self._comes_close(number):
+                found.append((cap, outline))
+                continue
+            rivals = self.simulations.rivals(number, capped=True) if self.allows_gap else None
+            found.append((cap, self._track(number, graph, rivals)))
+            self.refused = before
+        return tuple(found)
+
+    def _refuse(self, number: int, error: NoStrategyError) -> None:
+        why = "nothing runs" if self.settings.constraints is None else "the constraints leave no strategy"
+        # Other meshes may have strategies: only if none has is it an error.
+        self.refused[number] = f"not searched: mesh {self.built[number][0].label}: {why} ({error})"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The spaces without strategies, in words."""
+        return tuple(dict.fromkeys(self.refused.values()))
+
+    def _nothing(self) -> InfeasibleError | ConstraintError:
+        said = "; ".join(self.notes)
+        if self.settings.constraints is None:
+            return InfeasibleError(
                 f"{said}; where that is for lack of memory take a smaller batch, or price without timing: "
                 "`tensoropt profiles --forget-failed`, then explore with --measure never"
             )
-        raise ConstraintError(f"{said}; take back or soften one of them")
-    progress("search", len(built), len(built), f"{sum(len(s.found) for s in searched)} points")
-    return searched, tuple(dict.fromkeys(refused))
-
-
-def _capped(
-    tables: CostTables, frontier: TrackedFrontier, settings: Settings
-) -> tuple[tuple[float, TrackedFrontier | None], ...]:
-    """Per cap worth searching under the frontier there, None where no strategy keeps to it."""
-    working = working_sets(tables)
-    found: list[tuple[float, TrackedFrontier | None]] = []
-    # Point 0 is the leanest: caps below what it needs are what could make a leaner peak.
-    for cap in working.caps(frontier.strategy(0), frontier.options(0), float(frontier.memory[0])):
-        graph = cost_graph(tables, working, cap)
-        try:
-            under = track_frontier(graph, epsilon=settings.epsilon, max_points=settings.max_points)
-        except NoStrategyError:
-            under = None
-        found.append((cap, under))
-    return tuple(found)
+        return ConstraintError(f"{said}; take back or soften one of them")

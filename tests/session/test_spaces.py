@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensoropt.api import explore
-from tensoropt.cluster import Mesh
+from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import silent
 from tensoropt.costs.working_sets import WorkingSets
 from tensoropt.engine.models import ModelSpec
@@ -21,7 +21,8 @@ from tensoropt.plan.point import unbeaten
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import NoStrategyError, TrackedFrontier
-from tensoropt.session.spaces import SearchedSpace, search_all
+from tensoropt.session.simulations import Simulations
+from tensoropt.session.spaces import SearchedSpace, SpaceSearch
 from tests.plan import explorations
 
 
@@ -72,14 +73,18 @@ def test_a_cap_that_no_strategy_keeps_to_is_said(store, monkeypatch):
     assert found.points
 
 
-def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch):
+@pytest.mark.parametrize("epsilon", [0.0, 0.001])
+def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch, epsilon):
     def refuse(*_, **__):
         raise NoStrategyError("no strategy is possible: operator 'fatal'")
 
-    monkeypatch.setattr("tensoropt.session.spaces.track_frontier", refuse)
+    for name in ("track_frontier", "outline_frontier"):
+        monkeypatch.setattr(f"tensoropt.session.spaces.{name}", refuse)
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
+    nothing = Simulations(load_cluster("dgx-h100"), [])
+    spaces = SpaceSearch([(Mesh(shape=(2,)), tables, None)], Settings(epsilon=epsilon), nothing, silent)
     with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
-        search_all([(Mesh(shape=(2,)), tables, None)], Settings(), silent)
+        spaces.search()
 
 
 def beaten(point, others) -> bool:

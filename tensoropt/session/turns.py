@@ -1,0 +1,108 @@
+"""Search and simulation in turns: what is simulated says what is still worth a search.
+
+The search adds costs up, the simulator steps through them, and neither orders strategies quite as the other
+does. So a space is outlined and its outline simulated before it is searched: what all simulated strategies
+leave room for, given how much the space's own simulated ones differ from their sums, is what its search has
+to find. Of what a search finds, representatives are simulated, and then the neighbours of those that won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensoropt.frontier import representatives
+from tensoropt.frontier.tools import Points
+from tensoropt.search import Staircase, TrackedFrontier
+from tensoropt.session.simulations import Simulations
+from tensoropt.types import Indices
+
+OUTLINED = 48
+"""Points of an outline that are simulated. An assumption, as are the numbers below."""
+REPRESENTATIVES, LOSS = 160, 2e-4
+"""Points of a frontier that are simulated before their neighbours, and the share of hypervolume that the
+others would add, at most, where fewer are enough."""
+LEANEST = 8
+"""Of the points that no rival beats, so many of the leanest are simulated: what the simulator adds to the
+sums differs most there."""
+NEIGHBOURS = 3
+"""Points that are simulated between two simulated ones, of which one won."""
+REACH = 3
+"""Simulated points between which and a winner neighbours are still looked for: the simulator's order is not
+the search's."""
+ROUNDS = 8
+"""Rounds in which neighbours are simulated, at most."""
+
+
+@dataclass(eq=False)
+class Found:
+    """A frontier of a space and which of its points were simulated.
+
+    Attributes:
+        space: the number of the space.
+        numbers: (n,) per point its number among the space's simulated strategies; -1 of the others.
+    """
+
+    space: int
+    frontier: TrackedFrontier
+    numbers: Indices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = np.full(len(self.frontier), -1)
+
+    def simulate(self, simulations: Simulations, indices: Indices) -> int:
+        """Simulate those of the points that were not yet; how many these were."""
+        new = indices[self.numbers[indices] < 0]
+        if len(new):
+            self.numbers[new] = simulations.spaces[self.space].add(self.frontier, new)
+        return len(new)
+
+    def neighbours(self, won: Indices) -> Indices:
+        """Points not simulated yet near those whose numbers ``won``, spread evenly over each gap."""
+        seen = np.flatnonzero(self.numbers >= 0)
+        winners = np.isin(self.numbers[seen], won)
+        found: list[int] = []
+        ends = np.concatenate([[-1], seen, [len(self.numbers)]])
+        # Per gap whether one of the simulated points up to REACH to either side won.
+        wins = np.concatenate([np.zeros(REACH, bool), winners, np.zeros(REACH, bool)])
+        close = np.asarray(np.lib.stride_tricks.sliding_window_view(wins, 2 * REACH).any(axis=1))
+        for left, right, near in zip(ends, ends[1:], close.tolist(), strict=False):
+            if near and right - left > 1:
+                spread = np.linspace(left, right, min(NEIGHBOURS, right - left - 1) + 2)[1:-1]
+                found += np.unique(spread.round().astype(int)).tolist()
+        return np.array([i for i in found if self.numbers[i] < 0], np.int64)
+
+
+def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
+    """The points of a frontier that no rival beats."""
+    if rivals is None or not len(rivals.memory):
+        return np.arange(len(frontier))
+    best = np.append(np.inf, rivals.time)[np.searchsorted(rivals.memory, frontier.memory, side="right")]
+    return np.flatnonzero(frontier.time < best)
+
+
+def first_look(found: Found, simulations: Simulations, rivals: Points | None = None) -> int:
+    """Simulate representatives of what no rival beats; how many."""
+    left = unbeaten_by(found.frontier, rivals)
+    if not len(left):
+        return 0
+    part = Staircase(found.frontier.memory[left], found.frontier.time[left])
+    chosen = np.union1d(representatives(part, REPRESENTATIVES, LOSS), np.arange(min(LEANEST, len(left))))
+    return found.simulate(simulations, left[chosen])
+
+
+def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
+    """Simulate, round after round, neighbours of what no other simulated strategy beats, as long as that
+    finds something that none beats; yields how many were simulated."""
+    for _ in range(ROUNDS):
+        best = simulations.frontier()
+        won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
+        count = sum(found.simulate(simulations, found.neighbours(won[found.space])) for found in every)
+        if not count:
+            return
+        yield count
+        after = simulations.frontier()
+        if np.array_equal(after.memory, best.memory) and np.array_equal(after.time, best.time):
+            return

@@ -1,0 +1,73 @@
+"""Search and simulation in turns: few strategies are simulated, and the best of all are among them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensoropt.api import explore
+from tensoropt.engine.models import ModelSpec
+from tensoropt.frontier import dominated_area, reduce
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.search import Staircase
+from tensoropt.session.turns import Found, unbeaten_by
+
+ASKED = {"cluster": "dgx-h100", "measure": "never", "micro_batches": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """An exploration with the default gap, and the exact one."""
+    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as store:
+        model = ModelSpec("zoo:gpt2-tiny", 0).build()
+        yield [explore(*model, store=store, epsilon=epsilon, **ASKED) for epsilon in (0.001, 0.0)]
+
+
+def costs(exploration):
+    return np.array([(p.memory_bytes, p.time_s) for p in exploration.points])
+
+
+def test_representatives_lose_a_thousandth_of_the_hypervolume(found):
+    loose, exact = (costs(one) for one in found)
+    both = reduce(*np.concatenate([loose, exact]).T)
+    ends = np.array([[both.memory[-1], both.time[-1]], [both.memory[0], both.time[0]]])
+    area = [
+        dominated_area(f.memory, f.time)
+        for f in (reduce(*np.concatenate([c, ends]).T) for c in (loose, exact))
+    ]
+    assert area[0] >= 0.999 * area[1]
+    assert loose[-1, 1] <= exact[-1, 1] * 1.001
+    assert loose[0, 0] <= exact[0, 0] * 1.001
+    assert len(loose) <= 300
+
+
+def test_what_was_left_out_is_counted(found):
+    loose, exact = (one.report for one in found)
+    assert loose["points_before_judging"] < exact["points_before_judging"] == exact["points_found"]
+    assert loose["points_unbeaten"] >= len(found[0].points)
+    assert exact["points_unbeaten"] == len(found[1].points)
+
+
+class FakeFrontier:
+    memory, time = np.arange(1.0, 21.0), np.arange(20.0, 0.0, -1.0)
+
+    def __len__(self):
+        return len(self.memory)
+
+
+def test_neighbours_of_winners_are_asked_for_and_no_others():
+    found = Found(0, FakeFrontier())
+    found.numbers[[0, 9, 19]] = [0, 1, 2]
+    assert found.neighbours(np.array([], np.int64)).size == 0
+    near = found.neighbours(np.array([0]))
+    assert near.size
+    assert set(near.tolist()) <= set(range(1, 19))
+    found.numbers[:] = np.arange(20)
+    assert found.neighbours(np.arange(20)).size == 0
+
+
+def test_rivals_leave_out_what_they_beat():
+    assert unbeaten_by(FakeFrontier(), None).tolist() == list(range(20))
+    rivals = Staircase(np.array([5.0]), np.array([10.0]))
+    # What needs less memory than every rival, and what is faster than all of them.
+    assert unbeaten_by(FakeFrontier(), rivals).tolist() == [0, 1, 2, 3, *range(11, 20)]

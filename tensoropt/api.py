@@ -26,6 +26,7 @@ from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.evaluation import evaluate_searched
+from tensoropt.session.kept import KeptExplorations, question_of
 from tensoropt.session.recosting import recost_point
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
@@ -46,6 +47,7 @@ def explore(
     seed: int = 0,
     planners: str | Sequence[str] = (),
     limits: Sequence[float | None] = (None,),
+    keep: bool = False,
     **chosen: Unpack[Chosen],
 ) -> Exploration:
     """The cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
@@ -63,6 +65,9 @@ def explore(
         planners: published methods to run on the same tables, by name, or ``all``; their points and a row
             each are in ``others`` and ``comparison``.
         limits: memory per device they are given, bytes; None for all trade-offs they know.
+        keep: keep the exploration beside the profile store, and return one that was kept, with a note, where
+            nothing has changed that decides its points: the operators, the cluster, the settings, what the
+            store knows, this package. Explorations with planners are not kept.
         chosen: fields of :class:`Settings` one by one, instead of ``settings``: ``mode``, ``optimizer``,
             ``micro_batches``, ``memory_bytes``, ``epsilon``, ``max_points``, ``dtype``, ``recompute``,
             ``constraints``, ``measure``.
@@ -75,10 +80,11 @@ def explore(
     session = Session(load_cluster(cluster), settings, store, progress or silent)
     entries = asked(planners)  # an unknown name is refused before anything is computed
     captured, problem = _prepared(session, model, args, kwargs, loss)
-    searched = search(session, problem)
     info = _model_info(session, captured, args, kwargs, source, seed)
-    exploration = evaluate_searched(session, searched, info)
-    exploration = replace(exploration, captured=captured)
+    if keep and not entries:
+        return replace(_kept(session, problem, info), captured=captured)
+    searched = search(session, problem)
+    exploration = replace(evaluate_searched(session, searched, info), captured=captured)
     return with_planners(session, searched, exploration, entries, limits) if entries else exploration
 
 
@@ -142,6 +148,18 @@ def recost(
         found = with_planners(session, searched, found, entries, (None,))
     again = tuple(recost_point(session, searched, exploration, i) for i in range(len(exploration.points)))
     return found, again
+
+
+def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:
+    """The exploration that was kept, or one made and kept now."""
+    question, settings = question_of(info), session.settings
+    with session.open_store() as store:
+        found = KeptExplorations(store).find(question, session.cluster, settings)
+    if found is None:
+        found = evaluate_searched(session, search(session, problem), info)
+        with session.open_store() as store:
+            KeptExplorations(store).keep(question, session.cluster, settings, found)
+    return found
 
 
 def _prepared(

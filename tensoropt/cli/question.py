@@ -64,6 +64,11 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         default="all",
         help="never: price from the profile store and a fit to it instead of timing; default: %(default)s",
     )
+    verb.add_argument(
+        "--anew",
+        action="store_true",
+        help="explore although the same exploration was kept and nothing has changed since",
+    )
     verb.add_argument("--seed", type=int, default=0, help="of weights and random walks; default: %(default)s")
     add_onnx(verb)
 
@@ -91,10 +96,49 @@ def _explored(
     settings: Any,
     more: Mapping[str, Any],
 ) -> Any:
+    """The exploration asked for: one that was kept, if nothing that decides it has changed, or a new one."""
+    from tensoropt.profiling.store import ProfileStore
+    from tensoropt.session.kept import KeptExplorations, question_of
+
+    progress.note(defaults_line(options, cluster, settings))
+    source = _source(options) if not options.anew and not more.get("planners") else None
+    if source is None:
+        return _explored_anew(options, progress, cluster, settings, {"keep": not options.anew, **more})
+    # Asked before the model is built and PyTorch is imported, which takes longer than to read what was kept.
+    with ProfileStore() as store:
+        kept = KeptExplorations(store)
+        question = kept.question_from(source)
+        found = kept.find(question, cluster, settings) if question else None
+        if found is not None:
+            progress.note(found.report["notes"][-1])
+            return found
+    found = _explored_anew(options, progress, cluster, settings, more)
+    with ProfileStore() as store:
+        kept, question = KeptExplorations(store), question_of(found.model)
+        kept.keep(question, cluster, settings, found)
+        kept.note_source(source, question)
+    return found
+
+
+def _source(options: argparse.Namespace) -> str | None:
+    """What decides the operator graph, where that can be said without building the model."""
+    from tensoropt.session.kept import source_key
+
+    onnx = onnx_options(options, training=options.mode == "train")
+    facts = {name: getattr(options, name) for name in ("batch", "seed", "mode", "dtype")}
+    return source_key(options.model, {**facts, "onnx": repr(onnx)})
+
+
+def _explored_anew(
+    options: argparse.Namespace,
+    progress: ProgressDisplay,
+    cluster: Any,
+    settings: Any,
+    more: Mapping[str, Any],
+) -> Any:
     from tensoropt.api import explore
     from tensoropt.ranks.local_hardware import has_local_cores
 
-    progress.note(defaults_line(options, cluster, settings))
     loaded = build_model(options, on_meta=not has_local_cores(cluster))
     found = explore(
         loaded.model,

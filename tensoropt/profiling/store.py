@@ -8,6 +8,7 @@ memory; both with a warning, never a crash, since measurements can be made again
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -197,6 +198,19 @@ class ProfileStore:
                 0
             ]
         )
+
+    def digest(self) -> str:
+        """A hash of all records but facts of CPU kernels, which follow from what they are facts of."""
+        found = hashlib.sha256()
+        where = "kind != 'saved' OR key NOT LIKE 'facts-%'"
+
+        def read(connection: sqlite3.Connection) -> None:
+            query = f"SELECT kind, key, record FROM profiles WHERE {where} ORDER BY kind, key"
+            for row in connection.execute(query):
+                found.update("\0".join(map(str, row)).encode())
+
+        self._do(read)
+        return found.hexdigest()
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
         """Write everything to a file of JSON lines (:mod:`tensoropt.profiling.export`); returns the count."""

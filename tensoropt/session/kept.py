@@ -1,0 +1,176 @@
+"""Explorations kept by what they depend on, so that the same question is answered at once.
+
+The key of an exploration is a hash of all that decides its points: the operator graph, the cluster, the
+settings, what the profile store knows, and this package's own code. A memory budget is no part of it: it
+decides only which points fit. What is known before a model is captured (a zoo model's name, a file's content)
+leads to the operator graph's part of the key, so that not even the capture is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tensoropt.cluster import Cluster
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.exploration_files import DESCRIBED
+from tensoropt.plan.files import written_whole
+from tensoropt.plan.plan import ModelInfo
+from tensoropt.plan.point import check_budget
+from tensoropt.plan.settings import Settings
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.version import __version__
+
+MOST_KEPT = 64
+"""Explorations kept; of more, those that were not asked for longest are removed. An assumption."""
+
+
+class KeptExplorations:
+    """Explorations beside a profile store.
+
+    Args:
+        store: what it knows is part of every key; one in memory keeps no explorations.
+    """
+
+    def __init__(self, store: ProfileStore):
+        self.store = store
+        self.folder = None if store.path is None else store.path.parent / "explorations"
+
+    def find(self, question: str, cluster: Cluster, settings: Settings) -> Exploration | None:
+        """The exploration of a question, if it was kept and nothing that decides it has changed since.
+
+        Args:
+            question: as :func:`question_of` gives it.
+
+        Raises:
+            InfeasibleError: none of its points fits the budget of the settings.
+        """
+        if self.folder is None:
+            return None
+        folder = self.folder / self._key(question, cluster, settings)
+        try:
+            found = load_exploration(folder)
+        except TensorOptError:
+            return None  # none there, or damaged: it is explored anew
+        made = datetime.fromtimestamp((folder / DESCRIBED).stat().st_mtime)
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        note = f"kept from {made:%Y-%m-%d %H:%M}, as nothing has changed since; --anew explores again"
+        report = {
+            **found.report,
+            "notes": [*found.report["notes"], note],
+            "kept": made.isoformat(timespec="minutes"),
+        }
+        check_budget(found.points, settings.memory_bytes)
+        return replace(found, settings=settings.to_dict(), report=report)
+
+    def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> None:
+        """Keep an exploration; what cannot be written is not kept."""
+        if self.folder is None:
+            return
+        # Written beside and renamed, so that nobody finds half of one.
+        with contextlib.suppress(OSError, TensorOptError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
+            try:
+                found.save(beside)
+                target = self.folder / self._key(question, cluster, settings)
+                shutil.rmtree(target, ignore_errors=True)
+                os.replace(beside, target)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+            self._remove_old()
+
+    def question_from(self, source: str) -> str | None:
+        """The question that a source has led to before, if any."""
+        if self.folder is None:
+            return None
+        try:
+            return (self.folder / "sources" / _hash(source, code())).read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    def note_source(self, source: str, question: str) -> None:
+        """Note which question a source leads to."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(TensorOptError):
+            path = self.folder / "sources" / _hash(source, code())
+            with written_whole(path) as file:
+                file.write_text(question, encoding="utf-8")
+
+    def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
+        asked = {**settings.to_dict(), "memory_bytes": None}
+        told = json.dumps([cluster.to_dict(), asked], sort_keys=True)
+        return _hash(question, code(), told, self.store.digest())
+
+    def _remove_old(self) -> None:
+        assert self.folder is not None
+        kept = [path for path in self.folder.iterdir() if path.name != "sources" and path.name[0] != "."]
+        for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def question_of(model: ModelInfo) -> str:
+    """What an exploration is asked about: an operator graph by its fingerprint, and all else that plans say
+    of the model."""
+    return _hash(model.model_dump_json())
+
+
+@cache
+def code() -> str:
+    """A hash of this package's code and of the libraries that decide what it computes."""
+    root = Path(__file__).parent.parent
+    # The versions as installed: importing PyTorch to ask it would take longer than all else here.
+    versions = (importlib.metadata.version(name) for name in ("torch", "numpy"))
+    digest = hashlib.sha256(" ".join((__version__, *versions)).encode())
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.yaml"), *root.rglob("*.json"))):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
+    """What a model's source and all that its capture depends on are, in one string; None where they cannot be
+    known without building it (a function may read anything).
+
+    Args:
+        source: as on the command line: ``zoo:NAME``, or the path of an ONNX file.
+        facts: sizes, seed, mode and the like.
+    """
+    told = json.dumps(facts, sort_keys=True, default=str)
+    if source.startswith("zoo:"):
+        return f"{source} {_transformers()} {told}"
+    if source.endswith(".onnx") and Path(source).is_file():
+        content = Path(source).read_bytes()
+        # Weights in other files could change without the file.
+        return None if b"external_data" in content or b"location" in content else _hash(source, told, content)
+    return None
+
+
+def _transformers() -> str:
+    """The version of the package that some zoo models are built with."""
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _hash(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""The same exploration again is free, and only the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tensoropt.api import explore
+from tensoropt.engine.models import ModelSpec
+from tensoropt.errors import InfeasibleError
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.session import kept
+
+ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1], "keep": True}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ProfileStore(tmp_path / "profiles.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ModelSpec("zoo:mlp", 0).build()
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """How often something was searched."""
+    import tensoropt.api as api
+
+    count, real = [], api.search
+    monkeypatch.setattr(api, "search", lambda *args: count.append(1) or real(*args))
+    return count
+
+
+def points(found):
+    return [(p.memory_bytes, p.time_s, p.choice) for p in found.points]
+
+
+def test_the_same_again_is_not_searched(model, store, searches):
+    first, again = (explore(*model, store=store, **ASKED) for _ in range(2))
+    assert len(searches) == 1
+    assert points(again) == points(first)
+    assert again.captured is not None
+    assert "kept from" in again.report["notes"][-1]
+    assert "kept" not in first.report
+    assert again.plan(0).to_json() == first.plan(0).to_json()
+
+
+@pytest.mark.parametrize(
+    "other", [{"epsilon": 0.01}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}]
+)
+def test_another_question_is_searched(model, store, searches, other):
+    explore(*model, store=store, **ASKED)
+    explore(*model, store=store, **{**ASKED, **other})
+    assert len(searches) == 2
+
+
+def test_what_the_store_learns_is_seen(model, store, searches):
+    explore(*model, store=store, **ASKED)
+    store.put("somewhere/else", {"forward_s": 1.0})
+    explore(*model, store=store, **ASKED)
+    assert len(searches) == 2
+    store.put("facts-5/of/a/workload", {"kept_bytes": 1}, kind="saved")
+    explore(*model, store=store, **ASKED)
+    assert len(searches) == 2
+
+
+def test_other_code_is_another_question(model, store, searches, monkeypatch):
+    explore(*model, store=store, **ASKED)
+    monkeypatch.setattr(kept, "code", lambda: "changed")
+    explore(*model, store=store, **ASKED)
+    assert len(searches) == 2
+
+
+def test_another_budget_is_free_and_checked(model, store, searches):
+    first = explore(*model, store=store, **ASKED)
+    fits = explore(*model, store=store, memory_bytes=2.0**40, **ASKED)
+    assert points(fits) == points(first)
+    assert fits.settings["memory_bytes"] == 2.0**40
+    with pytest.raises(InfeasibleError, match="no plan fits 1 KiB"):
+        explore(*model, store=store, memory_bytes=1024.0, **ASKED)
+    assert len(searches) == 1
+
+
+def test_a_damaged_one_is_explored_anew(model, store, searches, tmp_path):
+    first = explore(*model, store=store, **ASKED)
+    (folder,) = [path for path in (tmp_path / "explorations").iterdir() if path.name != "sources"]
+    (folder / "exploration.json").write_text("{", encoding="utf-8")
+    again = explore(*model, store=store, **ASKED)
+    assert points(again) == points(first)
+    assert len(searches) == 2
+    assert json.loads((folder / "exploration.json").read_text(encoding="utf-8"))["points"]
+
+
+def test_the_oldest_are_removed(model, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 2)
+    for seed in range(4):
+        explore(*model, store=store, seed=seed, **ASKED)
+    left = [path for path in (tmp_path / "explorations").iterdir() if path.name != "sources"]
+    assert len(left) == 2
+
+
+def test_only_sources_without_code_have_a_key(tmp_path):
+    assert kept.source_key("zoo:mlp", {"batch": None}) != kept.source_key("zoo:mlp", {"batch": 4})
+    assert kept.source_key("package.module:function", {}) is None
+    assert kept.source_key(str(tmp_path / "missing.onnx"), {}) is None
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"a model")
+    first = kept.source_key(str(file), {})
+    file.write_bytes(b"another")
+    assert first != kept.source_key(str(file), {}) is not None
+    file.write_bytes(b"weights elsewhere: location")
+    assert kept.source_key(str(file), {}) is None

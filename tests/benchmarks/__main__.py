@@ -23,6 +23,7 @@ from tests.benchmarks.machine import commit, named
 PROGRAMS = {
     "demo": "tests.benchmarks.demo.bench_demo",
     "search": "tests.benchmarks.search.bench_search",
+    "explore": "tests.benchmarks.explore.bench_explore",
     "fidelity": "tests.benchmarks.fidelity.bench_fidelity",
     "step": "tests.benchmarks.execute.bench_step",
     "figure6": "tests.benchmarks.papers.figure6",

@@ -58,13 +58,15 @@ MESSAGE_BYTES = 1 << 30
 class SearchSettings:
     """What the caller asked for: allowed gap, points per table entry, threads.
 
-    ``rivals``: points of other graphs; what they beat need not be found.
+    ``rivals``: points of other graphs; what they beat need not be found. ``thorough``: whether an allowed gap
+    is to be proven where that takes seconds.
     """
 
     epsilon: float = 0.0
     max_points: int | None = None
     threads: int | None = None
     rivals: Points | None = None
+    thorough: bool = True
 
     def with_rivals(self, sources: list[Source]) -> Frontier:
         """The frontier over ``sources`` and the rivals."""

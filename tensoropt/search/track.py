@@ -32,6 +32,7 @@ def track_frontier(
     max_points: int | None = None,
     threads: int | None = None,
     rivals: Points | None = None,
+    thorough: bool = True,
 ) -> TrackedFrontier:
     """The cost frontier of ``graph``: every trade-off of memory and time that no other strategy beats.
 
@@ -41,14 +42,15 @@ def track_frontier(
     could not be proven everywhere, ``notes`` say so. ``method``: "auto" (ours), "ldp" or "elimination" (the
     paper's). ``max_points``: points kept per table entry and in the result; trimming costs exactness, never
     achievability. ``threads``: default one per core; the result does not depend on it. ``rivals``: points
-    from elsewhere; what they beat need not be found, and bounds take them for known.
+    from elsewhere; what they beat need not be found, and bounds take them for known. ``thorough``: with an
+    ``epsilon``, prove the gap also where that takes seconds; else it is proven only where it takes less.
 
     Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError`
     where nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` when an unpruned method
     outgrows the memory.
     """
     settings = check_settings(epsilon, method, max_points, threads)
-    return track(graph, method, replace(settings, rivals=rivals))
+    return track(graph, method, replace(settings, rivals=rivals, thorough=thorough))
 
 
 def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:

@@ -67,15 +67,25 @@ FAR = 0.01
 search."""
 LAST_PAIRS = 150_000
 """Pairs of table entries that the last pass looks at; where more are left, it is not made."""
+THOROUGH = 5
+"""So many times more pairs and sums may the last pass of a thorough search take."""
 SUMS = 60_000_000
 """Sums of points that one pass may make: about a second. One that needs more is given up, and tried once
 more with a closer target."""
 WIDE = 10
 """So many times more sums may the third thinned pass make."""
-CLOSER = 8
+CLOSER = 4
 """Of the pairs of a pass that was given up, the share that the next one looks at."""
 CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """Distances of pruning targets above the hull, as shares of that of the known strategies."""
+LARGE_WORK = 20_000_000
+"""Pairs of table entries in all steps from which only the first lines are made: 70 million pairs (GPT-2 on a
+2x2x8 mesh, 250 configurations an operator) take hours, and the strategies of the scalar problems are within
+two per cent in the mean there."""
+TOO_LARGE = (
+    "too many configurations for more than some scalar problems: each point's gap says how much faster a "
+    "missing strategy could be; fewer axes, or epsilon=0, search on"
+)
 UNPROVEN = (
     "the search stopped before the allowed gap was proven everywhere: each point's gap says how much faster "
     "a missing strategy could be; epsilon=0 searches on"
@@ -135,6 +145,8 @@ class _Within:
             seeded, bound = 2, self.bound(hull)
             mean, worst = gaps(self.known, bound)
             log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
+            if program.work > LARGE_WORK and worst > 0:
+                return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
             if worst <= self.settings.epsilon:
                 return self.result(bound)
             goal = self.goal
@@ -181,7 +193,8 @@ class _Within:
             is_wide = number == len(TARGETED_PAIRS) - 1
             if is_wide and (pairs <= LAST_PAIRS or gaps(self.known, bound)[0] < FAR):
                 continue
-            if is_last and pairs > LAST_PAIRS:
+            more = THOROUGH if is_last and self.settings.thorough else WIDE if is_wide else 1
+            if is_last and pairs > more * LAST_PAIRS:
                 log.debug("%d pairs are left", pairs)
                 break
             targeted = False
@@ -194,16 +207,15 @@ class _Within:
                 points = min(points, self.settings.max_points)
             kind = "last" if is_last else "targeted" if targeted else "plain"
             log.debug("%s pass: %d pairs of %d", kind, messages.pairs(program), pairs)
-            sums = WIDE * SUMS if is_wide else SUMS
             try:
-                result = engine.run_pass(messages, points, sums)
+                result = engine.run_pass(messages, points, more * SUMS)
             except TooManySumsError:
                 log.debug("given up")
                 if is_last:
                     break
-                messages, targeted = self._targeted(below, program, pairs // CLOSER), True
+                closer = self._targeted(below, program, messages.pairs(program) // CLOSER)
                 with contextlib.suppress(TooManySumsError, TableTooLargeError):
-                    self._add(program, engine.run_pass(messages, points, sums))
+                    self._add(program, engine.run_pass(closer, points, more * SUMS))
                 continue
             except TableTooLargeError as error:
                 log.warning("not searched to the end: %s", error)

@@ -137,7 +137,7 @@ EQUAL_RESULTS = {
     ),
     "tensoropt/search/within.py": (
         "MOST_LINES", "WORTH_NARROWING", "FEW_PAIRS", "TARGETED_PAIRS", "MOST_POINTS", "FAR", "LAST_PAIRS",
-        "SUMS", "WIDE", "CLOSER", "CLOSENESS",
+        "LARGE_WORK", "THOROUGH", "SUMS", "WIDE", "CLOSER", "CLOSENESS",
     ),
     "tensoropt/search/limits.py": ("BREAKPOINTS", "NEIGHBOURS"),
 }  # fmt: skip

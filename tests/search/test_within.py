@@ -68,6 +68,15 @@ def test_less_work_is_said_and_bounds_still_hold(monkeypatch, name):
         assert loose.worst_gap > 1e-4
 
 
+def test_of_a_graph_that_is_too_large_there_is_an_outline(monkeypatch):
+    graph = chain(30, 6)
+    exact = track_frontier(graph)
+    monkeypatch.setattr(within, "LARGE_WORK", 10)
+    loose = track_frontier(graph, epsilon=1e-3)
+    assert loose.notes == outline_frontier(graph).notes == (within.TOO_LARGE,)
+    holds(exact, loose, 1e-3)
+
+
 def test_the_number_of_points_follows_the_gap():
     graph = chain(60, 6)
     counts = [len(track_frontier(graph, epsilon=epsilon)) for epsilon in (1e-4, 1e-3, 1e-2, 1e-1)]

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensoropt.console import json_text
 from tests.benchmarks.machine import Results, described, rows_described
 
 ONNX = "bvlc_alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet squeezenet vgg19 zfnet512"
@@ -40,7 +41,7 @@ def cases(folder: Path) -> dict[str, list[str]]:
     """
     light = Path(importlib.util.find_spec("onnx").origin).parent / "backend/test/data/light"
     of_nodes = folder / "of_nodes.json"
-    of_nodes.write_text(json.dumps(_of_nodes()), encoding="utf-8")
+    of_nodes.write_text(json_text(_of_nodes()), encoding="utf-8")
     scale = ["--dtype", "bfloat16", "--batch", "2048", "--micro-batches", "16"]
     return {
         "gpt2": ["zoo:gpt2", "--cluster", "dgx-h100"],

@@ -6,8 +6,10 @@ from tensoropt.search.memory import TableTooLargeError
 from tensoropt.search.result import ChosenStrategies, TrackedFrontier
 from tensoropt.search.track import NoStrategyError, outline_frontier, track_frontier
 from tensoropt.search.union import UnionFrontier, certify, track_union
+from tensoropt.search.within import TOO_LARGE
 
 __all__ = [
+    "TOO_LARGE",
     "ChosenStrategies",
     "CostGraph",
     "NoStrategyError",

@@ -20,6 +20,7 @@ from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.settings import Settings
 from tensoropt.search import (
+    TOO_LARGE,
     CostGraph,
     NoStrategyError,
     Staircase,
@@ -127,8 +128,8 @@ class SpaceSearch:
         for done, number in enumerate(order):
             mesh, tables, communication = self.built[number]
             self._report(len(self.built) - len(order) + done, number)
-            # An outline with a note is all that a search finds in reasonable time.
-            if number in self.outlines and self.outlines[number].notes:
+            # Such an outline is all that a search would find.
+            if number in self.outlines and TOO_LARGE in self.outlines[number].notes:
                 found[number] = SearchedSpace(mesh, tables, self.outlines[number], communication)
                 continue
             rivals = self.simulations.rivals(number) if self.allows_gap else None

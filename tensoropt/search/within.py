@@ -138,8 +138,11 @@ class _Within:
         lines, seeded = FEW_LINES, 0
         while True:
             hull = search.find_hull(lines_that_fit(program, lines))
-            if hull is None:
+            if hull is None and not self.left_out:
                 return None
+            if hull is None:
+                # What is left joins to no strategy: nothing lies below the floor that it was narrowed by.
+                return self.result(self.bound(Staircase(np.zeros(0), np.zeros(0))))
             # Those of the same graph's earlier lines are among those of more lines.
             self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
             seeded, bound = 2, self.bound(hull)

@@ -77,6 +77,24 @@ def test_of_a_graph_that_is_too_large_there_is_an_outline(monkeypatch):
     holds(exact, loose, 1e-3)
 
 
+def test_classes_that_join_to_no_strategy_prove_the_gap(monkeypatch):
+    """Known strategies lie above the lowered staircase, so that what is left below it may be impossible."""
+    graph, first = chain(30, 6), []
+    real = within.HullSearch.find_hull
+
+    def impossible_once_narrowed(self, lines):
+        first.append(self.program)
+        return real(self, lines) if self.program is first[0] else None
+
+    monkeypatch.setattr(within, "WORTH_NARROWING", 1.0)
+    monkeypatch.setattr(within.HullSearch, "find_hull", impossible_once_narrowed)
+    found = track_frontier(graph, epsilon=0.001)
+    assert first[-1] is not first[0]
+    assert len(found) > 1
+    assert found.notes == ()
+    assert found.worst_gap <= 0.001
+
+
 def test_the_number_of_points_follows_the_gap():
     graph = chain(60, 6)
     counts = [len(track_frontier(graph, epsilon=epsilon)) for epsilon in (1e-4, 1e-3, 1e-2, 1e-1)]

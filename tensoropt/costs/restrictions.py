@@ -49,12 +49,15 @@ class Restriction:
         stored: per pinned parameter what it may be on mesh axes (micro-batches are axis 0).
         together: groups whose labels are equal.
         words: per such group the dim that all of them call the same, where names differ.
+        combined: per group the positions of those of its axis strategies that configurations may combine;
+            configurations of groups that are not named may combine all.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stored: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    combined: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def stores(self, parameter: str, layout: Layout) -> bool:
         """Whether a parameter may be stored so."""
@@ -67,7 +70,7 @@ class Restriction:
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         # None for groups without pins of storage, so that these share a template with groups that no
         # constraint names.
-        return self.kept.get(group.name), stored if any(stored) else None
+        return self.kept.get(group.name), self.combined.get(group.name), stored if any(stored) else None
 
 
 FREE = Restriction()

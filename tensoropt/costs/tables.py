@@ -205,6 +205,10 @@ def make_templates(
             # By identity: configurations have the group's own strategy objects, and a template keeps only
             # their positions, as groups that look alike have other objects.
             index = {id(s): i for i, s in enumerate(group.strategies)}
+            combined = set(restriction.combined.get(group.name, index.values()))
+            left = [c for c in configurations if all(index[id(s)] in combined for s in c.strategies[1:])]
+            # Sizes that divide by the axes of other meshes need not divide by this one's.
+            configurations = tuple(left) or configurations
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
             works = tuple(workload(graph, c, mesh) for c in configurations)
             shared[key] = Template(choices, works, tuple(facts_of(w) for w in works))

@@ -8,29 +8,27 @@ from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
 from tensoropt.plan.problem import Problem
 from tensoropt.sharding.constraints import Constraints, match
+from tensoropt.sharding.groups import GroupGraph
 
 MAX_AXES = 3
 """Axes of a mesh at most, to bound the work; that three are enough is an assumption."""
 
 
+MOST_COMBINATIONS = 6**MAX_AXES
+"""Ways to combine a group's axis strategies over the axes of a mesh up to which all are searched; an
+assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512 ways, and two
+micro-batch counts of it took 73 s of tables alone."""
+
+
 def searched_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
-    """The cluster's meshes of up to :data:`MAX_AXES` axes, at most one axis more than it has link levels.
-
-    Inside one uniform level a third axis offers no link that two axes lack, and multiplies the work (CPU
-    seconds for GPT-2 on 8 devices, tables + search: 4.4 + 0.5 for 2x4, 9.5 + 7 for 2x2x2, per micro-batch
-    count).
-    """
-    return cluster.meshes(_most_axes(cluster))
+    """The cluster's meshes of up to :data:`MAX_AXES` axes."""
+    return cluster.meshes(MAX_AXES)
 
 
-def not_searched(cluster: Cluster) -> tuple[str, ...]:
-    """What the choice of meshes left out, in words."""
-    count = len(cluster.meshes(MAX_AXES)) - len(searched_meshes(cluster))
-    return (f"not searched: meshes of more than {_most_axes(cluster)} axes ({count})",) if count else ()
-
-
-def _most_axes(cluster: Cluster) -> int:
-    return min(MAX_AXES, 1 + len(cluster.levels))
+def is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
+    """Whether a mesh offers a group more configurations than are all searched."""
+    most = max((len(group.strategies) for group in graph.groups), default=1)
+    return mesh.axis_count == MAX_AXES and most**mesh.axis_count > MOST_COMBINATIONS
 
 
 def left_to_search(

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from tensoropt.ops.atom_graph import AtomGraph
-from tensoropt.session.meshes import not_searched
 from tensoropt.session.searched import Searched
 from tensoropt.version import __version__
 
@@ -54,7 +53,6 @@ def run_report(
         "micro_batches_refused": problem.refusal,
         "notes": [
             *graph.notes,
-            *not_searched(costs.cluster),
             *_lost(problem.graph.atoms),
             *costs.notes(),
             *searched.notes,

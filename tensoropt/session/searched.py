@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensoropt.costs.source import CostSource, build_tables
+from tensoropt.costs.source import CostSource
 from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.session.meshes import left_to_search, searched_meshes
+from tensoropt.session.refining import SpaceTables, apart, refine
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SearchedSpace, SpaceSearch
@@ -41,35 +42,32 @@ def search(session: Session, problem: Problem) -> Searched:
         TensorOptError: the settings ask for what the model refuses.
         InfeasibleError, ConstraintError: no space has a strategy.
     """
-    settings = session.settings
+    settings, clock = session.settings, session.clock
     counts = micro_batch_counts(problem, settings)
     meshes = searched_meshes(session.cluster)
     left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
-    with session.open_store() as store, session.open_ranks() as pool, session.clock.stage("costs"):
+    narrow, wide = apart(problem.graph, meshes, counts, left)
+    with session.open_store() as store, session.open_ranks() as pool:
         costs = CostSource(session.cluster, store, settings, pool, session.progress)
-        built = build_tables(
-            problem.graph,
-            problem.micro,
-            costs,
-            meshes,
-            counts,
-            offered_regions(problem, settings),
-            left.spaces,
-        )
-        # Inside the block: facts of unsplit groups may still have to be read from the store or found.
-        _, split_share = shares_of_flops(problem, costs.facts_of)
-    simulations = Simulations(session.cluster, [(mesh, tables) for mesh, tables, _ in built])
-    spaces = SpaceSearch(built, settings, simulations, session.progress)
-    with session.clock.stage("search"):
-        found = spaces.search()
-    with session.clock.stage("judge"):  # the name under which saved explorations keep these seconds
-        spaces.simulate()
-    left_out = undivided((tables for _, tables, _ in built), left.groups)
+        tables = SpaceTables(problem, costs, offered_regions(problem, settings))
+        with clock.stage("costs"):
+            built = tables.build(narrow)
+            # Inside the block: facts of unsplit groups may still have to be read from the store or found.
+            _, split_share = shares_of_flops(problem, costs.facts_of)
+        simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
+        spaces = SpaceSearch(built, settings, simulations, session.progress)
+        with clock.stage("search"):
+            spaces.search()
+        with clock.stage("judge"):  # the name under which saved explorations keep these seconds
+            spaces.simulate()
+        refined = refine(session.clock, tables, spaces, wide)
+    left_out = undivided((one for _, one, _ in spaces.built), left.groups)
+    found = dict(sorted(spaces.found.items()))
     return Searched(
         problem,
         costs,
         tuple(found.values()),
         tuple(simulations.spaces[number] for number in found),
         split_share,
-        (*left.notes, *spaces.notes, *left_out),
+        (*left.notes, *spaces.notes, *refined, *left_out),
     )

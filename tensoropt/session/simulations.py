@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,15 @@ class SpaceSimulations:
             shares = np.where(self.additive > 0, self.simulated / self.additive, np.inf)
         return shares.min(axis=0) - MARGIN
 
+    def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
+        """Of strategies by number, per group how many use each of its axis strategies, by position."""
+        tables, found = self.tables, {group.name: Counter[int]() for group in self.tables.graph.groups}
+        for which, row in (self.rows[number] for number in numbers.tolist()):
+            for name, counter in found.items():
+                index = tables.position(name, int(self.evaluations[which].choices[name][row]))
+                counter.update(set(tables.templates[name].choices[index]))
+        return found
+
     def point(self, number: int, space: Space, index: int) -> Point:
         """Strategy ``number`` as a point of space ``index``."""
         which, row = self.rows[number]
@@ -75,10 +85,15 @@ class Simulations:
     """Strategies of all spaces that were simulated."""
 
     def __init__(self, cluster: Cluster, spaces: Sequence[tuple[Mesh, CostTables]]):
-        self.spaces = [
-            SpaceSimulations(tables, mesh, Evaluator(tables, overlap_of(cluster, mesh)))
-            for mesh, tables in spaces
-        ]
+        self.cluster = cluster
+        self.spaces: list[SpaceSimulations] = []
+        for mesh, tables in spaces:
+            self.add(mesh, tables)
+
+    def add(self, mesh: Mesh, tables: CostTables) -> None:
+        """One more space, of which nothing is simulated yet."""
+        evaluator = Evaluator(tables, overlap_of(self.cluster, mesh))
+        self.spaces.append(SpaceSimulations(tables, mesh, evaluator))
 
     def __len__(self) -> int:
         return sum(len(space.simulated) for space in self.spaces)

@@ -18,6 +18,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
+from tensoropt.frontier.tools import Points
 from tensoropt.plan.settings import Settings
 from tensoropt.search import (
     TOO_LARGE,
@@ -37,6 +38,10 @@ from tensoropt.units import format_bytes
 CLOSE = 0.01
 """By how much less memory and time a strategy under a cap would have to need to be beaten by none, for the
 space to be searched under that cap; an assumption."""
+
+TRIFLE = 1e-3
+"""By how much less memory or time a strategy has to need for its space to bring something new; what an
+exploration may lose anyway."""
 
 Built = tuple[Mesh, CostTables, CommunicationModel]
 """A mesh, the tables of it and of a micro-batch count, and what prices its communication."""
@@ -107,7 +112,9 @@ class SpaceSearch:
     def __init__(
         self, built: Sequence[Built], settings: Settings, simulations: Simulations, progress: Progress
     ):
-        self.built, self.settings, self.simulations, self.progress = built, settings, simulations, progress
+        self.built, self.settings, self.simulations = list(built), settings, simulations
+        self.progress = progress
+        self.found: dict[int, SearchedSpace] = {}
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
@@ -117,31 +124,56 @@ class SpaceSearch:
         """Whether strategies may be left out that are hardly better than what is known."""
         return self.settings.epsilon > 0
 
-    def search(self) -> dict[int, SearchedSpace]:
-        """By number the spaces that have strategies; those of their points that are worth it are simulated.
+    def search(self) -> None:
+        """Fill ``found`` with the spaces that have strategies, by number; those of their points that are
+        worth it are simulated.
 
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; says what to take back.
         """
         order = self._outlined() if self.allows_gap else range(len(self.built))
-        found: dict[int, SearchedSpace] = {}
         for done, number in enumerate(order):
-            mesh, tables, communication = self.built[number]
             self._report(len(self.built) - len(order) + done, number)
-            # Such an outline is all that a search would find.
-            if number in self.outlines and TOO_LARGE in self.outlines[number].notes:
-                found[number] = SearchedSpace(mesh, tables, self.outlines[number], communication)
-                continue
-            rivals = self.simulations.rivals(number) if self.allows_gap else None
-            frontier = self._track(number, cost_graph(tables), rivals)
-            if frontier is not None:
-                capped = self._capped(number, frontier, rivals)
-                found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
-        if not found:
+            self._search(number)
+        if not self.found:
             raise self._nothing()
-        points = sum(len(frontier) for space in found.values() for frontier in space.frontiers)
+        points = sum(len(frontier) for space in self.found.values() for frontier in space.frontiers)
         self.progress("search", len(self.built), len(self.built), f"{points} points")
-        return dict(sorted(found.items()))
+
+    def add(self, built: Built) -> bool:
+        """Outline one more space, and search it if a simulated strategy of the outline needs less than any
+        that is known by more than a trifle; whether one does."""
+        number = len(self.built)
+        self.built.append(built)
+        before = self.simulations.frontier()
+        self.simulations.add(*built[:2])
+        outline = self._outline(number, cost_graph(built[1]))
+        if outline is None:
+            return False
+        if not self.allows_gap:
+            first_look(self.every[-1], self.simulations)
+        self.outlines[number] = outline
+        self._report(number, number)
+        if self._comes_close(self.every[-1], before, -TRIFLE):
+            self._search(number)
+            return True
+        mesh, tables, communication = built
+        self.found[number] = SearchedSpace(mesh, tables, outline, communication)
+        return False
+
+    def _search(self, number: int) -> None:
+        """Search a space for what simulated strategies leave room for, also under caps."""
+        mesh, tables, communication = self.built[number]
+        outline = self.outlines.get(number)
+        # Such an outline is all that a search would find.
+        if outline is not None and TOO_LARGE in outline.notes:
+            self.found[number] = SearchedSpace(mesh, tables, outline, communication)
+            return
+        rivals = self.simulations.rivals(number) if self.allows_gap else None
+        frontier = self._track(number, cost_graph(tables), rivals)
+        if frontier is not None:
+            capped = self._capped(number, frontier, rivals)
+            self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
 
     def simulate(self) -> None:
         """Simulate what is left: everything, or neighbours of what won."""
@@ -181,13 +213,11 @@ class SpaceSearch:
         self._add(Found(number, outline), None)
         return outline
 
-    def _comes_close(self, number: int) -> bool:
-        """Whether some simulated strategy of the last frontier is beaten by none, or would be if it needed a
-        little less."""
-        own = self.simulations.spaces[number].simulated
-        numbers = self.every[-1].numbers
-        best = self.simulations.frontier()
-        memory, time_s = (1.0 - CLOSE) * own[numbers[numbers >= 0]].T
+    def _comes_close(self, found: Found, best: Points, share: float) -> bool:
+        """Whether some simulated strategy of a frontier is not beaten by any of the best, or would not be if
+        it needed less by a share; more, where the share is negative."""
+        own = self.simulations.spaces[found.space].simulated
+        memory, time_s = (1.0 - share) * own[found.numbers[found.numbers >= 0]].T
         rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]
         return bool((time_s < rival).any())
 
@@ -232,7 +262,8 @@ class SpaceSearch:
             graph, before = cost_graph(tables, working, cap), dict(self.refused)
             outline = self._outline(number, graph) if self.allows_gap else None
             # What the outline's best strategies are far from is not worth more than the outline.
-            if outline is not None and not self._comes_close(number):
+            best = self.simulations.frontier()
+            if outline is not None and not self._comes_close(self.every[-1], best, CLOSE):
                 found.append((cap, outline))
                 continue
             rivals = self.simulations.rivals(number, capped=True) if self.allows_gap else None

@@ -1,0 +1,162 @@
+"""Meshes of many configurations, searched among those that combine what other meshes' best strategies use.
+
+On a mesh of three axes a group has some hundred configurations, and tables and searches grow with their
+square. Most of them combine ways to split that are good nowhere. So these meshes come last: per micro-batch
+count a group combines, over all axes, the axis strategies that it uses most in strategies that none beats,
+and those that its sizes forbade it on the other meshes. That this may miss something is in the notes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
+from tensoropt.costs.source import CostSource, build_tables
+from tensoropt.plan.problem import Problem
+from tensoropt.session.clock import StageClock
+from tensoropt.session.meshes import is_wide
+from tensoropt.session.simulations import Simulations
+from tensoropt.session.spaces import Built, SpaceSearch
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.regions import Region
+
+COMBINED = 3
+"""Of the axis strategies that other meshes' best strategies use, a group combines so many: those that most of
+them use. Three on three axes are 27 configurations. An assumption; with more, or with all, GPT-2 on four
+nodes, BERT on two and a tiny GPT on two gain in some places what they lose in others."""
+
+Offered = Mapping[tuple[Mesh, int], Restriction]
+"""What constraints leave of each mesh at each micro-batch count."""
+
+
+@dataclass(frozen=True)
+class SpaceTables:
+    """Makes the cost tables of spaces.
+
+    Attributes:
+        regions: blocks that may be recomputed.
+    """
+
+    problem: Problem
+    costs: CostSource
+    regions: Sequence[Region]
+
+    def build(self, offered: Offered) -> list[Built]:
+        """The tables of spaces, in their order."""
+        meshes = tuple(dict.fromkeys(mesh for mesh, _ in offered))
+        counts = tuple(dict.fromkeys(count for _, count in offered))
+        limits = {(mesh.label, count): limit for (mesh, count), limit in offered.items()}
+        problem = self.problem
+        return build_tables(problem.graph, problem.micro, self.costs, meshes, counts, self.regions, limits)
+
+
+def apart(
+    graph: GroupGraph, meshes: Sequence[Mesh], counts: Sequence[int], left: Restrictions
+) -> tuple[Offered, Offered]:
+    """The spaces that are searched as a whole, and those of wide meshes; all are searched as a whole where
+    there are no others."""
+    spaces = {
+        (mesh, count): left.spaces[mesh.label, count] if left.spaces is not None else FREE
+        for mesh in meshes
+        for count in counts
+        if left.spaces is None or (mesh.label, count) in left.spaces
+    }
+    wide = {space: limit for space, limit in spaces.items() if is_wide(space[0], graph)}
+    if len(wide) == len(spaces):
+        return spaces, {}
+    return {space: limit for space, limit in spaces.items() if space not in wide}, wide
+
+
+def refine(clock: StageClock, tables: SpaceTables, spaces: SpaceSearch, wide: Offered) -> tuple[str, ...]:
+    """Search spaces of wide meshes beside those that were searched; what was left out, in words.
+
+    Of each mesh the micro-batch count comes first at which most strategies are beaten by none; where an
+    outline there brings nothing new, the others are left out.
+    """
+    notes = []
+    for mesh in dict.fromkeys(mesh for mesh, _ in wide):
+        counts = [count for count in best_counts(spaces.simulations) if (mesh, count) in wide]
+        searched: list[int] = []
+        better = True
+        while better and len(searched) < len(counts):
+            count = counts[len(searched)]
+            limit = combining(wide[mesh, count], spaces.simulations, count)
+            with clock.stage("costs"):
+                (built,) = tables.build({(mesh, count): limit})
+            with clock.stage("search"):
+                better = spaces.add(built)
+            searched.append(count)
+        if searched:
+            with clock.stage("judge"):
+                spaces.simulate()
+        notes += _told(mesh, searched, [c for m, c in wide if m == mesh and c not in searched], better)
+    return tuple(notes)
+
+
+def best_counts(simulations: Simulations) -> list[int]:
+    """Micro-batch counts of strategies that none beats, the one with most of them first."""
+    best = simulations.frontier().origin[:, 0]
+    of_space = np.array([space.tables.mesh[0] for space in simulations.spaces])
+    counts, frequency = np.unique(of_space[best], return_counts=True)
+    return [int(count) for count in counts[np.lexsort((counts, -frequency))]]
+
+
+def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
+    """A space's restriction, and groups combine what they use most at a micro-batch count in strategies that
+    none beats, and what those had no chance to use."""
+    best = simulations.frontier().origin
+    graph = simulations.spaces[0].tables.graph
+    used = {group.name: Counter[int]() for group in graph.groups}
+    tried: dict[str, set[int]] = {group.name: set() for group in graph.groups}
+    for number, space in enumerate(simulations.spaces):
+        if space.tables.mesh[0] == count:
+            for name, counter in space.uses(best[best[:, 0] == number, 1]).items():
+                used[name].update(counter)
+                # The last axis has the fastest links. Twelve heads that eight ranks cannot split may be split
+                # by four.
+                tried[name].update(choice[-1] for choice in space.tables.templates[name].choices)
+    # Groups that belong together have to keep equal labels, and may use different ones.
+    tied = {name for names in limit.together for name in names}
+    return replace(
+        limit,
+        combined={
+            group.name: _chosen(used[group.name], set(range(len(group.strategies))) - tried[group.name])
+            for group in graph.groups
+            if group.name not in tied
+        },
+    )
+
+
+def _chosen(used: Counter[int], untried: set[int]) -> tuple[int, ...]:
+    # By number, then by position, so that ties fall alike in every run.
+    ranked = sorted(used, key=lambda position: (-used[position], position))
+    return tuple(sorted({*ranked[:COMBINED], *untried}))
+
+
+def _told(mesh: Mesh, searched: Sequence[int], left: Sequence[int], better: bool) -> list[str]:
+    notes = []
+    if searched:
+        notes.append(
+            f"mesh {mesh.label}, micro-batches {_listed(searched)}: groups combine the ways to split that "
+            "the best strategies of other meshes use, not all"
+        )
+    if left and better:
+        notes.append(
+            f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: every strategy of other meshes "
+            "at these counts is beaten by one at another count"
+        )
+    elif left:
+        notes.append(
+            f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: at {searched[-1]} it brings "
+            "nothing that other meshes lack"
+        )
+    return notes
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(counts)))

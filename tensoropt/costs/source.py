@@ -7,7 +7,7 @@ Everything that the search can choose is measured before anything is priced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -28,8 +28,8 @@ from tensoropt.costs.roofline import (
     fit_efficiencies,
     samples_of,
 )
-from tensoropt.costs.tables import CostTables, Template, make_templates
-from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
+from tensoropt.costs.tables import CostTables, Template, outline_templates, with_facts
+from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import load_links, measure_links
 from tensoropt.profiling.measure import measure_workloads
@@ -51,7 +51,7 @@ from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.types import Progress, silent
 
-FACTS = "facts-5"
+FACTS = "facts-6"
 """What records of facts say; those of another are found anew."""
 _MOST_FAILURES = 5
 """That a report names."""
@@ -124,6 +124,22 @@ class CostSource:
                 self.on_gpu.add(work.key)
             self.facts[work.key] = facts or self._facts_on_cpu(work)
         return self.facts[work.key]
+
+    def find_facts_of(self, works: Iterable[Workload]) -> None:
+        """Find facts of many workloads, so that each is known when it is asked for."""
+        if self.cluster.device_type == "cuda" and self.pool is not None:
+            return  # a GPU is asked for them one by one
+        keys = {self._facts_key(work): work for work in works if work.key not in self.facts}
+        known = self.store.get_many(keys, kind="saved")
+        new = {key: work for key, work in keys.items() if key not in known}
+        if self.cluster.device_type == "cuda":
+            # What a GPU of this kind was asked once is not asked of the CPU.
+            names = {f"{self.cluster.device.name}/{key}": key for key in new}
+            for key in self.store.get_many(names, kind="saved"):
+                del new[names[key]]
+        found = find_facts_of_all(list(new.values()), self.training)
+        records = {key: facts.to_record() for key, facts in zip(new, found, strict=True)}
+        self.store.put_many(records, kind="saved")
 
     def _facts_on_cpu(self, work: Workload) -> Facts:
         key = self._facts_key(work)
@@ -330,14 +346,17 @@ def build_tables(
         pairs = [(mesh, count) for mesh, count in pairs if (mesh.label, count) in restrictions]
     shapes = [(mesh, (count, *real_shape(mesh))) for mesh, count in pairs]
     limits = [restrictions[mesh.label, count] if restrictions else FREE for mesh, count in pairs]
-    templates: list[dict[str, Template]] = []
+    outlines: list[dict[str, Template]] = []
     works: dict[str, Workload] = {}
     for index, ((_, shape), limit) in enumerate(zip(shapes, limits, strict=True)):
         costs.progress("configurations", index, len(shapes), "x".join(map(str, shape[1:])) or "1")
-        made = make_templates(graph, shape, micro, costs.facts_of, limit)
+        made = outline_templates(graph, shape, micro, limit)
         works.update({work.key: work for t in made.values() for work in t.works})
-        templates.append(made)
+        outlines.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
+    # Of all spaces together, as processes that find facts learn from the first ones.
+    costs.find_facts_of(works.values())
+    templates = [with_facts(made, costs.facts_of) for made in outlines]
     # Tables are priced only after the last mesh's workloads were measured: fits use all timings, and what is
     # lost is known of every group.
     costs.measure(works)

@@ -8,7 +8,7 @@ is kept, its time the sum of compute and communication of all micro-batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -194,6 +194,13 @@ def make_templates(
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
     """Templates of all groups; groups that look alike, and are restricted alike, share one."""
+    return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
+
+
+def outline_templates(
+    graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], restriction: Restriction = FREE
+) -> dict[str, Template]:
+    """:func:`make_templates` without facts, which take longest to find."""
     shared: dict[object, Template] = {}
     result = {}
     for group in graph.groups:
@@ -210,10 +217,21 @@ def make_templates(
             # Sizes that divide by the axes of other meshes need not divide by this one's.
             configurations = tuple(left) or configurations
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
-            works = tuple(workload(graph, c, mesh) for c in configurations)
-            shared[key] = Template(choices, works, tuple(facts_of(w) for w in works))
+            shared[key] = Template(choices, tuple(workload(graph, c, mesh) for c in configurations), ())
         result[group.name] = shared[key]
     return result
+
+
+def with_facts(
+    templates: Mapping[str, Template], facts_of: Callable[[Workload], Facts]
+) -> dict[str, Template]:
+    """Templates with the facts of their workloads; groups that share one still do."""
+    distinct = {id(template): template for template in templates.values()}
+    made = {
+        key: replace(template, facts=tuple(map(facts_of, template.works)))
+        for key, template in distinct.items()
+    }
+    return {name: made[id(template)] for name, template in templates.items()}
 
 
 def leaves_model(graph: GroupGraph, name: str) -> bool:

@@ -9,9 +9,14 @@ asked itself, with real tensors.
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +29,52 @@ from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTra
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
 
+LEAST_PER_PROCESS = 16
+"""Workloads that are worth a process: finding facts takes about 8 ms, to fork and to end about 50; an
+assumption."""
+
 
 def find_facts(work: Workload, training: bool = True) -> Facts:
     """Run a workload on fake tensors and note what it keeps with CPU kernels."""
     with FakeTensorMode():
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
         return _Probe(work, tensors, training).observe()
+
+
+def find_facts_of_all(works: Sequence[Workload], training: bool = True) -> list[Facts]:
+    """:func:`find_facts` of many workloads, on all cores where this process can be forked safely.
+
+    A fork has PyTorch loaded at once, which takes longer than most workloads. It is safe where no other
+    thread may hold a lock, and where CUDA was not initialised.
+    """
+    processes = min(len(os.sched_getaffinity(0)), len(works) // LEAST_PER_PROCESS)
+    if processes < 2 or not _can_fork():
+        return [find_facts(work, training) for work in works]
+    shares = [works[first::processes] for first in range(processes)]
+    with ProcessPoolExecutor(processes - 1, get_context("fork"), initializer=_alone) as pool:
+        jobs = [pool.submit(_find_each, share, training) for share in shares[1:]]
+        found = [_find_each(shares[0], training)]
+        for job, share in zip(jobs, shares[1:], strict=True):
+            try:
+                found.append(job.result())
+            except BrokenProcessPool:  # a process that was ended from outside
+                found.append(_find_each(share, training))
+    return [found[i % processes][i // processes] for i in range(len(works))]
+
+
+def _can_fork() -> bool:
+    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own.
+    threads = [thread for thread in threading.enumerate() if thread.name != "tqdm_monitor"]
+    return threads == [threading.main_thread()] and not torch.cuda.is_initialized()
+
+
+def _alone() -> None:
+    # Threads of PyTorch's operators do not survive a fork, and would be waited for.
+    torch.set_num_threads(1)
+
+
+def _find_each(works: Sequence[Workload], training: bool) -> list[Facts]:
+    return [find_facts(work, training) for work in works]
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:
@@ -127,7 +172,7 @@ class _Probe:
         given: storages that the workload was given, with name and role of the tensor in each.
         saved: storages made inside that autograd saves.
         touched: per given tensor how many saved ones lie in its storage.
-        made_by: per storage the position of the call that made it.
+        made_by: per storage the position of the call that made it, and how it is known alive.
         calls: per call the peak while it ran, and whether it reads a parameter.
     """
 
@@ -140,7 +185,7 @@ class _Probe:
         self.parameters = {n for n, _, role in work.inputs if role == "parameter"}
         self.saved: dict[int, torch.UntypedStorage] = {}
         self.touched: dict[str, int] = {}
-        self.made_by: dict[int, int] = {}
+        self.made_by: dict[int, tuple[int, weakref.ref]] = {}
         self.calls: list[tuple[int, bool]] = []
         self.live = LiveTensors()
         self.peaks = PeakTracker(self.live)
@@ -218,9 +263,13 @@ class _Probe:
         """Memory per call, now that it is known which of the storages made are saved."""
         found = []
         for position, (peak, reads) in enumerate(self.calls):
-            kept = sum(s.nbytes() for key, s in self.saved.items() if self.made_by.get(key, 0) <= position)
-            found.append(CallMemory(kept, peak, reads))
+            kept = (s.nbytes() for key, s in self.saved.items() if self._made_at(key) <= position)
+            found.append(CallMemory(sum(kept), peak, reads))
         return tuple(found)
+
+    def _made_at(self, storage: int) -> int:
+        """The position of the call that made a storage; 0 of one that no call made."""
+        return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, int]]:
         """Results that are views of something else, and bytes of storages that are not a result's own."""
@@ -247,8 +296,10 @@ class _Probe:
         call, _ = self.work.calls[position]
         reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
         self.calls.append((self.live.peak, bool(reads)))
-        for key in self.live.storages:
-            self.made_by.setdefault(key, position)
+        for key, alive in self.live.storages.items():
+            # A storage may lie where one lay that is gone; it is another one if its reference is.
+            if key not in self.made_by or self.made_by[key][1] is not alive:
+                self.made_by[key] = position, alive
         self.peaks.book(Activity(frozenset(reads)))
 
     def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:

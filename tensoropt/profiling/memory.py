@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +34,8 @@ class LiveTensors(TorchDispatchMode):
         self._seen: dict[int, weakref.ref] = {}
 
     @property
-    def storages(self) -> Iterable[int]:
-        """The storages it knows of."""
+    def storages(self) -> Mapping[int, weakref.ref]:
+        """The storages it knows of, each with its reference."""
         return self._seen
 
     def ignore(self, tensor: torch.Tensor) -> None:

@@ -64,7 +64,7 @@ def test_what_the_store_learns_is_seen(model, store, searches):
     store.put("somewhere/else", {"forward_s": 1.0})
     explore(*model, store=store, **ASKED)
     assert len(searches) == 2
-    store.put("facts-5/of/a/workload", {"kept_bytes": 1}, kind="saved")
+    store.put("facts-6/of/a/workload", {"kept_bytes": 1}, kind="saved")
     explore(*model, store=store, **ASKED)
     assert len(searches) == 2
 

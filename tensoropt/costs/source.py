@@ -7,7 +7,7 @@ Everything that the search can choose is measured before anything is priced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
+from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
 from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.roofline import (
@@ -83,6 +84,7 @@ class CostSource:
         fitted_to: the records that efficiencies were fitted to, once they were.
         failed: what could not be timed, and why.
         lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
+        expect: is called with a part of the work and the seconds that are left of it.
     """
 
     cluster: Cluster
@@ -96,6 +98,7 @@ class CostSource:
     fitted_to: RecordSample | None = None
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Workload] = field(default_factory=dict)
+    expect: Callable[[str, float], None] = lambda part, seconds: None
 
     @property
     def training(self) -> bool:
@@ -137,7 +140,13 @@ class CostSource:
             names = {f"{self.cluster.device.name}/{key}": key for key in new}
             for key in self.store.get_many(names, kind="saved"):
                 del new[names[key]]
+        self.expect("facts", FACTS_S * len(new))
+        if new:
+            self.progress("facts", 0, len(new), "what operators keep and need while they run")
         found = find_facts_of_all(list(new.values()), self.training)
+        self.expect("facts", 0.0)
+        if new:
+            self.progress("facts", len(new), len(new), "found")
         records = {key: facts.to_record() for key, facts in zip(new, found, strict=True)}
         self.store.put_many(records, kind="saved")
 
@@ -354,6 +363,9 @@ def build_tables(
         works.update({work.key: work for t in made.values() for work in t.works})
         outlines.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
+    expected_s = [tables_s(graph, made) for made in outlines]
+    costs.expect("tables", sum(expected_s))
+    costs.expect("searches", sum(guessed_search_s(graph, made, bool(regions)) for made in outlines))
     # Of all spaces together, as processes that find facts learn from the first ones.
     costs.find_facts_of(works.values())
     templates = [with_facts(made, costs.facts_of) for made in outlines]
@@ -368,7 +380,9 @@ def build_tables(
     # Links depend on the mesh, not on the number of micro-batches: measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
     result = []
-    for (mesh, shape), made, limit in zip(shapes, templates, limits, strict=True):
+    for index, ((mesh, shape), made, limit) in enumerate(zip(shapes, templates, limits, strict=True)):
+        costs.expect("tables", sum(expected_s[index:]))
+        costs.progress("tables", index, len(shapes), f"mesh {mesh.label}, {shape[0]} micro-batches")
         prices = Prices(
             graph,
             shape,
@@ -379,4 +393,6 @@ def build_tables(
         )
         tables = TableBuilder(graph, micro, made, prices, regions, limit).build()
         result.append((mesh, tables, models[mesh.label]))
+    costs.expect("tables", 0.0)
+    costs.progress("tables", len(shapes), len(shapes), "priced")
     return result

@@ -75,10 +75,11 @@ class Eta:
     def words(self) -> str:
         """``about 14 s, estimated`` before anything is done; ``about 9 s left`` then."""
         begun = len(self._left) < len(self.expected_s)
-        return f"about {_rounded(self.left_s)} {'left' if begun else 'in all (estimated)'}"
+        return f"about {rounded(self.left_s)} {'left' if begun else 'in all (estimated)'}"
 
 
-def _rounded(seconds: float) -> str:
+def rounded(seconds: float) -> str:
+    """``20 s``, ``3 min``, ``2.1 h``."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

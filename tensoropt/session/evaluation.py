@@ -39,6 +39,7 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
         points, unbeaten_count = chosen_points(searched, spaces, session.settings)
         recorded = record_used(searched, spaces, points)
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
+    session.remaining.expect("simulation", 0.0)
     session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     check_budget(points, session.settings.memory_bytes)
     return Exploration(

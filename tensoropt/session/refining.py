@@ -18,8 +18,9 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.source import CostSource, build_tables
 from tensoropt.plan.problem import Problem
-from tensoropt.session.clock import StageClock
 from tensoropt.session.meshes import is_wide
+from tensoropt.session.remaining import wide_s
+from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.spaces import Built, SpaceSearch
 from tensoropt.sharding.groups import GroupGraph
@@ -72,13 +73,14 @@ def apart(
     return {space: limit for space, limit in spaces.items() if space not in wide}, wide
 
 
-def refine(clock: StageClock, tables: SpaceTables, spaces: SpaceSearch, wide: Offered) -> tuple[str, ...]:
+def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Offered) -> tuple[str, ...]:
     """Search spaces of wide meshes beside those that were searched; what was left out, in words.
 
     Of each mesh the micro-batch count comes first at which most strategies are beaten by none; where an
     outline there brings nothing new, the others are left out.
     """
-    notes = []
+    notes: list[str] = []
+    clock, others, waiting = session.clock, list(spaces.built), dict(wide)
     for mesh in dict.fromkeys(mesh for mesh, _ in wide):
         counts = [count for count in best_counts(spaces.simulations) if (mesh, count) in wide]
         searched: list[int] = []
@@ -86,6 +88,8 @@ def refine(clock: StageClock, tables: SpaceTables, spaces: SpaceSearch, wide: Of
         while better and len(searched) < len(counts):
             count = counts[len(searched)]
             limit = combining(wide[mesh, count], spaces.simulations, count)
+            del waiting[mesh, count]
+            announce(session, others, waiting)
             with clock.stage("costs"):
                 (built,) = tables.build({(mesh, count): limit})
             with clock.stage("search"):
@@ -94,8 +98,21 @@ def refine(clock: StageClock, tables: SpaceTables, spaces: SpaceSearch, wide: Of
         if searched:
             with clock.stage("judge"):
                 spaces.simulate()
-        notes += _told(mesh, searched, [c for m, c in wide if m == mesh and c not in searched], better)
+        left = [c for m, c in wide if m == mesh and c not in searched]
+        for count in left:
+            del waiting[mesh, count]
+        announce(session, others, waiting)
+        notes += _told(mesh, searched, left, better)
     return tuple(notes)
+
+
+def announce(session: Session, others: Sequence[Built], waiting: Offered) -> None:
+    """Say how long spaces of wide meshes will take, given the others."""
+    levels = len(session.cluster.levels)
+    # Inside one level the first count of a mesh mostly brings nothing, and the others are left out.
+    spaces = len(waiting) if levels > 1 else len({mesh for mesh, _ in waiting})
+    each_s = wide_s(levels, [tables for _, tables, _ in others])
+    session.remaining.expect("wide meshes", each_s * spaces)
 
 
 def best_counts(simulations: Simulations) -> list[int]:

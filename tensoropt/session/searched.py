@@ -8,7 +8,8 @@ from tensoropt.costs.source import CostSource
 from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.session.meshes import left_to_search, searched_meshes
-from tensoropt.session.refining import SpaceTables, apart, refine
+from tensoropt.session.refining import SpaceTables, announce, apart, refine
+from tensoropt.session.remaining import simulate_s
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SearchedSpace, SpaceSearch
@@ -48,19 +49,23 @@ def search(session: Session, problem: Problem) -> Searched:
     left = left_to_search(settings.constraints, problem, session.cluster, meshes, counts)
     narrow, wide = apart(problem.graph, meshes, counts, left)
     with session.open_store() as store, session.open_ranks() as pool:
-        costs = CostSource(session.cluster, store, settings, pool, session.progress)
+        costs = CostSource(
+            session.cluster, store, settings, pool, session.report, expect=session.remaining.expect
+        )
         tables = SpaceTables(problem, costs, offered_regions(problem, settings))
         with clock.stage("costs"):
             built = tables.build(narrow)
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             _, split_share = shares_of_flops(problem, costs.facts_of)
         simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
-        spaces = SpaceSearch(built, settings, simulations, session.progress)
+        session.remaining.expect("simulation", simulate_s(built[0][1]))
+        announce(session, built, wide)
+        spaces = SpaceSearch(built, settings, simulations, session.report, session.remaining)
         with clock.stage("search"):
             spaces.search()
         with clock.stage("judge"):  # the name under which saved explorations keep these seconds
             spaces.simulate()
-        refined = refine(session.clock, tables, spaces, wide)
+        refined = refine(session, tables, spaces, wide)
     left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))
     return Searched(

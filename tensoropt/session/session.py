@@ -11,6 +11,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
 from tensoropt.session.clock import StageClock
+from tensoropt.session.remaining import Remaining
 from tensoropt.types import Progress, silent
 
 
@@ -22,6 +23,7 @@ class Session:
         store: the profile store; None for the user's own, which is opened where it is needed.
         progress: called with (stage, done, total, what).
         clock: seconds per stage so far.
+        remaining: seconds that are left, as far as that can be said.
     """
 
     cluster: Cluster
@@ -29,6 +31,12 @@ class Session:
     store: ProfileStore | None = None
     progress: Progress = silent
     clock: StageClock = field(default_factory=StageClock)
+    remaining: Remaining = field(default_factory=Remaining)
+
+    def report(self, stage: str, done: int, total: int, what: str, /) -> None:
+        """Show progress, and how long all that was announced still takes."""
+        words = self.remaining.words
+        self.progress(stage, done, total, f"{words}, {what}" if words else what)
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
         """The profile store for a block; one that was given stays open behind it."""

@@ -7,6 +7,7 @@ larger and whose peak is smaller; what the simulator has seen of all these front
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ from tensoropt.search import (
     outline_frontier,
     track_frontier,
 )
+from tensoropt.session.remaining import Remaining, outlined_s
 from tensoropt.session.simulations import Simulations
 from tensoropt.session.turns import Found, first_look, neighbours_of_winners, unbeaten_by
 from tensoropt.sharding.constraints import ConstraintError
@@ -110,14 +112,21 @@ class SpaceSearch:
     """
 
     def __init__(
-        self, built: Sequence[Built], settings: Settings, simulations: Simulations, progress: Progress
+        self,
+        built: Sequence[Built],
+        settings: Settings,
+        simulations: Simulations,
+        progress: Progress,
+        remaining: Remaining | None = None,
     ):
         self.built, self.settings, self.simulations = list(built), settings, simulations
         self.progress = progress
+        self.remaining = remaining if remaining is not None else Remaining()
         self.found: dict[int, SearchedSpace] = {}
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
         self.outlines: dict[int, TrackedFrontier] = {}
+        self.outlines_s: dict[int, float] = {}
 
     @property
     def allows_gap(self) -> bool:
@@ -131,10 +140,13 @@ class SpaceSearch:
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; says what to take back.
         """
+        self._expect(range(len(self.built)))
         order = self._outlined() if self.allows_gap else range(len(self.built))
         for done, number in enumerate(order):
+            self._expect(order[done:])
             self._report(len(self.built) - len(order) + done, number)
             self._search(number)
+        self._expect([])
         if not self.found:
             raise self._nothing()
         points = sum(len(frontier) for space in self.found.values() for frontier in space.frontiers)
@@ -153,10 +165,13 @@ class SpaceSearch:
         if not self.allows_gap:
             first_look(self.every[-1], self.simulations)
         self.outlines[number] = outline
+        self._expect([number])
         self._report(number, number)
         if self._comes_close(self.every[-1], before, -TRIFLE):
             self._search(number)
+            self._expect([])
             return True
+        self._expect([])
         mesh, tables, communication = built
         self.found[number] = SearchedSpace(mesh, tables, outline, communication)
         return False
@@ -164,10 +179,8 @@ class SpaceSearch:
     def _search(self, number: int) -> None:
         """Search a space for what simulated strategies leave room for, also under caps."""
         mesh, tables, communication = self.built[number]
-        outline = self.outlines.get(number)
-        # Such an outline is all that a search would find.
-        if outline is not None and TOO_LARGE in outline.notes:
-            self.found[number] = SearchedSpace(mesh, tables, outline, communication)
+        if self._is_too_large(number):
+            self.found[number] = SearchedSpace(mesh, tables, self.outlines[number], communication)
             return
         rivals = self.simulations.rivals(number) if self.allows_gap else None
         frontier = self._track(number, cost_graph(tables), rivals)
@@ -185,6 +198,19 @@ class SpaceSearch:
                 self.progress("simulate", done, len(self.every), f"{len(found.frontier)} points")
                 found.simulate(self.simulations, np.arange(len(found.frontier)))
 
+    def _expect(self, left: Sequence[int]) -> None:
+        """Say how long the searches of these spaces will take."""
+        seconds = (
+            outlined_s(self.built[number][1], self.outlines_s.get(number, 0.0))
+            for number in left
+            if not self._is_too_large(number)
+        )
+        self.remaining.expect("searches", sum(seconds))
+
+    def _is_too_large(self, number: int) -> bool:
+        """Whether a space's outline is all that a search of it would find."""
+        return number in self.outlines and TOO_LARGE in self.outlines[number].notes
+
     def _report(self, done: int, number: int) -> None:
         mesh, tables, _ = self.built[number]
         self.progress("search", done, len(self.built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
@@ -193,7 +219,9 @@ class SpaceSearch:
         """The spaces that have strategies, the most promising first, with their outlines simulated."""
         for number, (_, tables, _) in enumerate(self.built):
             self._report(0, number)
+            began = time.monotonic()
             outline = self._outline(number, cost_graph(tables))
+            self.outlines_s[number] = time.monotonic() - began
             if outline is not None:
                 self.outlines[number] = outline
         if not self.outlines:

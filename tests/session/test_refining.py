@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from tensoropt.api import explore
-from tensoropt.cluster import Mesh
+from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.tables import make_templates
 from tensoropt.engine.models import ModelSpec
 from tensoropt.plan.problem import prepare
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.meshes import is_wide
 from tensoropt.session.refining import COMBINED, apart, best_counts, combining, refine
+from tensoropt.session.session import Session
 
 FLAT, WIDE = Mesh(shape=(8,)), Mesh(shape=(2, 2, 2))
 
@@ -106,13 +108,6 @@ def test_counts_come_in_the_order_of_how_many_strategies_win_there():
     assert best_counts(simulations(*spaces, best=[[1, 0], [2, 0], [2, 1], [0, 0]])) == [4, 1, 2]
 
 
-class Clock:
-    def stage(self, name):
-        from contextlib import nullcontext
-
-        return nullcontext()
-
-
 def refined(better: list[bool]) -> tuple[list[int], tuple[str, ...]]:
     """Counts of a wide mesh that are searched, and the notes, where outlines bring something or not."""
     seen: list[int] = []
@@ -123,9 +118,16 @@ def refined(better: list[bool]) -> tuple[list[int], tuple[str, ...]]:
 
     spaces = [Space(count, {1: 1}, range(8)) for count in (1, 2, 4)]
     known = simulations(*spaces, best=[[1, 0], [1, 1], [2, 0]])
-    search = SimpleNamespace(simulations=known, add=lambda _: better[len(seen) - 1], simulate=lambda: None)
+    search = SimpleNamespace(
+        simulations=known,
+        built=[(FLAT, SimpleNamespace(variables=[None] * 1000, edges=[]), None)],
+        add=lambda _: better[len(seen) - 1],
+        simulate=lambda: None,
+    )
     offered = {(WIDE, count): FREE for count in (1, 2, 4)}
-    notes = refine(Clock(), SimpleNamespace(build=build), search, offered)
+    session = Session(load_cluster("dgx-h100"), Settings())
+    notes = refine(session, SimpleNamespace(build=build), search, offered)
+    assert session.remaining.left_s == 0
     return seen, notes
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensoropt.costs.source import CostSource
+from tensoropt.errors import InfeasibleError
 from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.session.meshes import left_to_search, searched_meshes
-from tensoropt.session.refining import SpaceTables, announce, apart, refine
+from tensoropt.session.refining import Offered, SpaceTables, announce, apart, refine
 from tensoropt.session.remaining import simulate_s
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SearchedSpace, SpaceSearch
+from tensoropt.sharding.constraints import ConstraintError
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,41 @@ def search(session: Session, problem: Problem) -> Searched:
             session.cluster, store, settings, pool, session.report, expect=session.remaining.expect
         )
         tables = SpaceTables(problem, costs, offered_regions(problem, settings))
-        with clock.stage("costs"):
-            built = tables.build(narrow)
-            # Inside the block: facts of unsplit groups may still have to be read from the store or found.
-            _, split_share = shares_of_flops(problem, costs.facts_of)
-        simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
-        session.remaining.expect("simulation", simulate_s(built[0][1]))
-        announce(session, built, wide)
-        spaces = SpaceSearch(built, settings, simulations, session.report, session.remaining)
-        with clock.stage("search"):
-            spaces.search()
+        refused: tuple[str, ...] = ()
+        try:
+            spaces = _search(session, tables, narrow, wide)
+        except (InfeasibleError, ConstraintError) as error:
+            if not wide:
+                raise
+            # Where only wide meshes have strategies, nothing says which of these are good.
+            refused, narrow, wide = (str(error),), wide, {}
+            spaces = _search(session, tables, narrow, wide)
         with clock.stage("judge"):  # the name under which saved explorations keep these seconds
             spaces.simulate()
         refined = refine(session, tables, spaces, wide)
+        with clock.stage("costs"):
+            # Inside the block: facts of unsplit groups may still have to be read from the store or found.
+            _, split_share = shares_of_flops(problem, costs.facts_of)
     left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))
     return Searched(
         problem,
         costs,
         tuple(found.values()),
-        tuple(simulations.spaces[number] for number in found),
+        tuple(spaces.simulations.spaces[number] for number in found),
         split_share,
-        (*left.notes, *spaces.notes, *refined, *left_out),
+        (*left.notes, *refused, *spaces.notes, *refined, *left_out),
     )
+
+
+def _search(session: Session, tables: SpaceTables, offered: Offered, wide: Offered) -> SpaceSearch:
+    """The spaces offered, with their tables made and searched; wide ones are to come after them."""
+    with session.clock.stage("costs"):
+        built = tables.build(offered)
+    simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
+    session.remaining.expect("simulation", simulate_s(built[0][1]))
+    announce(session, built, wide)
+    spaces = SpaceSearch(built, session.settings, simulations, session.report, session.remaining)
+    with session.clock.stage("search"):
+        spaces.search()
+    return spaces

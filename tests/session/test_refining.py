@@ -13,12 +13,15 @@ from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.tables import make_templates
 from tensoropt.engine.models import ModelSpec
+from tensoropt.errors import InfeasibleError
 from tensoropt.plan.problem import prepare
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.session import meshes
 from tensoropt.session.meshes import is_wide
 from tensoropt.session.refining import COMBINED, apart, best_counts, combining, refine
 from tensoropt.session.session import Session
+from tensoropt.session.spaces import SpaceSearch
 
 FLAT, WIDE = Mesh(shape=(8,)), Mesh(shape=(2, 2, 2))
 
@@ -179,3 +182,23 @@ def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, epsilon):
     found = explore(*model, cluster="dgx-h100", epsilon=epsilon, max_points=50, **asked)
     assert "2x2x2" in {"x".join(map(str, space.mesh.shape)) for space in found.spaces}
     assert any(note.startswith("mesh 2x2x2, micro-batches 1: groups") for note in found.report["notes"])
+
+
+def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store, monkeypatch):
+    search = SpaceSearch.search
+
+    def only_wide(self):
+        if any(mesh.axis_count < 3 for mesh, _, _ in self.built):
+            raise InfeasibleError("not searched: mesh 8: nothing runs")
+        search(self)
+
+    monkeypatch.setattr(meshes, "MOST_COMBINATIONS", 1)
+    monkeypatch.setattr(SpaceSearch, "search", only_wide)
+    model = ModelSpec("zoo:mlp", 0).build()
+    found = explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)
+    assert {space.mesh.shape for space in found.spaces} == {(2, 2, 2)}
+    assert "not searched: mesh 8: nothing runs" in found.report["notes"]
+    assert not [note for note in found.report["notes"] if "groups combine" in note]
+    monkeypatch.setattr(meshes, "MOST_COMBINATIONS", 6**3)
+    with pytest.raises(InfeasibleError, match="mesh 8"):
+        explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)

@@ -2,8 +2,9 @@
 
 The key of an exploration is a hash of all that decides its points: the operator graph, the cluster, the
 settings, what the profile store knows, and this package's own code. A memory budget is no part of it: it
-decides only which points fit. What is known before a model is captured (a zoo model's name, a file's content)
-leads to the operator graph's part of the key, so that not even the capture is made again.
+decides only which points fit. One that was searched with a smaller gap than is allowed is good enough. What
+is known before a model is captured (a zoo model's name, a file's content) leads to the operator graph's part
+of the key, so that not even the capture is made again.
 """
 
 from __future__ import annotations
@@ -59,15 +60,21 @@ class KeptExplorations:
         """
         if self.folder is None:
             return None
-        folder = self.folder / self._key(question, cluster, settings)
-        try:
-            found = load_exploration(folder)
-        except TensorOptError:
-            return None  # none there, or damaged: it is explored anew
+        for folder, gap in self._good_enough(self._key(question, cluster, settings), settings.epsilon):
+            try:
+                found = load_exploration(folder)
+            except TensorOptError:
+                continue  # damaged: as if it were not there
+            return self._as_asked(folder, gap, found, settings)
+        return None
+
+    def _as_asked(self, folder: Path, gap: float, found: Exploration, settings: Settings) -> Exploration:
+        """An exploration that was searched with a gap, as the answer to these settings."""
         made = datetime.fromtimestamp((folder / DESCRIBED).stat().st_mtime)
         with contextlib.suppress(OSError):
             os.utime(folder)
-        note = f"kept from {made:%Y-%m-%d %H:%M}, as nothing has changed since; --anew explores again"
+        closer = "" if gap == settings.epsilon else f", searched with the smaller gap {gap:g}"
+        note = f"kept from {made:%Y-%m-%d %H:%M}, as nothing has changed since{closer}; --anew explores again"
         report = {
             **found.report,
             "notes": [*found.report["notes"], note],
@@ -86,7 +93,7 @@ class KeptExplorations:
             beside = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
             try:
                 found.save(beside)
-                target = self.folder / self._key(question, cluster, settings)
+                target = self.folder / f"{self._key(question, cluster, settings)}-{float(settings.epsilon)!r}"
                 shutil.rmtree(target, ignore_errors=True)
                 os.replace(beside, target)
             finally:
@@ -111,8 +118,19 @@ class KeptExplorations:
             with written_whole(path) as file:
                 file.write_text(question, encoding="utf-8")
 
+    def _good_enough(self, key: str, epsilon: float) -> list[tuple[Path, float]]:
+        """The folders of what was searched with this gap or a smaller one, the widest first, and their gaps.
+
+        An exact list is the answer only to who asks for one: it may be ten times as long.
+        """
+        assert self.folder is not None
+        found = [(path, float(path.name.removeprefix(f"{key}-"))) for path in self.folder.glob(f"{key}-*")]
+        enough = [(path, gap) for path, gap in found if gap == epsilon or 0.0 < gap < epsilon]
+        return sorted(enough, key=lambda one: -one[1])
+
     def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
-        asked = {**settings.to_dict(), "memory_bytes": None}
+        """Of all but the allowed gap, which the folder's name has beside it."""
+        asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": None}
         told = json.dumps([cluster.to_dict(), asked], sort_keys=True)
         return _hash(question, code(), told, self.store.digest())
 

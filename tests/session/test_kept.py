@@ -51,11 +51,30 @@ def test_the_same_again_is_not_searched(model, store, searches):
 
 
 @pytest.mark.parametrize(
-    "other", [{"epsilon": 0.01}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}]
+    "other", [{"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}]
 )
 def test_another_question_is_searched(model, store, searches, other):
     explore(*model, store=store, **ASKED)
     explore(*model, store=store, **{**ASKED, **other})
+    assert len(searches) == 2
+
+
+def test_what_was_searched_with_a_smaller_gap_is_good_enough(model, store, searches):
+    close, _ = (explore(*model, store=store, epsilon=gap, **ASKED) for gap in (0.0005, 0.0002))
+    wider = explore(*model, store=store, epsilon=0.01, **ASKED)
+    assert len(searches) == 2
+    # Of several that which was searched with the widest gap.
+    assert points(wider) == points(close)
+    assert wider.settings["epsilon"] == 0.01
+    assert "searched with the smaller gap 0.0005;" in wider.report["notes"][-1]
+    assert "smaller gap" not in explore(*model, store=store, epsilon=0.0002, **ASKED).report["notes"][-1]
+    assert len(searches) == 2
+
+
+def test_an_exact_list_answers_no_other_question(model, store, searches):
+    explore(*model, store=store, epsilon=0, **ASKED)
+    explore(*model, store=store, epsilon=0.01, **ASKED)
+    explore(*model, store=store, epsilon=0.0, **ASKED)
     assert len(searches) == 2
 
 

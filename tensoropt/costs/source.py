@@ -85,6 +85,7 @@ class CostSource:
         failed: what could not be timed, and why.
         lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
         expect: is called with a part of the work and the seconds that are left of it.
+        timing: progress of timing, which says itself how long it takes; by default as all else.
     """
 
     cluster: Cluster
@@ -99,6 +100,7 @@ class CostSource:
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Workload] = field(default_factory=dict)
     expect: Callable[[str, float], None] = lambda part, seconds: None
+    timing: Progress | None = None
 
     @property
     def training(self) -> bool:
@@ -240,7 +242,7 @@ class CostSource:
             training=self.training,
             describe=lambda work: description(work, self.facts_of(work), self.cluster.device),
             expected_s=lambda work: sum(estimate.seconds(work, self.facts_of(work))),
-            progress=self.progress,
+            progress=self.timing or self.progress,
         )
         self.measured.update(found)
         self.failed.update(
@@ -324,7 +326,7 @@ class CostSource:
                 self.pool,
                 self.store,
                 pairs=pairs,
-                progress=self.progress,
+                progress=self.timing or self.progress,
             )
             self.failed.update(fits.failed)
         return CommunicationModel(self.cluster, mesh, fits)

@@ -52,7 +52,13 @@ def search(session: Session, problem: Problem) -> Searched:
     narrow, wide = apart(problem.graph, meshes, counts, left)
     with session.open_store() as store, session.open_ranks() as pool:
         costs = CostSource(
-            session.cluster, store, settings, pool, session.report, expect=session.remaining.expect
+            session.cluster,
+            store,
+            settings,
+            pool,
+            session.report,
+            expect=session.remaining.expect,
+            timing=session.progress,
         )
         tables = SpaceTables(problem, costs, offered_regions(problem, settings))
         refused: tuple[str, ...] = ()

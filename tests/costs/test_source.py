@@ -125,3 +125,42 @@ def test_what_failed_is_impossible_while_there_is_another_choice(store):
     assert 0 < hung < short == float("inf")
     assert asked.compute().source_of(works[0]) in ("fitted", "data sheet")
     assert asked.notes()[-1].startswith("aten.linear.default: in none of its configurations could be timed")
+
+
+def test_facts_of_many_are_found_once_and_kept(store):
+    works, told, expected = [linear(8, 16, n) for n in (16, 32)], [], []
+    asked = source(store)
+    asked.progress = lambda stage, done, total, what: told.append((stage, done, total))
+    asked.expect = lambda part, seconds: expected.append((part, seconds))
+    asked.find_facts_of(works)
+    assert told == [("facts", 0, 2), ("facts", 2, 2)]
+    assert [part for part, _ in expected] == ["facts", "facts"]
+    assert expected[0][1] > expected[1][1] == 0
+    assert [asked.facts_of(work) for work in works] == [source(store).facts_of(work) for work in works]
+    asked.find_facts_of([*works, linear(8, 16, 48)])
+    assert told[2:] == [("facts", 0, 1), ("facts", 1, 1)]
+
+
+def test_what_a_gpu_was_asked_is_not_asked_of_the_cpu(store):
+    work, told = linear(8, 16, 16), []
+    gpu = source(store, pool=Gpus())
+    gpu.facts_of(work)
+    later = source(store)
+    later.progress = lambda *what: told.append(what)
+    later.find_facts_of([work])
+    assert told == []
+    gpu.progress = later.progress
+    gpu.find_facts_of([linear(8, 16, 32)])  # ranks are asked one by one
+    assert told == []
+
+
+def test_timing_says_itself_how_long_it_takes(store, monkeypatch):
+    asked, seen = source(store, "local:2", pool=Gpus()), []
+    monkeypatch.setattr(
+        "tensoropt.costs.source.measure_workloads", lambda *_, progress, **__: seen.append(progress) or {}
+    )
+    monkeypatch.setattr(CostSource, "_fit", lambda _: (None, None))
+    asked.measure({})
+    asked.timing = lambda *_: None
+    asked.measure({})
+    assert seen == [asked.progress, asked.timing]

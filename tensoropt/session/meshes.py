@@ -14,7 +14,7 @@ MAX_AXES = 3
 """Axes of a mesh at most, to bound the work; that three are enough is an assumption."""
 
 
-MOST_COMBINATIONS = 6**MAX_AXES
+MOST_COMBINATIONS = 3**MAX_AXES
 """Ways to combine a group's axis strategies over the axes of a mesh up to which all are searched; an
 assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512 ways, and two
 micro-batch counts of it took 73 s of tables alone."""

@@ -54,6 +54,8 @@ from tensoropt.types import Progress, silent
 
 FACTS = "facts-6"
 """What records of facts say; those of another are found anew."""
+FACTS_AT_ONCE = 512
+"""Workloads whose facts are found before they are saved: some three seconds; an assumption."""
 _MOST_FAILURES = 5
 """That a report names."""
 
@@ -142,15 +144,18 @@ class CostSource:
             names = {f"{self.cluster.device.name}/{key}": key for key in new}
             for key in self.store.get_many(names, kind="saved"):
                 del new[names[key]]
-        self.expect("facts", FACTS_S * len(new))
-        if new:
-            self.progress("facts", 0, len(new), "what operators keep and need while they run")
-        found = find_facts_of_all(list(new.values()), self.training)
+        if not new:
+            return
+        # In parts, so that an interruption loses little.
+        for done in range(0, len(new), FACTS_AT_ONCE):
+            self.expect("facts", FACTS_S * (len(new) - done))
+            self.progress("facts", done, len(new), "what operators keep and need while they run")
+            part = dict(list(new.items())[done : done + FACTS_AT_ONCE])
+            found = find_facts_of_all(list(part.values()), self.training)
+            records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
+            self.store.put_many(records, kind="saved")
         self.expect("facts", 0.0)
-        if new:
-            self.progress("facts", len(new), len(new), "found")
-        records = {key: facts.to_record() for key, facts in zip(new, found, strict=True)}
-        self.store.put_many(records, kind="saved")
+        self.progress("facts", len(new), len(new), "found")
 
     def _facts_on_cpu(self, work: Workload) -> Facts:
         key = self._facts_key(work)

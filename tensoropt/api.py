@@ -158,7 +158,9 @@ def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:
     if found is None:
         found = evaluate_searched(session, search(session, problem), info)
         with session.open_store() as store:
-            KeptExplorations(store).keep(question, session.cluster, settings, found)
+            refusal = KeptExplorations(store).keep(question, session.cluster, settings, found)
+        if refusal:
+            found = replace(found, report={**found.report, "notes": [*found.report["notes"], refusal]})
     return found
 
 

@@ -115,7 +115,8 @@ def _explored(
     found = _explored_anew(options, progress, cluster, settings, more)
     with ProfileStore() as store:
         kept, question = KeptExplorations(store), question_of(found.model)
-        kept.keep(question, cluster, settings, found)
+        if refusal := kept.keep(question, cluster, settings, found):
+            progress.note(refusal)
         kept.note_source(source, question)
     return found
 

@@ -83,12 +83,12 @@ class KeptExplorations:
         check_budget(found.points, settings.memory_bytes)
         return replace(found, settings=settings.to_dict(), report=report)
 
-    def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> None:
-        """Keep an exploration; what cannot be written is not kept."""
+    def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
+        """Keep an exploration; why that was not possible, in words, or nothing."""
         if self.folder is None:
-            return
+            return ""  # a store in memory says so itself
         # Written beside and renamed, so that nobody finds half of one.
-        with contextlib.suppress(OSError, TensorOptError):
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             beside = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
             try:
@@ -99,6 +99,9 @@ class KeptExplorations:
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
             self._remove_old()
+        except (OSError, TensorOptError) as error:
+            return f"not kept for the next time it is asked: {error}"
+        return ""
 
     def question_from(self, source: str) -> str | None:
         """The question that a source has led to before, if any."""
@@ -124,7 +127,10 @@ class KeptExplorations:
         An exact list is the answer only to who asks for one: it may be ten times as long.
         """
         assert self.folder is not None
-        found = [(path, float(path.name.removeprefix(f"{key}-"))) for path in self.folder.glob(f"{key}-*")]
+        found: list[tuple[Path, float]] = []
+        for path in self.folder.glob(f"{key}-*"):
+            with contextlib.suppress(ValueError):  # not made here
+                found.append((path, float(path.name.removeprefix(f"{key}-"))))
         enough = [(path, gap) for path, gap in found if gap == epsilon or 0.0 < gap < epsilon]
         return sorted(enough, key=lambda one: -one[1])
 

@@ -134,3 +134,17 @@ def test_only_sources_without_code_have_a_key(tmp_path):
     assert first != kept.source_key(str(file), {}) is not None
     file.write_bytes(b"weights elsewhere: location")
     assert kept.source_key(str(file), {}) is None
+
+
+def test_what_cannot_be_kept_is_said(model, store, tmp_path):
+    (tmp_path / "explorations").write_text("a file where the folder would be")
+    found = explore(*model, store=store, **ASKED)
+    assert found.report["notes"][-1].startswith("not kept for the next time it is asked: ")
+
+
+def test_a_folder_of_somebody_else_is_passed_over(model, store, searches, tmp_path):
+    explore(*model, store=store, **ASKED)
+    (folder,) = [path for path in (tmp_path / "explorations").iterdir() if path.name != "sources"]
+    folder.rename(folder.with_name(folder.name + ".old"))
+    explore(*model, store=store, **ASKED)
+    assert len(searches) == 2

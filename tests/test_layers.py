@@ -37,7 +37,7 @@ def test_every_stage_has_its_layer() -> None:
         "capture | cluster | zoo",
         "ops",
         "graph",
-        "errors : types : units : console : version",
+        "errors : processes : types : units : console : version",
     ]
 
 

@@ -9,14 +9,9 @@ asked itself, with real tensors.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import iter_refs
 from tensoropt.ops.context import SingleDevice
+from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
@@ -44,67 +40,15 @@ def find_facts(work: Workload, training: bool = True) -> Facts:
 def find_facts_of_all(works: Sequence[Workload], training: bool = True) -> list[Facts]:
     """:func:`find_facts` of many workloads, on all cores where this process can be forked safely.
 
-    A fork has PyTorch loaded at once, which takes longer than most workloads. It is safe where no other
-    thread may hold a lock, and where CUDA was not initialised.
+    A fork has PyTorch loaded at once, which takes longer than most workloads.
     """
-    processes = min(len(os.sched_getaffinity(0)), len(works) // LEAST_PER_PROCESS)
-    if processes < 2 or not _can_fork():
-        return [find_facts(work, training) for work in works]
-    shares = [works[first::processes] for first in range(processes)]
-    children = [_Child(share, training) for share in shares[1:]]
-    try:
-        found = [[find_facts(work, training) for work in shares[0]]]
-        found += [child.facts() for child in children]
-    finally:
-        for child in children:
-            child.end()
+    processes = max(1, min(cores(), len(works) // LEAST_PER_PROCESS))
+
+    def find(first: int) -> list[Facts]:
+        return [find_facts(work, training) for work in works[first::processes]]
+
+    found = in_forks(find, range(processes))
     return [found[i % processes][i // processes] for i in range(len(works))]
-
-
-def _can_fork() -> bool:
-    # PyTorch's export leaves a thread of tqdm behind, which takes no lock but tqdm's own.
-    threads = [thread for thread in threading.enumerate() if thread.name != "tqdm_monitor"]
-    alone = threads == [threading.main_thread()] and not torch.cuda.is_initialized()
-    return alone and not multiprocessing.current_process().daemon  # which may have no children
-
-
-class _Child:
-    """A fork of this process that finds facts, and ends when its parent does."""
-
-    def __init__(self, works: Sequence[Workload], training: bool):
-        self.works, self.training = works, training
-        context = multiprocessing.get_context("fork")
-        self._answer, sending = context.Pipe(duplex=False)
-        self._process = context.Process(target=self._run, args=(sending, os.getpid()), daemon=True)
-        self._process.start()
-        sending.close()  # so that the answer ends when the child does
-
-    def _run(self, sending: Connection, parent: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-        self._answer.close()  # so that nobody reads what is sent when the parent is gone
-        torch.set_num_threads(1)  # threads of PyTorch's operators do not survive a fork
-        try:
-            found = []
-            for work in self.works:
-                if os.getppid() != parent:
-                    os._exit(1)
-                found.append(find_facts(work, self.training))
-            sending.send(found)
-        except BaseException:
-            os._exit(1)  # the parent finds these facts itself, and says what is wrong
-
-    def facts(self) -> list[Facts]:
-        """What the child found; found here where it was ended or failed."""
-        try:
-            return self._answer.recv()
-        except EOFError:
-            return [find_facts(work, self.training) for work in self.works]
-
-    def end(self) -> None:
-        """End the child, whatever it does."""
-        self._answer.close()
-        self._process.kill()
-        self._process.join()
 
 
 def find_facts_on_rank(rank: int, world_size: int, work: Workload, training: bool) -> dict[str, Any]:

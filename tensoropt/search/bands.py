@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge, reduce
+from tensoropt.search.bounds import Bound, Staircase
 from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.exact import SearchResult, SearchSettings
 from tensoropt.search.paper import track_paper
@@ -46,15 +47,32 @@ class Band:
     def time(self) -> Floats:
         return self.found.frontier.time[self.first : self.last]
 
-    def bounds(self, budgets: Floats) -> Floats:
-        """(n,) a time that no strategy within the budgets can beat, as far as this band can tell."""
-        budgets = budgets + self.reduced.memory_tolerance
-        if self.found.bound is None:
-            fits = np.searchsorted(self.found.frontier.memory, budgets, side="right")
-            lower = np.append(np.inf, self.found.frontier.time)[fits]
-        else:
-            lower = self.found.bound.bounds(budgets)
-        lower = np.maximum(lower - self.reduced.time_error, 0.0)
+    @property
+    def bound(self) -> Bound:
+        """What no strategy can beat, as far as this band can tell."""
+        frontier = self.found.frontier
+        proven = self.found.bound or Staircase(frontier.memory, frontier.time)
+        return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BandBound:
+    """A bound of what lies on a grid, for strategies whose costs were rounded to it.
+
+    Attributes:
+        caps: up to which costs the bound holds.
+        memory_tolerance, time_error: what rounding may have added, bytes and seconds.
+    """
+
+    proven: Bound
+    caps: Caps
+    memory_tolerance: float
+    time_error: float
+
+    def bounds(self, memory: Floats) -> Floats:
+        """(n,) a time that no strategy within each of these budgets can beat."""
+        budgets = memory + self.memory_tolerance
+        lower = np.maximum(self.proven.bounds(budgets) - self.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,21 +24,36 @@ class ChosenStrategies:
     """Strategies of one graph, a row each.
 
     Attributes:
-        configurations: (n, operators) the configuration of every operator, in the order in which the graph
-            has them.
+        names: the operators, a column each, in the order in which the graph has them.
+        edges: the edges, a column each, as :data:`OptionKey`.
+        configurations: (n, operators) the configuration of every operator.
         options: (n, operators) the option of every operator.
         edge_options: (n, edges) the option of every edge.
     """
 
-    graph: CostGraph
+    names: Sequence[str]
+    edges: Sequence[OptionKey]
     configurations: Indices
     options: Indices
     edge_options: Indices
 
-    @property
-    def names(self) -> list[str]:
-        """The operators, a column each."""
-        return self.graph.names
+    @staticmethod
+    def of(
+        graph: CostGraph, configurations: Indices, options: Indices, edge_options: Indices
+    ) -> ChosenStrategies:
+        """Strategies of a graph."""
+        names = graph.names
+        edges = [(names[e.source], names[e.target], e.ordinal) for e in graph.edges]
+        return ChosenStrategies(names, edges, configurations, options, edge_options)
+
+    def at(self, rows: Indices) -> ChosenStrategies:
+        """Some of them, in the order given."""
+        return replace(
+            self,
+            configurations=self.configurations[rows],
+            options=self.options[rows],
+            edge_options=self.edge_options[rows],
+        )
 
     def __len__(self) -> int:
         return len(self.configurations)
@@ -49,10 +64,8 @@ class ChosenStrategies:
 
     def options_of(self, row: int) -> dict[OptionKey, int]:
         """Per operator its option, and per edge under the key (source, target, n-th edge between them)."""
-        names = self.names
-        own = dict(zip(names, self.options[row].tolist(), strict=True))
-        between = zip(self.graph.edges, self.edge_options[row].tolist(), strict=True)
-        return {**own, **{(names[e.source], names[e.target], e.ordinal): o for e, o in between}}
+        own = dict(zip(self.names, self.options[row].tolist(), strict=True))
+        return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
 
 def budget(memory: float) -> Floats:
@@ -69,7 +82,8 @@ class TrackedFrontier:
     ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only
     when it is proven that no strategy beats or is missing from these points (of the additive model, every
     point within 4e-10 of its own cost). ``notes``: what was heuristic, in words, empty
-    when nothing was.
+    when nothing was. Another process gets the strategies themselves (``pickle``), not the tables that they
+    are rebuilt from.
     """
 
     memory: Floats
@@ -82,6 +96,10 @@ class TrackedFrontier:
 
     def __len__(self) -> int:
         return len(self.memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuilt = self.strategies()
+        return TrackedFrontier, (self.memory, self.time, self.exact, self.notes, rebuilt.at, self.bounds)
 
     def __repr__(self) -> str:
         word = "exact" if self.exact else "not proven exact"

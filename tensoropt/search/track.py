@@ -11,6 +11,7 @@ from tensoropt.frontier import merge
 from tensoropt.frontier.kernels import thin
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bands import Band, distinct, search_bands
+from tensoropt.search.bounds import Highest, Staircase
 from tensoropt.search.costgraph import CostGraph
 from tensoropt.search.exact import SearchSettings
 from tensoropt.search.reduced_graph import impossible, reduce_graph
@@ -71,10 +72,8 @@ def track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFro
             np.zeros(1),
             True,
             (),
-            lambda indices: ChosenStrategies(
-                graph, *(np.zeros((len(indices), 0), np.int64) for _ in range(3))
-            ),
-            lambda m: np.where(m >= 0, 0.0, np.inf),
+            ChosenStrategies.of(graph, *(np.zeros((1, 0), np.int64),) * 3).at,
+            Staircase(np.zeros(1), np.zeros(1)).bounds,
         )
     graph.check_sums()
     culprit = graph.blocked()
@@ -115,14 +114,9 @@ def _result(bands: list[Band], settings: SearchSettings) -> TrackedFrontier:
     # The budget from which on a bound has to count a point as fitting: its memory less what rounding may have
     # added. Made ascending from the right, as searchsorted needs it.
     reached = np.minimum.accumulate((everything.memory - tolerance)[::-1])[::-1]
-    least_time = np.append(np.inf, everything.time)
-
-    def bounds(budgets: Floats) -> Floats:
-        # Where all is exact the frontier is its own bound, which no hull betters.
-        if not all(band.found.exact for band in bands):
-            return np.max([band.bounds(budgets) for band in bands], axis=0)
-        return least_time[np.searchsorted(reached, budgets, side="right")]
-
+    # Where all is exact the frontier is its own bound, which no hull betters.
+    own = Staircase(reached, everything.time)
+    bounds = own.bounds if exact else Highest([band.bound for band in bands]).bounds
     kept = distinct(everything, bands)
     memory, time, origin = everything.memory[kept], everything.time[kept], everything.origin[kept]
     if 0 < settings.epsilon < np.inf and not exact:
@@ -161,7 +155,7 @@ def _rebuilt(bands: list[Band], origin: Indices) -> ChosenStrategies:
         np.concatenate([getattr(part, name) for part in found])[back]
         for name in ("configurations", "options", "edge_options")
     )
-    return ChosenStrategies(bands[0].reduced.graph, *columns)
+    return ChosenStrategies.of(bands[0].reduced.graph, *columns)
 
 
 def enough_within(

@@ -92,4 +92,4 @@ def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies
         leaf = reduced.leaves[small.leaf]
         at = leaf.offsets[picks[:, first + number, 0]] + picks[:, first + number, 1]
         edge_options[:, number] = leaf.option[at]
-    return ChosenStrategies(graph, configurations, options, edge_options)
+    return ChosenStrategies.of(graph, configurations, options, edge_options)

@@ -17,11 +17,11 @@ from tensoropt.plan.recorded import Recorded, record
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.search import certify
+from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.run_report import run_report, versions
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
-from tensoropt.session.spaces import SearchedSpace
 
 SHOWN, LOSS = 300, 1e-3
 """Points of an exploration in which a gap is allowed, and the share of hypervolume that leaving others out
@@ -63,11 +63,12 @@ def chosen_points(
     chosen = np.arange(len(best.memory))
     if settings.epsilon > 0:
         chosen = representatives(best, SHOWN, LOSS, keep=(knee(best),))
-    points = [
-        simulations[space].point(number, spaces[space], space)
-        for space, number in best.origin[chosen].tolist()
-    ]
-    return certified(searched.spaces, points), len(best.memory)
+    origin = best.origin[chosen]
+    points: dict[int, Point] = {}
+    for space, its in enumerate(simulations):
+        own = np.flatnonzero(origin[:, 0] == space)
+        points |= zip(own.tolist(), its.points(origin[own, 1], spaces[space], space), strict=True)
+    return certified(searched.spaces, [points[i] for i in range(len(chosen))]), len(best.memory)
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:

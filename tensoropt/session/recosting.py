@@ -7,9 +7,9 @@ from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.plan.exploration import Exploration
 from tensoropt.profiling.workload import workload
 from tensoropt.report.explain import Recosted
+from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.session.spaces import SearchedSpace
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.simulate.overlap import overlap_of
 

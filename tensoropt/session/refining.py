@@ -19,10 +19,11 @@ from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.source import CostSource, build_tables
 from tensoropt.plan.problem import Problem
 from tensoropt.session.meshes import is_wide
+from tensoropt.session.one_space import Built
 from tensoropt.session.remaining import wide_s
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations
-from tensoropt.session.spaces import Built, SpaceSearch
+from tensoropt.session.spaces import SpaceSearch
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import Region
 

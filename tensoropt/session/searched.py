@@ -9,11 +9,12 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.plan.coverage import shares_of_flops, undivided
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.session.meshes import left_to_search, searched_meshes
+from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.refining import Offered, SpaceTables, announce, apart, refine
 from tensoropt.session.remaining import simulate_s
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
-from tensoropt.session.spaces import SearchedSpace, SpaceSearch
+from tensoropt.session.spaces import SpaceSearch
 from tensoropt.sharding.constraints import ConstraintError
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from tensoropt.frontier import Frontier, reduce
 from tensoropt.plan.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
-from tensoropt.search import ChosenStrategies, Staircase, TrackedFrontier
+from tensoropt.search import Staircase, TrackedFrontier
 from tensoropt.simulate.overlap import overlap_of
 from tensoropt.types import Floats, Indices
 
@@ -23,62 +24,96 @@ MARGIN = 0.05
 as a share of what the search added up, before it is missed; an assumption."""
 
 
-@dataclass(eq=False)
-class SpaceSimulations:
-    """Strategies of one space that were simulated.
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """Strategies that were simulated, a row each.
 
     Attributes:
+        configurations, options: (n, variables) what they choose of every variable, in the tables' order.
         additive: (n, 2) memory and time as the search added them up.
-        simulated: (n, 2) memory and time as simulated.
+        costs: (n, 2) memory and time as simulated.
     """
 
-    tables: CostTables
-    mesh: Mesh
-    evaluator: Evaluator
-    evaluations: list[Evaluation] = field(default_factory=list)
-    rows: list[tuple[int, int]] = field(default_factory=list)
-    additive: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    simulated: Floats = field(default_factory=lambda: np.zeros((0, 2)))
+    configurations: Indices
+    options: Indices
+    additive: Floats
+    costs: Floats
+
+    def and_then(self, more: Simulated) -> Simulated:
+        """These, then more of them."""
+        return Simulated(
+            *(np.concatenate([getattr(one, field.name) for one in (self, more)]) for field in fields(self))
+        )
+
+
+class SpaceSimulations:
+    """Strategies of one space that were simulated."""
+
+    def __init__(self, tables: CostTables, mesh: Mesh, evaluator: Evaluator):
+        self.tables, self.mesh, self.evaluator = tables, mesh, evaluator
+        none, costs = np.zeros((0, len(tables.variables)), np.int64), np.zeros((0, 2))
+        self.done = Simulated(none, none, costs, costs)
+
+    @property
+    def simulated(self) -> Floats:
+        """(n, 2) memory and time as simulated."""
+        return self.done.costs
 
     def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
         """Simulate points of a frontier of this space; their numbers among all of the space."""
         first = len(self.simulated)
         for start in range(0, len(indices), CHUNK):
             part = indices[start : start + CHUNK]
-            evaluation = self.evaluator.rows(*rows_of(self.tables, frontier.strategies(part)))
-            metrics = evaluation.metrics
-            self.rows += [(len(self.evaluations), row) for row in range(len(part))]
-            self.evaluations.append(evaluation)
+            chosen = frontier.strategies(part)
+            metrics = self._evaluated(chosen.configurations, chosen.options).metrics
             costs = np.stack([metrics.memory.sum(axis=1), metrics.total_s], axis=1)
             added = np.stack([frontier.memory[part], frontier.time[part]], axis=1)
-            self.simulated = np.concatenate([self.simulated, costs])
-            self.additive = np.concatenate([self.additive, added])
+            self.done = self.done.and_then(Simulated(chosen.configurations, chosen.options, added, costs))
         return np.arange(first, len(self.simulated))
 
     @property
     def least_shares(self) -> Floats:
         """(2,) of the memory and the time that the search adds up, the least share that a strategy is taken
         to need."""
-        if not len(self.additive):
+        additive = self.done.additive
+        if not len(additive):
             return np.zeros(2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            shares = np.where(self.additive > 0, self.simulated / self.additive, np.inf)
+            shares = np.where(additive > 0, self.simulated / additive, np.inf)
         return shares.min(axis=0) - MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
         """Of strategies by number, per group how many use each of its axis strategies, by position."""
-        tables, found = self.tables, {group.name: Counter[int]() for group in self.tables.graph.groups}
-        for which, row in (self.rows[number] for number in numbers.tolist()):
-            for name, counter in found.items():
-                index = tables.position(name, int(self.evaluations[which].choices[name][row]))
-                counter.update(set(tables.templates[name].choices[index]))
+        tables = self.tables
+        found = {group.name: Counter[int]() for group in tables.graph.groups}
+        for column, variable in enumerate(tables.variables):
+            if variable.key not in found:
+                continue
+            indices, counts = np.unique(self.done.configurations[numbers, column], return_counts=True)
+            for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
+                choice = tables.templates[variable.key].choices[tables.position(variable.key, index)]
+                found[variable.key].update(dict.fromkeys(choice, count))
         return found
 
-    def point(self, number: int, space: Space, index: int) -> Point:
-        """Strategy ``number`` as a point of space ``index``."""
-        which, row = self.rows[number]
-        memory, time_s = self.additive[number].tolist()
-        return self.evaluations[which].point(row, space, index, additive=(memory, time_s))
+    def points(self, numbers: Indices, space: Space, index: int) -> list[Point]:
+        """Strategies by number as points of space ``index``; simulated once more, for what a point says
+        beside its costs."""
+        found: list[Point] = []
+        for start in range(0, len(numbers), CHUNK):
+            part = numbers[start : start + CHUNK]
+            evaluation = self._evaluated(self.done.configurations[part], self.done.options[part])
+            for row, (memory, time_s) in enumerate(self.done.additive[part].tolist()):
+                found.append(evaluation.point(row, space, index, additive=(memory, time_s)))
+        return found
+
+    def _evaluated(self, configurations: Indices, options: Indices) -> Evaluation:
+        """Strategies of the search, a row each, with one array per variable and one per group of options."""
+        keys = [variable.key for variable in self.tables.variables]
+        groups = {group.name for group in self.tables.graph.groups}
+        choices: dict[str, Indices] = dict(zip(keys, configurations.T, strict=True))
+        return self.evaluator.rows(
+            choices, {key: column for key, column in zip(keys, options.T, strict=True) if key in groups}
+        )
 
 
 class Simulations:
@@ -94,6 +129,12 @@ class Simulations:
         """One more space, of which nothing is simulated yet."""
         evaluator = Evaluator(tables, overlap_of(self.cluster, mesh))
         self.spaces.append(SpaceSimulations(tables, mesh, evaluator))
+
+    def copy(self) -> Simulations:
+        """The same, to which other strategies can be added."""
+        made = copy(self)
+        made.spaces = [copy(space) for space in self.spaces]
+        return made
 
     def __len__(self) -> int:
         return sum(len(space.simulated) for space in self.spaces)
@@ -127,10 +168,3 @@ def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
     number = np.concatenate([np.arange(size) for size in sizes])
     costs = np.concatenate([space.simulated for space in spaces])
     return reduce(costs[:, 0], costs[:, 1], np.stack([which, number], axis=1))
-
-
-def rows_of(tables: CostTables, chosen: ChosenStrategies) -> tuple[dict[str, Indices], dict[str, Indices]]:
-    """Strategies of the search as one array per variable, and one per group of its options."""
-    place = {name: column for column, name in enumerate(chosen.names)}
-    choices: dict[str, Indices] = {v.key: chosen.configurations[:, place[v.key]] for v in tables.variables}
-    return choices, {g.name: chosen.options[:, place[g.name]] for g in tables.graph.groups}

@@ -1,107 +1,34 @@
 """The spaces of an exploration, a mesh and a micro-batch count each, searched and simulated in turns.
 
-The search adds memory up, while the simulator takes the peak. Where much of the sum is what operators need
-while they run, each space is searched again under caps on that, so that strategies are found whose sum is
-larger and whose peak is smaller; what the simulator has seen of all these frontiers is reduced to one.
+What the simulator has seen of the frontiers of all spaces is reduced to one, and prunes the spaces that come
+after.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tensoropt.cluster import Mesh
-from tensoropt.costs.communication import CommunicationModel
-from tensoropt.costs.tables import CostTables
-from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.errors import InfeasibleError
-from tensoropt.frontier.tools import Points
 from tensoropt.plan.settings import Settings
-from tensoropt.search import (
-    TOO_LARGE,
-    CostGraph,
-    NoStrategyError,
-    Staircase,
-    TrackedFrontier,
-    outline_frontier,
-    track_frontier,
-)
+from tensoropt.processes import cores, in_forks
+from tensoropt.search import TOO_LARGE, TrackedFrontier
+from tensoropt.session.one_space import Built, OneSpace, SearchedSpace, SpacePart, comes_close
 from tensoropt.session.remaining import Remaining, outlined_s
 from tensoropt.session.simulations import Simulations
-from tensoropt.session.turns import Found, first_look, neighbours_of_winners, unbeaten_by
+from tensoropt.session.turns import Found, first_look, neighbours_of_winners
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress
-from tensoropt.units import format_bytes
-
-CLOSE = 0.01
-"""By how much less memory and time a strategy under a cap would have to need to be beaten by none, for the
-space to be searched under that cap; an assumption."""
 
 TRIFLE = 1e-3
 """By how much less memory or time a strategy has to need for its space to bring something new; what an
 exploration may lose anyway."""
 
-Built = tuple[Mesh, CostTables, CommunicationModel]
-"""A mesh, the tables of it and of a micro-batch count, and what prices its communication."""
-
-
-@dataclass(frozen=True)
-class SearchedSpace:
-    """Tables and frontiers of one mesh and micro-batch count.
-
-    Attributes:
-        frontier: of all strategies; of those that known ones leave room for, where a gap is allowed.
-        capped: of those whose groups need no more than a cap while they run, by cap in bytes; None where no
-            strategy keeps to it.
-    """
-
-    mesh: Mesh
-    tables: CostTables
-    frontier: TrackedFrontier
-    communication: CommunicationModel
-    capped: tuple[tuple[float, TrackedFrontier | None], ...] = ()
-
-    @cached_property
-    def frontiers(self) -> tuple[TrackedFrontier, ...]:
-        """Of all searches that found something."""
-        return (self.frontier, *(frontier for _, frontier in self.capped if frontier is not None))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was heuristic in any of the searches, and under which caps there were several."""
-        kept, lost = (
-            ", ".join(format_bytes(cap) for cap, frontier in self.capped if (frontier is None) == none)
-            for none in (False, True)
-        )
-        again = f"searched again under caps on what an operator needs: {kept}"
-        nothing = f"no strategy keeps to a cap on what an operator needs of {lost}"
-        return (
-            *dict.fromkeys(note for frontier in self.frontiers for note in frontier.notes),
-            *((again,) if kept else ()),
-            *((nothing,) if lost else ()),
-        )
-
-
-def cost_graph(
-    tables: CostTables, working: WorkingSets | None = None, cap_bytes: float = np.inf
-) -> CostGraph:
-    """The tables as the search takes them, without options that need more than a cap while they run."""
-    graph = CostGraph()
-    for variable in tables.variables:
-        costs = variable.costs
-        if working is not None and variable.key in working.of:
-            above = (needed > cap_bytes for needed in working.of[variable.key])
-            # An infinite cost forbids an option without changing indices, so that points of all searches
-            # share a catalogue.
-            costs = [np.where(a[:, None], np.inf, c) for a, c in zip(above, costs, strict=True)]
-        graph.add_operator(variable.key, costs)
-    for edge in tables.edges:
-        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
-    return graph
+TOGETHER = 8
+"""Spaces that are searched at once, in processes: none of them is pruned by what the others find. Not the
+number of cores, on which the points of an exploration may not depend; enough for two cores to be busy
+although one space takes ten times as long as another."""
 
 
 class SpaceSearch:
@@ -142,10 +69,16 @@ class SpaceSearch:
         """
         self._expect(range(len(self.built)))
         order = self._outlined() if self.allows_gap else range(len(self.built))
-        for done, number in enumerate(order):
+        # Where no gap is allowed, the search itself keeps all cores busy.
+        together = TOGETHER if self.allows_gap else 1
+        done = 0
+        while done < len(order):
             self._expect(order[done:])
-            self._report(len(self.built) - len(order) + done, number)
-            self._search(number)
+            # The first prunes all others, and forks have the kernels loaded that it used.
+            numbers = order[done : done + (together if done else 1)]
+            self._report(len(self.built) - len(order) + done, numbers)
+            self._search(numbers)
+            done += len(numbers)
         self._expect([])
         if not self.found:
             raise self._nothing()
@@ -159,34 +92,20 @@ class SpaceSearch:
         self.built.append(built)
         before = self.simulations.frontier()
         self.simulations.add(*built[:2])
-        outline = self._outline(number, cost_graph(built[1]))
-        if outline is None:
+        self._outline(number)
+        if number not in self.outlines:
             return False
         if not self.allows_gap:
             first_look(self.every[-1], self.simulations)
-        self.outlines[number] = outline
         self._expect([number])
-        self._report(number, number)
-        if self._comes_close(self.every[-1], before, -TRIFLE):
-            self._search(number)
-            self._expect([])
-            return True
+        self._report(number, [number])
+        better = comes_close(self.every[-1], self.simulations, before, -TRIFLE)
+        if better:
+            self._search([number])
+        else:
+            self._add(number, self.outlines[number])
         self._expect([])
-        mesh, tables, communication = built
-        self.found[number] = SearchedSpace(mesh, tables, outline, communication)
-        return False
-
-    def _search(self, number: int) -> None:
-        """Search a space for what simulated strategies leave room for, also under caps."""
-        mesh, tables, communication = self.built[number]
-        if self._is_too_large(number):
-            self.found[number] = SearchedSpace(mesh, tables, self.outlines[number], communication)
-            return
-        rivals = self.simulations.rivals(number) if self.allows_gap else None
-        frontier = self._track(number, cost_graph(tables), rivals)
-        if frontier is not None:
-            capped = self._capped(number, frontier, rivals)
-            self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
+        return better
 
     def simulate(self) -> None:
         """Simulate what is left: everything, or neighbours of what won."""
@@ -197,6 +116,56 @@ class SpaceSearch:
             for done, found in enumerate(self.every):
                 self.progress("simulate", done, len(self.every), f"{len(found.frontier)} points")
                 found.simulate(self.simulations, np.arange(len(found.frontier)))
+
+    def _outlined(self) -> list[int]:
+        """The spaces that have strategies, the most promising first, with their outlines simulated."""
+        for number in range(len(self.built)):
+            self._report(0, [number])
+            self._outline(number)
+        best = self.simulations.frontier().origin[:, 0] if self.outlines else np.zeros(0)
+        # What is found first prunes the other searches.
+        return sorted(self.outlines, key=lambda number: (-int((best == number).sum()), number))
+
+    def _outline(self, number: int) -> None:
+        """Outline a space."""
+        (part,) = self._each(OneSpace.outline, [number])  # takes less than a fork
+        if part.frontier is not None:
+            self.outlines[number], self.outlines_s[number] = part.frontier, part.took_s
+
+    def _search(self, numbers: Sequence[int]) -> None:
+        """Search some spaces; of those that are too large the outline is what is found."""
+        for number in numbers:
+            if self._is_too_large(number):
+                self._add(number, self.outlines[number])
+        left = [number for number in numbers if not self._is_too_large(number)]
+        for part in self._each(lambda space: space.search(self.outlines.get(space.number)), left):
+            if part.frontier is not None:
+                self._add(part.number, part.frontier, part.capped)
+
+    def _each(self, work: Callable[[OneSpace], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
+        """``work`` of each of some spaces, none of which knows what is found of the others."""
+        threads = max(1, cores() // max(len(numbers), 1))
+
+        def alone(number: int) -> SpacePart:
+            known = self.simulations.copy()
+            return work(OneSpace(number, self.built[number], self.settings, known, threads))
+
+        parts = in_forks(alone, numbers)
+        for part in parts:
+            self.simulations.spaces[part.number].done = part.simulated
+            self.every += part.every
+            if part.refused:
+                self.refused[part.number] = part.refused
+        return parts
+
+    def _add(
+        self,
+        number: int,
+        frontier: TrackedFrontier,
+        capped: tuple[tuple[float, TrackedFrontier | None], ...] = (),
+    ) -> None:
+        mesh, tables, communication = self.built[number]
+        self.found[number] = SearchedSpace(mesh, tables, frontier, communication, capped)
 
     def _expect(self, left: Sequence[int]) -> None:
         """Say how long the searches of these spaces will take."""
@@ -211,98 +180,10 @@ class SpaceSearch:
         """Whether a space's outline is all that a search of it would find."""
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes
 
-    def _report(self, done: int, number: int) -> None:
-        mesh, tables, _ = self.built[number]
-        self.progress("search", done, len(self.built), f"mesh {mesh.label}, {tables.mesh[0]} micro-batches")
-
-    def _outlined(self) -> list[int]:
-        """The spaces that have strategies, the most promising first, with their outlines simulated."""
-        for number, (_, tables, _) in enumerate(self.built):
-            self._report(0, number)
-            began = time.monotonic()
-            outline = self._outline(number, cost_graph(tables))
-            self.outlines_s[number] = time.monotonic() - began
-            if outline is not None:
-                self.outlines[number] = outline
-        if not self.outlines:
-            return []
-        best = self.simulations.frontier().origin[:, 0]
-        left = [number for number in range(len(self.built)) if number not in self.refused]
-        # What is found first prunes the other searches.
-        return sorted(left, key=lambda number: (-int((best == number).sum()), number))
-
-    def _outline(self, number: int, graph: CostGraph) -> TrackedFrontier | None:
-        """The outline of a graph of a space, simulated; None where there is no strategy."""
-        try:
-            outline = outline_frontier(graph)
-        except NoStrategyError as error:
-            self._refuse(number, error)
-            return None
-        self._add(Found(number, outline), None)
-        return outline
-
-    def _comes_close(self, found: Found, best: Points, share: float) -> bool:
-        """Whether some simulated strategy of a frontier is not beaten by any of the best, or would not be if
-        it needed less by a share; more, where the share is negative."""
-        own = self.simulations.spaces[found.space].simulated
-        memory, time_s = (1.0 - share) * own[found.numbers[found.numbers >= 0]].T
-        rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]
-        return bool((time_s < rival).any())
-
-    def _add(self, found: Found, rivals: Staircase | None) -> None:
-        self.every.append(found)
-        if self.allows_gap:
-            first_look(found, self.simulations, rivals)
-
-    def _track(self, number: int, graph: CostGraph, rivals: Staircase | None) -> TrackedFrontier | None:
-        """A frontier of a space, representatives of it simulated; None where there is no strategy."""
-        try:
-            # Not thorough: the simulator decides, and a gap of the sums that is proven to a thousandth is not
-            # worth as much time as all else together.
-            frontier = track_frontier(
-                graph,
-                epsilon=self.settings.epsilon,
-                max_points=self.settings.max_points,
-                rivals=rivals,
-                thorough=False,
-            )
-        except NoStrategyError as error:
-            self._refuse(number, error)
-            return None
-        self._add(Found(number, frontier), rivals)
-        return frontier
-
-    def _capped(
-        self, number: int, frontier: TrackedFrontier, rivals: Staircase | None
-    ) -> tuple[tuple[float, TrackedFrontier | None], ...]:
-        """Per cap worth searching under the frontier there, None where no strategy keeps to it."""
-        # Where known strategies leave this space no room, they leave none under a cap.
-        if rivals is not None and not len(unbeaten_by(frontier, rivals)):
-            return ()
-        tables = self.built[number][1]
-        working = working_sets(tables)
-        found: list[tuple[float, TrackedFrontier | None]] = []
-        # Point 0 is the leanest: caps below what it needs are what could make a leaner peak. Of a frontier
-        # that rivals have pruned the leanest may be missing; an outline begins with it.
-        lean = self.outlines.get(number, frontier)
-        for cap in working.caps(lean.strategy(0), lean.options(0), float(lean.memory[0])):
-            # Nothing under a cap is no reason to refuse the space.
-            graph, before = cost_graph(tables, working, cap), dict(self.refused)
-            outline = self._outline(number, graph) if self.allows_gap else None
-            # What the outline's best strategies are far from is not worth more than the outline.
-            best = self.simulations.frontier()
-            if outline is not None and not self._comes_close(self.every[-1], best, CLOSE):
-                found.append((cap, outline))
-                continue
-            rivals = self.simulations.rivals(number, capped=True) if self.allows_gap else None
-            found.append((cap, self._track(number, graph, rivals)))
-            self.refused = before
-        return tuple(found)
-
-    def _refuse(self, number: int, error: NoStrategyError) -> None:
-        why = "nothing runs" if self.settings.constraints is None else "the constraints leave no strategy"
-        # Other meshes may have strategies: only if none has is it an error.
-        self.refused[number] = f"not searched: mesh {self.built[number][0].label}: {why} ({error})"
+    def _report(self, done: int, numbers: Sequence[int]) -> None:
+        spaces = [(mesh.label, tables.mesh[0]) for mesh, tables, _ in (self.built[n] for n in numbers)]
+        words = ", ".join(f"mesh {label}, {count} micro-batches" for label, count in spaces)
+        self.progress("search", done, len(self.built), words)
 
     @property
     def notes(self) -> tuple[str, ...]:

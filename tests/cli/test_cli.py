@@ -467,7 +467,7 @@ def test_interrupted(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tensoropt.session.spaces.track_frontier", interrupt)
+    monkeypatch.setattr("tensoropt.session.one_space.track_frontier", interrupt)
     before = snapshot(explored)
     code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
     assert (code, out) == (130, "")
@@ -493,7 +493,7 @@ def test_a_fault_of_ours_is_one_sentence_too(
     def fault(*_: object, **__: object) -> None:
         raise RuntimeError("a\nb")
 
-    monkeypatch.setattr("tensoropt.session.spaces.track_frontier", fault)
+    monkeypatch.setattr("tensoropt.session.one_space.track_frontier", fault)
     code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
     assert code == 2
     last = err.splitlines()[-1]

@@ -17,7 +17,7 @@ from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.search import track_frontier
-from tensoropt.session.spaces import cost_graph
+from tensoropt.session.one_space import cost_graph
 from tensoropt.sharding.buckets import BUCKET_BYTES
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.reshard.steps import COLLECTIVES

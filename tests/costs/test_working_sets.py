@@ -7,7 +7,7 @@ import pytest
 
 from tensoropt.costs.working_sets import WorkingSets, working_sets
 from tensoropt.search import track_frontier
-from tensoropt.session.spaces import cost_graph
+from tensoropt.session.one_space import cost_graph
 from tests.costs.models import gpt2, problem, tables_of
 
 COPY = 1e9

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,9 +24,10 @@ from tensoropt.plan.frontier_table import table_rows
 from tensoropt.plan.point import unbeaten
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.search import NoStrategyError, TrackedFrontier
+from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, outline_frontier, track_frontier
+from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.simulations import Simulations
-from tensoropt.session.spaces import SearchedSpace, SpaceSearch
+from tensoropt.session.spaces import SpaceSearch
 from tests.plan import explorations
 
 
@@ -79,9 +84,10 @@ def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch, epsilon):
         raise NoStrategyError("no strategy is possible: operator 'fatal'")
 
     for name in ("track_frontier", "outline_frontier"):
-        monkeypatch.setattr(f"tensoropt.session.spaces.{name}", refuse)
+        monkeypatch.setattr(f"tensoropt.session.one_space.{name}", refuse)
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
     nothing = Simulations(load_cluster("dgx-h100"), [])
+    nothing.spaces.append(SimpleNamespace(done=None, simulated=np.zeros((0, 2))))
     spaces = SpaceSearch([(Mesh(shape=(2,)), tables, None)], Settings(epsilon=epsilon), nothing, silent)
     with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
         spaces.search()
@@ -134,3 +140,49 @@ def test_a_rounding_is_enough_to_be_beaten():
     found = unbeaten([ours, less, equal, more, last])
     assert [p.exact for p in found] == [False, True, True, False, True]
     assert [p.time_s for p in found] == [1.0, 0.9, 0.8, 0.7, 0.6]
+
+
+def test_points_do_not_depend_on_the_processes(tmp_path):
+    """In processes of their own, as test runners have threads and do not fork."""
+    program = """
+import os, sys
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[: int(sys.argv[1])])
+from tensoropt import processes
+if int(sys.argv[1]) > 1:
+    processes.cores = lambda: 2
+forks, fork = [], processes.Fork
+processes.Fork = lambda work: forks.append(fork(work)) or forks[-1]
+from tensoropt.cli.parser import main
+model = ["zoo:gpt2-tiny", "--cluster", "dgx-h100[4]", "--micro-batches", "1,2"]
+main(["explore", *model, "--anew", "--out", sys.argv[2]])
+assert bool(forks) == (int(sys.argv[1]) > 1)
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONHASHSEED": "0"}
+    for cores in ("2", "1"):
+        command = [sys.executable, "-c", program, cores, str(tmp_path / cores)]
+        run = subprocess.run(
+            command, timeout=200, check=False, capture_output=True, text=True, env=environment
+        )
+        assert run.returncode == 0, run.stderr
+    csvs = [(tmp_path / cores / "frontier.csv").read_text(encoding="utf-8") for cores in ("2", "1")]
+    assert csvs[0] == csvs[1]
+
+
+def test_what_another_process_sends_of_a_frontier_is_the_same():
+    graph = CostGraph()
+    generator = np.random.default_rng(3)
+    for name in "abcd":
+        graph.add_operator(name, [generator.uniform(1, 9, (2, 2)) for _ in range(3)])
+    for a, b in ("ab", "bc", "cd"):
+        graph.add_edge(a, b, generator.uniform(0, 3, (3, 3, 2)))
+    for found in (track_frontier(graph), track_frontier(graph, epsilon=0.05), outline_frontier(graph)):
+        sent = pickle.loads(pickle.dumps(found))
+        assert (sent.memory.tolist(), sent.time.tolist()) == (found.memory.tolist(), found.time.tolist())
+        assert (sent.exact, sent.notes) == (found.exact, found.notes)
+        budgets = np.linspace(0, 2 * found.memory[-1], 30)
+        assert sent.bounds(budgets).tolist() == found.bounds(budgets).tolist()
+        for index in range(len(found)):
+            assert sent.strategy(index) == found.strategy(index)
+            assert sent.options(index) == found.options(index)
+        with pytest.raises(IndexError, match="point 99"):
+            sent.strategies([99])

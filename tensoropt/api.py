@@ -15,6 +15,7 @@ import torch
 
 from tensoropt.capture import Capture, capture
 from tensoropt.cluster import Cluster, load_cluster
+from tensoropt.graph import OperatorGraph
 from tensoropt.plan.call import describe_call
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
@@ -86,6 +87,34 @@ def explore(
     searched = search(session, problem)
     exploration = replace(evaluate_searched(session, searched, info), captured=captured)
     return with_planners(session, searched, exploration, entries, limits) if entries else exploration
+
+
+def explore_graph(
+    graph: OperatorGraph,
+    model: ModelInfo,
+    *,
+    cluster: str | Cluster,
+    settings: Settings | None = None,
+    store: ProfileStore | None = None,
+    progress: Progress | None = None,
+    **chosen: Unpack[Chosen],
+) -> Exploration:
+    """The cost frontier of an operator graph that was captured before, without the model.
+
+    Args:
+        graph: captured in the mode and the dtype that the settings ask for.
+        model: what plans say of the model.
+        cluster, settings, store, progress, chosen: as in :func:`explore`.
+
+    Raises:
+        ClusterError, TensorOptError: with the rule, the values and the remedy.
+        InfeasibleError: no plan fits ``memory_bytes``.
+    """
+    settings = settings_of(settings, chosen)
+    session = Session(load_cluster(cluster), settings, store, progress or silent)
+    with session.clock.stage("capture"), session.open_store() as kept:
+        problem = prepare_graph(graph, kept=kept)
+    return evaluate_searched(session, search(session, problem), model)
 
 
 def compare(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,8 @@ def _explored(
     progress.note(defaults_line(options, cluster, settings))
     source = _source(options) if not options.anew and not more.get("planners") else None
     if source is None:
-        return _explored_anew(options, progress, cluster, settings, {"keep": not options.anew, **more})
+        more = {"keep": not options.anew, **more}
+        return _explored_anew(options, progress, cluster, settings, more)[0]
     # Asked before the model is built and PyTorch is imported, which takes longer than to read what was kept.
     with ProfileStore() as store:
         kept = KeptExplorations(store)
@@ -112,13 +113,29 @@ def _explored(
         if found is not None:
             progress.note(found.report["notes"][-1])
             return found
-    found = _explored_anew(options, progress, cluster, settings, more)
+        captured = kept.capture_of(source)
+    if captured is None:
+        found, captured = _explored_anew(options, progress, cluster, settings, more)
+    else:
+        found = _explored_graph(captured, progress, cluster, settings)
     with ProfileStore() as store:
-        kept, question = KeptExplorations(store), question_of(found.model)
-        if refusal := kept.keep(question, cluster, settings, found):
+        kept = KeptExplorations(store)
+        if refusal := kept.keep(question_of(found.model), cluster, settings, found):
             progress.note(refusal)
-        kept.note_source(source, question)
+        if captured is not None:
+            kept.note_source(source, captured)
     return found
+
+
+def _explored_graph(captured: Any, progress: ProgressDisplay, cluster: Any, settings: Any) -> Any:
+    """The exploration of an operator graph that was kept."""
+    from tensoropt.api import explore_graph
+
+    found = explore_graph(
+        captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress
+    )
+    progress.note("the operator graph is one that was kept; --anew captures the model again")
+    return with_notes(found, captured.notes)
 
 
 def _source(options: argparse.Namespace) -> str | None:
@@ -136,9 +153,11 @@ def _explored_anew(
     cluster: Any,
     settings: Any,
     more: Mapping[str, Any],
-) -> Any:
+) -> tuple[Any, Any]:
+    """(the exploration, what is kept of the capture; None where the graph cannot be saved)"""
     from tensoropt.api import explore
     from tensoropt.ranks.local_hardware import has_local_cores
+    from tensoropt.session.kept import KeptCapture
 
     loaded = build_model(options, on_meta=not has_local_cores(cluster))
     found = explore(
@@ -152,7 +171,9 @@ def _explored_anew(
         progress=progress,
         **more,
     )
-    return with_origin(found, options, loaded.notes)
+    found = with_origin(found, options, loaded.notes)
+    graph = found.recorded.graph if found.recorded is not None else None
+    return found, None if graph is None else KeptCapture(found.model, graph, loaded.notes)
 
 
 def settings_option(options: argparse.Namespace, memory_bytes: float | None) -> Any:
@@ -212,9 +233,16 @@ def with_origin(exploration: Any, options: argparse.Namespace, notes: tuple[str,
     onnx = onnx_options(options, training=getattr(options, "mode", "train") == "train")
     if onnx is not None:
         onnx = OnnxInfo(dims=dict(onnx.dims), outputs=onnx.outputs, loss=onnx.loss)
-    report = {**exploration.report, "notes": [*notes, *exploration.report["notes"]]}
     model = exploration.model.model_copy(update={"batch": options.batch, "onnx": onnx})
-    return replace(exploration, model=model, report=report)
+    return with_notes(replace(exploration, model=model), notes)
+
+
+def with_notes(exploration: Any, notes: Sequence[str]) -> Any:
+    """The exploration with what the import of its model has to say before its other notes."""
+    from dataclasses import replace
+
+    report = {**exploration.report, "notes": [*notes, *exploration.report["notes"]]}
+    return replace(exploration, report=report)
 
 
 def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> str:

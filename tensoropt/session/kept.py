@@ -4,12 +4,13 @@ The key of an exploration is a hash of all that decides its points: the operator
 settings, what the profile store knows, and this package's own code. A memory budget is no part of it: it
 decides only which points fit. One that was searched with a smaller gap than is allowed is good enough. What
 is known before a model is captured (a zoo model's name, a file's content) leads to the operator graph's part
-of the key, so that not even the capture is made again.
+of the key, so that not even the capture is made again; the graph is kept too, for other questions about it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -17,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -25,9 +26,11 @@ from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.graph import OperatorGraph
+from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.exploration_files import DESCRIBED
-from tensoropt.plan.files import written_whole
+from tensoropt.plan.files import written_together
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.settings import Settings
@@ -35,7 +38,23 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.version import __version__
 
 MOST_KEPT = 64
-"""Explorations kept; of more, those that were not asked for longest are removed. An assumption."""
+"""Explorations kept, and operator graphs; of more, those that were not asked for longest are removed. An
+assumption."""
+GRAPH = ".graph.json.gz"
+
+
+@dataclass(frozen=True)
+class KeptCapture:
+    """What the capture of a model gave, with which it is explored again without the model.
+
+    Attributes:
+        model: what plans say of the model.
+        notes: what its import had to say.
+    """
+
+    model: ModelInfo
+    graph: OperatorGraph
+    notes: tuple[str, ...] = ()
 
 
 class KeptExplorations:
@@ -112,14 +131,34 @@ class KeptExplorations:
         except OSError:
             return None
 
-    def note_source(self, source: str, question: str) -> None:
-        """Note which question a source leads to."""
+    def note_source(self, source: str, found: KeptCapture) -> None:
+        """Note which question a source leads to, and keep its operator graph for other questions."""
         if self.folder is None:
             return
-        with contextlib.suppress(TensorOptError):
-            path = self.folder / "sources" / _hash(source, code())
-            with written_whole(path) as file:
-                file.write_text(question, encoding="utf-8")
+        data = {
+            "model": found.model.model_dump(mode="json"),
+            "graph": graph_to_dict(found.graph),
+            "notes": list(found.notes),
+        }
+        path = self.folder / "sources" / _hash(source, code())
+        with contextlib.suppress(TensorOptError), written_together([path, path.with_suffix(GRAPH)]) as files:
+            files[0].write_text(question_of(found.model), encoding="utf-8")
+            files[1].write_bytes(gzip.compress(json.dumps(data).encode()))
+
+    def capture_of(self, source: str) -> KeptCapture | None:
+        """What the capture of a source gave before, if it was kept."""
+        if self.folder is None:
+            return None
+        path = (self.folder / "sources" / _hash(source, code())).with_suffix(GRAPH)
+        try:
+            data = json.loads(gzip.decompress(path.read_bytes()))
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return KeptCapture(
+                ModelInfo.model_validate(data["model"]), graph_from_dict(data["graph"]), tuple(data["notes"])
+            )
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            return None  # not there, or damaged: as if it were not there
 
     def _good_enough(self, key: str, epsilon: float) -> list[tuple[Path, float]]:
         """The folders of what was searched with this gap or a smaller one, the widest first, and their gaps.
@@ -145,6 +184,9 @@ class KeptExplorations:
         kept = [path for path in self.folder.iterdir() if path.name != "sources" and path.name[0] != "."]
         for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
             shutil.rmtree(path, ignore_errors=True)
+        graphs = list((self.folder / "sources").glob(f"*{GRAPH}"))
+        for path in sorted(graphs, key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
+            path.unlink(missing_ok=True)
 
 
 def question_of(model: ModelInfo) -> str:

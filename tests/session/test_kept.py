@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from tensoropt.api import explore
+from tensoropt.api import explore, explore_graph
+from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
+from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import kept
 
@@ -148,3 +150,37 @@ def test_a_folder_of_somebody_else_is_passed_over(model, store, searches, tmp_pa
     folder.rename(folder.with_name(folder.name + ".old"))
     explore(*model, store=store, **ASKED)
     assert len(searches) == 2
+
+
+def test_the_graph_of_a_source_is_kept_for_other_questions(store, tmp_path):
+    built = ModelSpec("zoo:gpt2-tiny", 0).build()
+    explorations = kept.KeptExplorations(store)
+    assert explorations.capture_of("zoo:gpt2-tiny") is None
+    found = explore(*built, store=store, **ASKED)
+    captured = kept.KeptCapture(found.model, found.recorded.graph, ("from a file",))
+    explorations.note_source("zoo:gpt2-tiny", captured)
+    again = explorations.capture_of("zoo:gpt2-tiny")
+    assert again.notes == ("from a file",)
+    assert again.graph.fingerprint == found.model.fingerprint
+    assert explorations.question_from("zoo:gpt2-tiny") == kept.question_of(again.model)
+    other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
+    assert points(explore_graph(again.graph, again.model, store=store, **_without_keep(other))) == points(
+        explore(*built, store=store, **other)
+    )
+    (file,) = (tmp_path / "explorations" / "sources").glob(f"*{kept.GRAPH}")
+    file.write_bytes(file.read_bytes()[:100])
+    assert explorations.capture_of("zoo:gpt2-tiny") is None
+
+
+def _without_keep(asked):
+    return {name: value for name, value in asked.items() if name != "keep"}
+
+
+def test_of_graphs_too_the_oldest_are_removed(model, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 2)
+    found = explore(*model, store=store, **ASKED)
+    explorations = kept.KeptExplorations(store)
+    for name in "abc":
+        explorations.note_source(name, kept.KeptCapture(found.model, found.recorded.graph))
+    explorations.keep("question", load_cluster("dgx-h100[2]"), Settings(), found)
+    assert len(list((tmp_path / "explorations" / "sources").glob(f"*{kept.GRAPH}"))) == 2

@@ -606,3 +606,19 @@ def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixtu
     out = capfd.readouterr().out
     assert "printed in the function\n" in out
     assert "printed in forward\n" in out
+
+
+def test_another_question_about_a_zoo_model_needs_no_capture(run, place, monkeypatch) -> None:
+    monkeypatch.setenv("TENSOROPT_CACHE", str(place / "graphs"))
+    asked = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--out", "asked")
+    code, _, first = run(*asked)
+    assert code == 0
+    assert "capture" in first
+    with monkeypatch.context() as patch:
+        patch.setattr("tensoropt.cli.question.build_model", None)
+        code, _, other = run(*asked, "--epsilon", "0.0005")
+        assert code == 0
+        assert "the operator graph is one that was kept" in other
+    code, _, anew = run(*asked, "--epsilon", "0.0002", "--anew")
+    assert code == 0
+    assert "one that was kept" not in anew

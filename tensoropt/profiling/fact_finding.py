@@ -2,9 +2,10 @@
 ``torch.autograd.graph.saved_tensors_hooks``, what is alive through the storages that operators make.
 
 Kernels of one device keep other things than those of another (attention its random state, a GPU's batch norm
-a reserve, dropout a mask of bytes or of floats). On fake tensors it is CPU kernels that are asked: PyTorch
-ends the process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is
-asked itself, with real tensors.
+a reserve, recurrent layers all that cuDNN's backward needs). On fake tensors it is CPU kernels that are
+asked, and of attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`): PyTorch ends the
+process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is asked
+itself, with real tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensoropt.graph import iter_refs
 from tensoropt.ops.context import SingleDevice
+from tensoropt.profiling.cuda_attention import Capability, CudaAttention
 from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
@@ -34,14 +37,21 @@ LEAST_PER_PROCESS = 16
 assumption."""
 
 
-def find_facts(work: Workload, training: bool = True) -> Facts:
-    """Run a workload on fake tensors and note what it keeps with CPU kernels."""
-    with FakeTensorMode():
+def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
+    """Run a workload on fake tensors and note what it keeps with CPU kernels.
+
+    Args:
+        capability: attention runs as on GPUs of this compute capability.
+    """
+    attention = CudaAttention(capability) if capability is not None else nullcontext()
+    with FakeTensorMode(), attention:
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
         return _Probe(work, tensors, training).observe()
 
 
-def find_facts_of_all(works: Sequence[Workload], training: bool = True) -> list[Facts]:
+def find_facts_of_all(
+    works: Sequence[Workload], training: bool = True, capability: Capability | None = None
+) -> list[Facts]:
     """:func:`find_facts` of many workloads, on all cores where this process can be forked safely.
 
     A fork has PyTorch loaded at once, which takes longer than most workloads. It is safe where no other
@@ -49,11 +59,11 @@ def find_facts_of_all(works: Sequence[Workload], training: bool = True) -> list[
     """
     processes = min(len(os.sched_getaffinity(0)), len(works) // LEAST_PER_PROCESS)
     if processes < 2 or not _can_fork():
-        return [find_facts(work, training) for work in works]
+        return [find_facts(work, training, capability) for work in works]
     shares = [works[first::processes] for first in range(processes)]
-    children = [_Child(share, training) for share in shares[1:]]
+    children = [_Child(share, training, capability) for share in shares[1:]]
     try:
-        found = [[find_facts(work, training) for work in shares[0]]]
+        found = [[find_facts(work, training, capability) for work in shares[0]]]
         found += [child.facts() for child in children]
     finally:
         for child in children:
@@ -71,8 +81,8 @@ def _can_fork() -> bool:
 class _Child:
     """A fork of this process that finds facts, and ends when its parent does."""
 
-    def __init__(self, works: Sequence[Workload], training: bool):
-        self.works, self.training = works, training
+    def __init__(self, works: Sequence[Workload], training: bool, capability: Capability | None):
+        self.works, self.training, self.capability = works, training, capability
         context = multiprocessing.get_context("fork")
         self._answer, sending = context.Pipe(duplex=False)
         self._process = context.Process(target=self._run, args=(sending, os.getpid()), daemon=True)
@@ -88,7 +98,7 @@ class _Child:
             for work in self.works:
                 if os.getppid() != parent:
                     os._exit(1)
-                found.append(find_facts(work, self.training))
+                found.append(find_facts(work, self.training, self.capability))
             sending.send(found)
         except BaseException:
             os._exit(1)  # the parent finds these facts itself, and says what is wrong
@@ -98,7 +108,7 @@ class _Child:
         try:
             return self._answer.recv()
         except EOFError:
-            return [find_facts(work, self.training) for work in self.works]
+            return [find_facts(work, self.training, self.capability) for work in self.works]
 
     def end(self) -> None:
         """End the child, whatever it does."""

@@ -32,11 +32,11 @@ assert find_facts_of_all(WORKS) == [find_facts(work) for work in WORKS]
 assert [len(one.works) for one in children] == [len(WORKS) // 2]
 assert not children[0]._process.is_alive()
 parent = os.getpid()
-def dying(work, training):
-    return find_facts(work, training) if os.getpid() == parent else os._exit(9)
+def dying(work, training, capability):
+    return find_facts(work, training, capability) if os.getpid() == parent else os._exit(9)
 fact_finding.find_facts = dying
 assert find_facts_of_all(WORKS, False) == [find_facts(work, False) for work in WORKS]
-def wrong(work, training):
+def wrong(work, training, capability):
     raise ValueError("no facts")
 fact_finding.find_facts = wrong
 try:
@@ -74,7 +74,7 @@ import os, signal, time
 os.sched_getaffinity = lambda _: {0, 1}
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.profiling.test_fact_finding import WORKS, fact_finding
-fact_finding.find_facts = lambda work, training: time.sleep(0.2)
+fact_finding.find_facts = lambda work, training, capability: time.sleep(0.2)
 print(os.getpid(), flush=True)
 fact_finding.find_facts_of_all(WORKS * 20)
 """

@@ -21,6 +21,7 @@ DEVICE_FIELDS = (
     "memory",
     "memory_bandwidth",
     "flops",
+    "capability",
     "price_per_hour",
     "source",
     "nvml",
@@ -133,6 +134,7 @@ def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
         memory_bandwidth=bandwidth(entry["memory_bandwidth"], f"memory bandwidth of device kind '{name}'"),
         price_per_hour=entry.get("price_per_hour"),
         source=entry.get("source", "cluster file"),
+        capability=str(entry.get("capability", "")),
     )
 
 

@@ -24,6 +24,7 @@ class DeviceKind:
         memory_bandwidth: bytes/second.
         price_per_hour: of one device, in any currency; None where unknown.
         source: where the figures come from.
+        capability: CUDA's compute capability, ``9.0`` of an H100; empty where there is none or it is unknown.
     """
 
     name: str
@@ -33,8 +34,13 @@ class DeviceKind:
     memory_bandwidth: float
     price_per_hour: float | None = None
     source: str = ""
+    capability: str = ""
 
     def __post_init__(self) -> None:
+        if self.capability and not all(part.isdecimal() for part in self.capability.split(".", 1)):
+            raise ClusterError(
+                f"device kind '{self.name}' has the compute capability '{self.capability}'; write it as '9.0'"
+            )
         if self.type not in DEVICE_TYPES:
             raise ClusterError(
                 f"device kind '{self.name}' has type '{self.type}'; {suggest(self.type, DEVICE_TYPES)}"
@@ -74,6 +80,8 @@ class DeviceKind:
             "memory_bandwidth": self.memory_bandwidth,
             "price_per_hour": self.price_per_hour,
             "source": self.source,
+            # Left out where there is none, so that what was saved of CPU ranks stays as it is.
+            **({"capability": self.capability} if self.capability else {}),
         }
 
     def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled

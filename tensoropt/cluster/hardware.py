@@ -192,7 +192,8 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of devices and links only; the cluster's name, prices and sources do not count."""
+        """16 hex digits of speeds and sizes of devices and links; the cluster's name, prices, sources and
+        compute capabilities do not count."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (
@@ -202,8 +203,9 @@ class Cluster:
         ):
             part.pop("source", None)
             part.pop("price_per_hour", None)
-        # The fingerprint is part of the profile store's keys of links: a new price or source must not lose
-        # them.
+            part.pop("capability", None)
+        # The fingerprint is part of the profile store's keys of links: what says nothing of them must not
+        # lose them.
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

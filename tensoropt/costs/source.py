@@ -30,6 +30,7 @@ from tensoropt.costs.roofline import (
     samples_of,
 )
 from tensoropt.costs.tables import CostTables, Template, outline_templates, with_facts
+from tensoropt.profiling.cuda_attention import Capability, capability_of, has_attention
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import load_links, measure_links
@@ -83,6 +84,7 @@ class CostSource:
     Args:
         pool: ranks of this cluster when it is this machine and may be measured, else None.
         on_gpu: keys of the facts that are of the GPU's own kernels.
+        on_meta: keys of those that GPUs' attention kernels were asked for on fake tensors.
         fitted_to: the records that efficiencies were fitted to, once they were.
         failed: what could not be timed, and why.
         lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
@@ -98,6 +100,7 @@ class CostSource:
     facts: dict[str, Facts] = field(default_factory=dict)
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
     on_gpu: set[str] = field(default_factory=set)
+    on_meta: set[str] = field(default_factory=set)
     fitted_to: RecordSample | None = None
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Workload] = field(default_factory=dict)
@@ -108,6 +111,12 @@ class CostSource:
     def training(self) -> bool:
         """Whether training steps are priced, not inference calls."""
         return self.settings.mode == "train"
+
+    @property
+    def capability(self) -> Capability | None:
+        """The compute capability whose attention kernels are asked what they keep; None of CPU ranks."""
+        device = self.cluster.device
+        return capability_of(device.capability) if self.cluster.device_type == "cuda" else None
 
     @property
     def prefix(self) -> str:
@@ -122,14 +131,16 @@ class CostSource:
     def facts_of(self, work: Workload) -> Facts:
         """Facts of a workload: known in this process, in the store, or found now.
 
-        They are of a GPU's own kernels where this machine has or had such a GPU; else of CPU kernels, which
-        :meth:`saved_notes` counts.
+        They are of a GPU's own kernels where this machine has or had such a GPU; else attention is that of
+        the kernels that such a GPU takes, and the rest of CPU kernels, which :meth:`saved_notes` counts.
         """
         if work.key not in self.facts:
             facts = self._facts_on_gpu(work) if self.cluster.device_type == "cuda" else None
             if facts is not None:
                 self.on_gpu.add(work.key)
-            self.facts[work.key] = facts or self._facts_on_cpu(work)
+            elif self.capability is not None and has_attention(work):
+                self.on_meta.add(work.key)
+            self.facts[work.key] = facts or self._facts_on_fake(work)
         return self.facts[work.key]
 
     def find_facts_of(self, works: Iterable[Workload]) -> None:
@@ -151,16 +162,16 @@ class CostSource:
             self.expect("facts", FACTS_S * (len(new) - done))
             self.progress("facts", done, len(new), "what operators keep and need while they run")
             part = dict(list(new.items())[done : done + FACTS_AT_ONCE])
-            found = find_facts_of_all(list(part.values()), self.training)
+            found = find_facts_of_all(list(part.values()), self.training, self.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
             self.store.put_many(records, kind="saved")
         self.expect("facts", 0.0)
         self.progress("facts", len(new), len(new), "found")
 
-    def _facts_on_cpu(self, work: Workload) -> Facts:
+    def _facts_on_fake(self, work: Workload) -> Facts:
         key = self._facts_key(work)
         record = self.store.get(key, kind="saved")
-        facts = Facts.from_record(record) if record else find_facts(work, self.training)
+        facts = Facts.from_record(record) if record else find_facts(work, self.training, self.capability)
         if record is None:
             self.store.put(key, facts.to_record(), kind="saved")
         return facts
@@ -180,15 +191,32 @@ class CostSource:
         return None if record is None or "error" in record else Facts.from_record(record)
 
     def _facts_key(self, work: Workload) -> str:
-        return f"{FACTS}/torch-{torch.__version__}/{'train' if self.training else 'inference'}/{work.key}"
+        # Only attention is asked for by compute capability: other facts are shared with those of CPU ranks.
+        capability = self.capability if has_attention(work) else None
+        kernels = f"cuda-{capability[0]}.{capability[1]}/" if capability is not None else ""
+        mode = "train" if self.training else "inference"
+        return f"{FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def saved_notes(self) -> tuple[str, ...]:
         """Whose saved tensors the memory of a cluster of GPUs counts, in words."""
-        others = len(self.facts.keys() - self.on_gpu)
-        if self.cluster.device_type != "cuda" or not others:
+        if self.cluster.device_type != "cuda":
             return ()
-        share = f"{others} of {len(self.facts)} pieces of work" if self.on_gpu else "all pieces of work"
-        return (f"saved tensors are those of CPU kernels for {share}; kernels of GPUs keep some others",)
+        whose = []
+        if self.on_meta and self.capability is not None:
+            major, minor = self.capability
+            assumed = "" if self.cluster.device.capability else ", which is assumed,"
+            whose.append(
+                f"attention keeps what its kernels for compute capability {major}.{minor}{assumed} keep, as "
+                f"PyTorch {torch.__version__.partition('+')[0]} chooses them"
+            )
+        others = len(self.facts.keys() - self.on_gpu - self.on_meta)
+        if others:
+            known = self.on_gpu or self.on_meta
+            share = f"{others} of {len(self.facts)} pieces of work" if known else "all pieces of work"
+            whose.append(
+                f"saved tensors are those of CPU kernels for {share}; kernels of GPUs keep some others"
+            )
+        return tuple(whose)
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the figures should know of where they come from."""

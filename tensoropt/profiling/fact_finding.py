@@ -2,15 +2,17 @@
 ``torch.autograd.graph.saved_tensors_hooks``, what is alive through the storages that operators make.
 
 Kernels of one device keep other things than those of another (attention its random state, a GPU's batch norm
-a reserve, dropout a mask of bytes or of floats). On fake tensors it is CPU kernels that are asked: PyTorch
-ends the process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is
-asked itself, with real tensors.
+a reserve, recurrent layers all that cuDNN's backward needs). On fake tensors it is CPU kernels that are
+asked, and of attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`): PyTorch ends the
+process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is asked
+itself, with real tensors.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.graph import iter_refs
 from tensoropt.ops.context import SingleDevice
 from tensoropt.processes import cores, in_forks
+from tensoropt.profiling.cuda_attention import Capability, CudaAttention
 from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
@@ -30,14 +33,21 @@ LEAST_PER_PROCESS = 16
 assumption."""
 
 
-def find_facts(work: Workload, training: bool = True) -> Facts:
-    """Run a workload on fake tensors and note what it keeps with CPU kernels."""
-    with FakeTensorMode():
+def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
+    """Run a workload on fake tensors and note what it keeps with CPU kernels.
+
+    Args:
+        capability: attention runs as on GPUs of this compute capability.
+    """
+    attention = CudaAttention(capability) if capability is not None else nullcontext()
+    with FakeTensorMode(), attention:
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
         return _Probe(work, tensors, training).observe()
 
 
-def find_facts_of_all(works: Sequence[Workload], training: bool = True) -> list[Facts]:
+def find_facts_of_all(
+    works: Sequence[Workload], training: bool = True, capability: Capability | None = None
+) -> list[Facts]:
     """:func:`find_facts` of many workloads, on all cores where this process can be forked safely.
 
     A fork has PyTorch loaded at once, which takes longer than most workloads.
@@ -45,7 +55,7 @@ def find_facts_of_all(works: Sequence[Workload], training: bool = True) -> list[
     processes = max(1, min(cores(), len(works) // LEAST_PER_PROCESS))
 
     def find(first: int) -> list[Facts]:
-        return [find_facts(work, training) for work in works[first::processes]]
+        return [find_facts(work, training, capability) for work in works[first::processes]]
 
     found = in_forks(find, range(processes))
     return [found[i % processes][i // processes] for i in range(len(works))]

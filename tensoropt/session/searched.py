@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensoropt.costs.math_form import math_form_notes
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
-from tensoropt.plan.coverage import shares_of_flops, undivided
+from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
 from tensoropt.session.meshes import left_to_search, searched_meshes
 from tensoropt.session.one_space import SearchedSpace
@@ -28,7 +29,8 @@ class Searched:
         spaces: one per mesh and micro-batch count in which there is a strategy.
         simulations: of the strategies that were found.
         split_share: of the forward FLOPs the share in groups that can be split in two or more ways.
-        notes: what constraints, refused spaces and undivided sizes left out, in words.
+        notes: what constraints, refused spaces and undivided sizes left out, and what attention's math form
+            takes more, in words.
     """
 
     problem: Problem
@@ -77,6 +79,9 @@ def search(session: Session, problem: Problem) -> Searched:
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             _, split_share = shares_of_flops(problem, costs.facts_of)
+            math_form = math_form_notes(
+                unsplit(problem.graph, costs.facts_of).values(), costs.capability, costs.training
+            )
     left_out = undivided((one for _, one, _ in spaces.built), left.groups)
     found = dict(sorted(spaces.found.items()))
     return Searched(
@@ -85,7 +90,7 @@ def search(session: Session, problem: Problem) -> Searched:
         tuple(found.values()),
         tuple(spaces.simulations.spaces[number] for number in found),
         split_share,
-        (*left.notes, *refused, *spaces.notes, *refined, *left_out),
+        (*math_form, *left.notes, *refused, *spaces.notes, *refined, *left_out),
     )
 
 

@@ -39,6 +39,8 @@ def test_the_fingerprint_follows_hardware_only():
     cluster = load_cluster("dgx-h100x2")
     assert dataclasses.replace(cluster, name="ours", source="x").fingerprint == cluster.fingerprint
     priced = tuple(dataclasses.replace(kind, price_per_hour=2.0) for kind in cluster.devices)
+    unknown = tuple(dataclasses.replace(kind, capability="") for kind in cluster.devices)
+    assert dataclasses.replace(cluster, devices=unknown).fingerprint == cluster.fingerprint
     assert dataclasses.replace(cluster, devices=priced).fingerprint == cluster.fingerprint
     slower = dataclasses.replace(cluster.levels[0], link=link("IB-100G"))
     assert dataclasses.replace(cluster, levels=(slower, cluster.levels[1])).fingerprint != cluster.fingerprint

@@ -25,6 +25,10 @@ SHEETS = {
     "TITAN-RTX": (24, 672, 16.3, None, 130.5, None, None),
     "T4": (16, 320, 8.1, None, 65, None, None),
 }
+CAPABILITIES = {  # https://developer.nvidia.com/cuda-gpus
+    "V100": "7.0", "A100": "8.0", "H100": "9.0", "H200": "9.0", "B200": "10.0", "L40S": "8.9", "RTX": "8.9",
+    "TITAN": "7.5", "T4": "7.5", "CPU": "",
+}  # fmt: skip
 DTYPES = ("float32", "tf32", "float16", "bfloat16", "float8")
 EACH_WAY_GB_PER_S = {  # half of what NVIDIA's sheets give, which is both ways together
     "NVLink2": 300 / 2,
@@ -96,3 +100,8 @@ def test_names_that_the_driver_reports_find_their_sheet(reported, name):
     found = kind_by_nvml_name(reported)
     assert found is not None
     assert found.name == name
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_compute_capabilities(name):
+    assert device_kind(name).capability == CAPABILITIES[name.split("-")[0]]

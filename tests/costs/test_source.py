@@ -9,12 +9,13 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.plan.settings import Settings
-from tensoropt.profiling.fact_finding import find_facts_on_rank
+from tensoropt.profiling.fact_finding import find_facts, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
 from tensoropt.ranks.failures import RankError
+from tests.profiling.test_cuda_attention import attention
 from tests.profiling.test_measure import linear
 
 
@@ -70,6 +71,26 @@ def test_what_a_gpu_cannot_run_is_counted(store, error):
     assert asked.saved_notes() == (
         "saved tensors are those of CPU kernels for 1 of 2 pieces of work; kernels of GPUs keep some others",
     )
+
+
+def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
+    work, other = attention("bfloat16", size=(40, 20)), linear(8, 16, 16)
+    cpu, h100, v100 = (source(store, name) for name in ("local:2", "dgx-h100", "dgx-v100"))
+    for one in (cpu, h100, v100):
+        one.find_facts_of([work, other])
+        assert one.facts_of(other) == find_facts(other)
+    assert cpu.facts_of(work) == find_facts(work)
+    # Known by kernels, not by kinds of devices: what one found the other reads, and no record is another's.
+    assert h100.facts_of(work) == source(store, "dgx-h200").facts_of(work) == find_facts(work, True, (9, 0))
+    assert v100.facts_of(work) == find_facts(work, True, (7, 0)) != h100.facts_of(work)
+    attended, rest = h100.saved_notes()
+    assert "compute capability 9.0 keep" in attended
+    assert rest.startswith("saved tensors are those of CPU kernels for 1 of 2 pieces of work")
+    h100.cluster = replace(
+        h100.cluster, devices=tuple(replace(one, capability="") for one in h100.cluster.devices)
+    )
+    assert h100.capability == (8, 0)
+    assert "8.0, which is assumed, keep" in h100.saved_notes()[0]
 
 
 def test_cpu_ranks_say_nothing_of_gpus(store):

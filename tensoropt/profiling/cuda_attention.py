@@ -1,0 +1,208 @@
+"""The attention kernels of CUDA, asked without a GPU what they keep and need.
+
+``scaled_dot_product_attention`` is one operator, whose kernel PyTorch chooses when it runs: by the device,
+its compute capability, dtypes, shapes, mask and dropout. Every kernel is an operator of its own, with its own
+formula of what autograd saves and its own meta kernel for the shapes of its results. These need no GPU: on
+fake tensors the kernel that CUDA would take is called by its name, and what it saves is seen as of any other.
+
+Sources, PyTorch 2.13: the order of kernels and their conditions in
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``), what
+is done around them in ``aten/src/ATen/native/transformers/attention.cpp`` (``scaled_dot_product_attention``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from tensoropt.profiling.workload import Workload
+
+Capability = tuple[int, int]
+"""Compute capability of a GPU, ``(9, 0)`` of an H100."""
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+
+FLASH, CUDNN, EFFICIENT, MATH = "flash", "cudnn", "efficient", "math"
+_HALF = (torch.float16, torch.bfloat16)
+_ROW = 8
+"""Elements to a multiple of which rows of the efficient kernel's mask are padded (``preprocess_mask``)."""
+
+
+def capability_of(text: str) -> Capability:
+    """The compute capability that a device kind gives, ``9.0``; that of an A100 where it gives none."""
+    major, _, minor = (text or "8.0").partition(".")
+    return int(major), int(minor or 0)
+
+
+def has_attention(work: Workload) -> bool:
+    """Whether the facts of a workload depend on which attention kernel its device takes."""
+    return any(call.function == ATTENTION for call, _ in work.calls)
+
+
+def attention_kernel(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+) -> str:
+    """The kernel that CUDA takes: ``flash``, ``cudnn``, ``efficient`` or ``math``.
+
+    Args:
+        q: ``[batch, heads, queries, head_dim]``; others are left to the math form.
+        k, v: ``[batch, key heads, keys, head_dim]``.
+        mask: ``[..., queries, keys]``, boolean or added.
+
+    cuDNN's comes first on compute capabilities 9.x and 10.x, as of cuDNN 9.15.1 and CUDA 13, with which
+    PyTorch 2.13 is built; elsewhere it is taken only where a user asks for it.
+    """
+    if not all(t.dim() == 4 and t.dtype == q.dtype and 0 not in t.shape for t in (q, k, v)):
+        return MATH
+    if any(t.stride(-1) != 1 for t in (q, k, v)):
+        return MATH
+    accepts = {CUDNN: _cudnn_accepts, FLASH: _flash_accepts, EFFICIENT: _efficient_accepts}
+    order = (CUDNN, FLASH, EFFICIENT) if capability[0] in (9, 10) else (FLASH, EFFICIENT)
+    for kernel in order:
+        if accepts[kernel](capability, q, k, v, mask, dropout_p, is_causal):
+            return kernel
+    return MATH
+
+
+def _narrow(capability: Capability, q: torch.Tensor) -> bool:
+    """``check_dtypes_low_precision``."""
+    return q.dtype in _HALF and capability[0] >= 8
+
+
+def _cudnn_accepts(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    sizes = (q.shape[-1], v.shape[-1])
+    # cuDNN knows probabilities of dropout in sixteenths (``check_cudnn_dropout``).
+    known = (16.0 * dropout_p).is_integer() and not (dropout_p and q.shape[-2] == 1)
+    # Heads of up to 256 need a cuDNN newer than 9.22 (``check_cudnn_tensor_shapes``), which is not assumed.
+    small = all(size % 8 == 0 and size <= 128 for size in sizes)
+    fits = small or (capability[0] in (9, 10) and sizes == (192, 128))
+    return _narrow(capability, q) and known and fits and k.shape[-2] != 1
+
+
+def _flash_accepts(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    size = q.shape[-1]
+    if mask is not None or not _narrow(capability, q) or not size == k.shape[-1] == v.shape[-1] <= 256:
+        return False
+    if is_causal and q.shape[-2] != k.shape[-2]:
+        return False
+    consumer = (8, 6) <= capability <= (8, 9) or capability[0] == 12
+    trained = any(t.requires_grad for t in (q, k, v))
+    return not (consumer and trained) or size <= 192 or (not dropout_p and size > 224)
+
+
+def _efficient_accepts(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    half = q.dtype in _HALF
+    # ``minimum_gemm_alignment``: 128 bits on tensor cores, which compute floats from capability 8 on.
+    alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] >= 7 else 1
+    known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability[0] >= 8)
+    aligned = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
+    # Fewer heads of keys than of queries (grouped-query attention) are not for this kernel.
+    return known and aligned and q.shape[1] == k.shape[1] == v.shape[1]
+
+
+class CudaAttention(TorchFunctionMode):
+    """Runs attention as GPUs of a compute capability do: for fake tensors, whatever device they are on."""
+
+    def __init__(self, capability: Capability):
+        super().__init__()
+        self.capability = capability
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _ATTENTION:
+            return func(*args, **kwargs)
+        return _attend(self.capability, *args, **kwargs)
+
+
+_ATTENTION: tuple[Any, ...] = (
+    functional.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
+def _attend(
+    capability: Capability,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention by the kernel that CUDA takes, with what PyTorch does around it."""
+    aten: Any = torch.ops.aten
+    kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal)
+    trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    result: torch.Tensor
+    if kernel == FLASH:
+        size, scale = q.shape[-1], q.shape[-1] ** -0.5 if scale is None else scale
+        padded = (functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (q, k, v))
+        result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
+        return result[..., :size] if size % 8 else result
+    mask = _added(attn_mask, q)
+    if kernel == MATH:
+        by_parts = aten._scaled_dot_product_attention_math
+        result = by_parts(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+        return result
+    fused = aten._scaled_dot_product_cudnn_attention
+    if kernel == EFFICIENT:
+        fused = aten._scaled_dot_product_efficient_attention
+        mask = None if mask is None else _aligned(mask, q, k)
+    result = fused(q, k, v, mask, trained, dropout_p, is_causal, scale=scale)[0]
+    return result
+
+
+def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """``convert_boolean_attn_mask``: a mask that is added."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))
+    return torch.where(mask, passed, hidden)
+
+
+def _aligned(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """``preprocess_mask``: rows that begin at multiples of 8 elements, expanded to all heads."""
+    size = mask.shape[-1]
+    if mask.stride(-1) != 1 or any(stride % _ROW for stride in mask.stride()[:-1]):
+        mask = functional.pad(mask, (0, _ROW - size % _ROW))[..., :size]
+    return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])

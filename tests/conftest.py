@@ -10,6 +10,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_variable] = "1"
@@ -17,8 +18,10 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
+from tensoropt.fake_cuda import compiled, why_not
 from tensoropt.ranks.pool import RankPool
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,3 +69,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def fake_cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of fake CUDA devices; tests are skipped where it cannot be had, unless it is required."""
+    if missing := why_not():
+        if os.environ.get("TENSOROPT_FAKE_CUDA_REQUIRED"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    folder = Path(os.environ["TENSOROPT_CACHE"]) / "fake_cuda"
+    folder.mkdir(parents=True, exist_ok=True)
+    # The workers of a run share it: compiling takes a while.
+    with FileLock(folder / "lock"):
+        return compiled(folder)

@@ -27,7 +27,7 @@ def test_every_stage_has_its_layer() -> None:
         c["id"]: c for c in api.read_configuration(str(ROOT / "pyproject.toml"))["contracts_options"]
     }
     layers = contracts["layers"]["layers"]
-    assert layers[-10:] == [
+    assert layers[-11:] == [
         "plan | search",
         "simulate",
         "costs | frontier",
@@ -37,6 +37,7 @@ def test_every_stage_has_its_layer() -> None:
         "capture | cluster | zoo",
         "ops",
         "graph",
+        "fake_cuda",
         "errors : processes : types : units : console : version",
     ]
 

@@ -15,12 +15,11 @@ from dataclasses import replace
 from tensoropt.costs.tables import Template
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
-from tensoropt.profiling.cuda_attention import ATTENTION, Capability
+from tensoropt.ops.families.attention import ATTENTION, MATH_FORM
+from tensoropt.profiling.cuda_attention import Capability
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.units import format_bytes
-
-MATH_FORM = "kernels.attention_with_dropout"
 
 
 def fused(work: Workload) -> Workload | None:

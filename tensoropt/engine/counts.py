@@ -36,20 +36,23 @@ def unsplit_strategy(graph: GroupGraph) -> Strategy:
 
 
 class TargetCounts:
-    """Counts the targets of every mean loss of a graph.
+    """Counts the targets of every mean loss of a graph, where its inputs are.
+
+    Args:
+        device: of the inputs and buffers.
 
     Raises:
         PlanError: targets depend on parameters, so that they are not known beforehand.
     """
 
-    def __init__(self, graph: GroupGraph):
+    def __init__(self, graph: GroupGraph, device: torch.device):
         source = graph.atoms.graph
         self.losses = [op for op in source.operators if spec_of(op.target).counted_targets and _is_mean(op)]
-        self.module = self._targets(graph) if self.losses else None
+        self.module = self._targets(graph, device) if self.losses else None
 
-    def _targets(self, graph: GroupGraph) -> torch.fx.GraphModule:
+    def _targets(self, graph: GroupGraph, device: torch.device) -> torch.fx.GraphModule:
         # Lowered whole and then cut down to the targets: what makes them runs by the very calls of the model.
-        lowered = lower(unsplit_strategy(graph), Runtime((1,)))
+        lowered = lower(unsplit_strategy(graph), Runtime((1,), device=device))
         module = lowered.module
         wanted = {op.name for op in self.losses}
         losses = {n.meta["operator"]: n for n in module.graph.nodes if n.meta.get("operator") in wanted}
@@ -75,7 +78,8 @@ class TargetCounts:
         given = [(losses[op.name].args[1], weight_of(losses[op.name])) for op in self.losses]
         kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in given))
         self.parameters = len(lowered.parameters)
-        return torch.fx.GraphModule(module, kept)
+        # Constants among the targets (a mask, a shift) are on the CPU as captured.
+        return torch.fx.GraphModule(module, kept).to(device)
 
     @torch.no_grad()
     def count(

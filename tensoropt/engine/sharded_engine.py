@@ -57,7 +57,9 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
         # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
-        self.counts = TargetCounts(strategy.graph) if strategy.micro_batches > 1 else None
+        self.counts = (
+            TargetCounts(strategy.graph, self.runtime.device) if strategy.micro_batches > 1 else None
+        )
         self._in_backward = False
 
     def _lower(self, *, evaluating: bool) -> LoweredStrategy:

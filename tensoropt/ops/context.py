@@ -16,6 +16,11 @@ class ShardContext(Protocol):
     @property
     def step(self) -> int: ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where tensors belong that a kernel makes from nothing."""
+        ...
+
     def coordinate(self, axes: tuple[int, ...]) -> int:
         """This rank's index within the flattened group of ``axes`` (first axis outermost)."""
         ...
@@ -35,6 +40,11 @@ class SingleDevice:
     def __init__(self, seed: int = 0, step: int = 0):
         self.seed = seed
         self.step = step
+
+    @property
+    def device(self) -> torch.device:
+        """PyTorch's default, which who measures a device sets to that."""
+        return torch.get_default_device()
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
         """0: there is one rank."""

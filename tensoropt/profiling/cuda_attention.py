@@ -19,12 +19,11 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.profiling.workload import Workload
 
 Capability = tuple[int, int]
 """Compute capability of a GPU, ``(9, 0)`` of an H100."""
-
-ATTENTION = "aten.scaled_dot_product_attention.default"
 
 FLASH, CUDNN, EFFICIENT, MATH = "flash", "cudnn", "efficient", "math"
 _HALF = (torch.float16, torch.bfloat16)

@@ -60,7 +60,8 @@ class _Inside:
         self._others = [None if isinstance(x, torch.Tensor) else x for x in inputs]
         self._places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         # Without an input that requires a gradient the function would get no node, and nowhere to save to.
-        anchor = torch.empty((), requires_grad=True)
+        device = inputs[self._places[0]].device if self._places else None
+        anchor = torch.empty((), requires_grad=True, device=device)
         self._given: Any = _Given.apply(anchor, *(inputs[i] for i in self._places)).grad_fn
         self._autocast = _autocast_now(inputs)
         self._count = 0

@@ -63,30 +63,37 @@ def looked_at(world_size: int) -> tuple[int, ...]:
 
 
 def check_on_fake_ranks(
-    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int] | None = None
+    loaded: CapturedModel,
+    strategy: AnyStrategy,
+    optimizer: str,
+    ranks: Sequence[int] | None = None,
+    device: str = "cpu",
 ) -> Findings:
     """What ranks of a strategy send and keep alive in a step, without numbers and times.
 
     Args:
         loaded: the model; its tensors need no data.
         ranks: those to look at. By default some where all run the same program, else all of them.
+        device: where their tensors are.
     """
     executable = executable_of(strategy)
     if executable.spmd:
-        return _alike(loaded, strategy, optimizer, ranks or looked_at(executable.devices))
-    return _each_its_own(loaded, strategy, optimizer, ranks or range(executable.devices))
+        return _alike(loaded, strategy, optimizer, ranks or looked_at(executable.devices), device)
+    return _each_its_own(loaded, strategy, optimizer, ranks or range(executable.devices), device)
 
 
-def _alike(loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]) -> Findings:
+def _alike(
+    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
+) -> Findings:
     """Collectives and memory of the first rank, whose shards are the largest, and where another one's
     collectives differ in more than being smaller (uneven shards)."""
     first, *others = ranks
-    with step_on(first, loaded, strategy, optimizer) as step:
+    with step_on(first, loaded, strategy, optimizer, device) as step:
         sent = issued(step.engine, step)
         memory = tracked_memory(step)
     unlike = []
     for rank in others:
-        with step_on(rank, loaded, strategy, optimizer) as step:
+        with step_on(rank, loaded, strategy, optimizer, device) as step:
             unlike += compare_ranks(first, sent, rank, issued(step.engine, step.model))
     return Findings(
         collectives_issued=summarise(sent),
@@ -97,12 +104,12 @@ def _alike(loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: 
 
 
 def _each_its_own(
-    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int]
+    loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, ranks: Sequence[int], device: str
 ) -> Findings:
     """Collectives of all ranks together, memory of the fullest."""
     sent, memory = [], []
     for rank in ranks:
-        with step_on(rank, loaded, strategy, optimizer) as step:
+        with step_on(rank, loaded, strategy, optimizer, device) as step:
             # A rank at a time: a process can be one rank of one job only.
             sent.append(summarise(outgoing(issued(step.engine, step))))
             memory.append(tracked_memory(step))
@@ -115,7 +122,9 @@ def _each_its_own(
 
 
 @contextlib.contextmanager
-def step_on(rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: str) -> Iterator[Step]:
+def step_on(
+    rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: str, device: str = "cpu"
+) -> Iterator[Step]:
     """A step of a fake rank."""
     executable = executable_of(strategy)
     with contextlib.ExitStack() as stack:
@@ -124,16 +133,16 @@ def step_on(rank: int, loaded: CapturedModel, strategy: AnyStrategy, optimizer: 
         # Operators may meet real tensors: constants of the captured graph are real ones until they are
         # replaced below.
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        engine = executable.engine({n: _like(v) for n, v in loaded.values.items()})
+        engine = executable.engine({n: _like(v, device) for n, v in loaded.values.items()})
         # Constants are the model's own tensors, or have no data: operators want fake ones of the same device.
         for module in engine.module.modules():
             for name, constant in module.named_buffers(recurse=False):
-                setattr(module, name, _like(constant))
-        yield Step(engine, [_like(v) for v in loaded.inputs], optimizer)
+                setattr(module, name, _like(constant, device))
+        yield Step(engine, [_like(v, device) for v in loaded.inputs], optimizer)
 
 
-def _like(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty(value.shape, dtype=value.dtype)
+def _like(value: torch.Tensor, device: str) -> torch.Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device=device)
 
 
 def compare_ranks(

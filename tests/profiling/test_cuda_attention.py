@@ -3,13 +3,11 @@ CUDA tensors."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -103,8 +101,10 @@ def test_only_attention_depends_on_the_capability():
 
 
 PROGRAM = """
-import ctypes, os, sys
-ctypes.CDLL(sys.argv[1])
+import os, sys
+from pathlib import Path
+from tensoropt.fake_cuda import load
+load(Path(sys.argv[1]))
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from tensoropt.profiling.cuda_attention import attention_kernel
@@ -122,7 +122,7 @@ for capability in (V100, A100, H100):
             kernel = attention_kernel(
                 capability, *(tensors[n] for n in "qkv"), tensors.get("m"), *args[4:]
             )
-            os.environ["ATTENTION_KERNEL"] = str(NUMBERS[kernel])
+            os.environ["FAKE_CUDA_ATTENTION"] = str(NUMBERS[kernel])
             there = _Probe(work, tensors, True).observe()
         assert all(t.device.type == "cuda" for t in tensors.values())
         assert there == find_facts(work, True, capability), (capability, case, kernel)
@@ -146,19 +146,10 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_as_pytorch_runs_attention_on_fake_cuda_tensors(tmp_path):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to compile a device guard with, without which fake CUDA tensors have no backward")
-    root, library = Path(torch.__file__).parent, tmp_path / "libcuda_stub.so"
-    include = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"]
-    linked = [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib", "-lc10", "-ltorch_cpu"]
-    source = Path(__file__).with_name("cuda_stub.cpp")
-    flags = ["-std=c++20", "-O0", "-fPIC", "-shared"]
-    subprocess.run([compiler, *flags, *include, str(source), "-o", str(library), *linked], check=True)
-    # In a process of its own: the guard has to be there before PyTorch is imported, and stays.
+def test_as_pytorch_runs_attention_on_fake_cuda_tensors(fake_cuda_library):
+    # In a process of its own: the devices have to be there before PyTorch is imported, and stay.
     subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(library)],
+        [sys.executable, "-c", PROGRAM, str(fake_cuda_library)],
         check=True,
         timeout=120,
         cwd=Path(__file__).parents[2],

@@ -15,6 +15,10 @@ from tensoropt.ops.context import ShardContext
 from tensoropt.ops.families.generators import dropout_kernel, pieces_of
 from tensoropt.ops.spec import CostClass, OpSpec, Precision
 
+ATTENTION = "aten.scaled_dot_product_attention.default"
+MATH_FORM = "kernels.attention_with_dropout"
+"""The kernel that attention with dropout becomes."""
+
 
 def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
@@ -67,7 +71,7 @@ def local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     mask = shard.argument(3, "attn_mask", None)
     # `enable_gqa` is left out: the kernel sees the number of heads and repeats keys itself.
     args = (*call.args[:3], mask, p, shard.argument(5, "is_causal", False), shard.op.kwargs.get("scale"))
-    return LocalCall("kernels.attention_with_dropout", args, {}, call.name, (weights,))
+    return LocalCall(MATH_FORM, args, {}, call.name, (weights,))
 
 
 def attention_with_dropout(
@@ -120,10 +124,10 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 
 SPECS = (
     OpSpec(
-        targets=("aten.scaled_dot_product_attention.default",),
+        targets=(ATTENTION,),
         rule=attention,
         localiser=local_attention,
-        kernels={"kernels.attention_with_dropout": attention_with_dropout},
+        kernels={MATH_FORM: attention_with_dropout},
         cost_class=CostClass.ATTENTION,
         precision=Precision.NARROW,
         # PyTorch counts the kernels of GPUs only.

@@ -191,7 +191,7 @@ def random_kernel(
 
     ``randn`` is Box and Muller's transform of two uniform numbers.
     """
-    device = torch.get_default_device()
+    device = context.device
 
     def uniform(stream: str) -> torch.Tensor:
         # The half keeps it off 0 and 1, where the logarithms below are infinite or zero.
@@ -215,7 +215,9 @@ def seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: 
     every rank must draw what the unsplit model draws."""
     function = resolve_overload(target)
     # PyTorch's generator is the process's: threads that stand for ranks must not seed it between each other.
-    with _SEEDING, torch.random.fork_rng(devices=[]):
+    # Seeding seeds all GPUs as well; what this one's script draws next must not depend on it.
+    on_gpu = context.device.type == "cuda" and torch.cuda.is_initialized()
+    with _SEEDING, torch.random.fork_rng(devices=[context.device] if on_gpu else []), context.device:
         torch.manual_seed((_key(context.seed, name) + context.step * _STEP) & ((1 << 63) - 1))
         return function(*args, **kwargs)
 

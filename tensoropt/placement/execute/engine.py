@@ -68,7 +68,9 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
         self.context = StepContext(self.transport, self.regathered)
         self.shards: PlacedParameters = PlacedParameters(strategy, self.local, runtime, values)
         self.buffers = {n: values[n].detach().clone() for n in self.lowered.buffers}
-        self.counts = TargetCounts(strategy.graph.groups) if self.lowered.counts else None
+        self.counts = (
+            TargetCounts(strategy.graph.groups, self.runtime.device) if self.lowered.counts else None
+        )
         self.after_backward: Callable[[], None] = lambda: None
         self._makers = {v: o for o, op in enumerate(strategy.graph.operators) for v in op.writes}
 

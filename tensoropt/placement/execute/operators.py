@@ -25,8 +25,8 @@ class Piece:
     """Which piece of an operator this is; the :class:`~tensoropt.ops.context.ShardContext` of its
     kernels. Pieces talk to nobody while they run."""
 
-    def __init__(self, runtime: Runtime, index: int, count: int):
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, index: int, count: int, device: torch.device):
+        self.runtime, self.device = runtime, device
         self.mesh = (1, count)
         self.place: tuple[int, ...] = (0, index)
 
@@ -47,7 +47,10 @@ class Piece:
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """A count over the whole batch, taken before the step began."""
-        return self.runtime.counts[name] if self.mesh[1] > 1 and 1 in axes else value
+        if self.mesh[1] == 1 or 1 not in axes:
+            return value
+        # Counted once per process, which may run several devices.
+        return self.runtime.counts[name].to(value.device)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class _Building:
         self.device, self.evaluating = device, evaluating
         self.tensors = groups.atoms.graph.tensors
         self.atoms = groups.atoms.atoms
-        self.context = Piece(runtime, op.index, op.count)
+        self.context = Piece(runtime, op.index, op.count, device)
         self.graph = fx.Graph()
         self.known: dict[str, fx.Node] = {}
         self.counts = False

@@ -1,0 +1,91 @@
+"""A library that gives a process CUDA devices which do nothing, so that fake tensors live there.
+
+``FakeTensorMode`` makes tensors on ``cuda`` in a PyTorch that was built without CUDA, but autograd ends the
+process at them, as it has no device guard for them. With one, forward and backward of a program run, and
+dispatch modes see CUDA's own operators: where a tensor was made on the CPU by mistake is an error, and what
+attention's kernels save is what they save on a GPU. There are no numbers and no streams.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tensoropt.errors import TensorOptError
+
+SOURCE = Path(__file__).with_name("device.cpp")
+LIMIT_S = 600
+"""Seconds that compiling may take; it takes about twenty on one core."""
+
+
+def why_not() -> str:
+    """Why this machine cannot have fake CUDA devices; nothing where it can."""
+    if not sys.platform.startswith("linux"):
+        return f"fake CUDA devices are compiled for Linux only, and this is {sys.platform}"
+    if shutil.which("g++") is None:
+        return "there is no g++ to compile fake CUDA devices with; install one (apt-get install g++)"
+    return ""
+
+
+def compiled(folder: Path) -> Path:
+    """The library, compiled into a folder unless it is there already.
+
+    Args:
+        folder: made where it is missing.
+
+    Raises:
+        TensorOptError: there is no compiler, or it fails.
+    """
+    if missing := why_not():
+        raise TensorOptError(missing)
+    version = importlib.metadata.version("torch")
+    mark = hashlib.sha256(SOURCE.read_bytes() + version.encode()).hexdigest()[:16]
+    library = folder / f"libfake_cuda-{mark}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    torch = _torch_folder()
+    with tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = Path(beside) / library.name
+        command = [
+            "g++", "-std=c++20", "-O0", "-fPIC", "-shared",
+            f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include", str(SOURCE), "-o", str(made),
+            f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu",
+        ]  # fmt: skip
+        run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if run.returncode:
+            words = run.stderr.strip().splitlines()
+            first = next((line for line in words if "error" in line), words[0] if words else "no output")
+            raise TensorOptError(f"g++ cannot compile fake CUDA devices for PyTorch {version}: {first}")
+        os.replace(made, library)
+    return library
+
+
+def load(library: Path, devices: int = 1) -> None:
+    """Give this process so many CUDA devices, before PyTorch is imported; they stay.
+
+    Raises:
+        TensorOptError: PyTorch has been imported already.
+    """
+    if "torch" in sys.modules:
+        raise TensorOptError(
+            "fake CUDA devices have to be there before PyTorch is imported; start another process for them"
+        )
+    os.environ["FAKE_CUDA_DEVICES"] = str(devices)
+    ctypes.CDLL(str(library))
+
+
+def _torch_folder() -> Path:
+    # Importing PyTorch to ask it would be too early.
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent

@@ -1,0 +1,150 @@
+"""Models on fake CUDA devices, in a process of their own: what their steps make, send and keep alive.
+
+``python -m tests.fake_cuda.sweep LIBRARY`` reads cases as JSON from standard input and prints what was
+seen, a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensoropt.fake_cuda import load
+
+DEVICES = 8
+
+
+def main() -> None:
+    """Answer all cases."""
+    load(Path(sys.argv[1]), DEVICES)
+    from tensoropt.fake_cuda.operators import cuda_operators
+
+    with cuda_operators():
+        for case in json.load(sys.stdin):
+            try:
+                seen = KINDS[case["kind"]](case)
+            except Exception as error:
+                seen = {"error": "".join(traceback.format_exception(error)[-6:])}
+            print(json.dumps({**case, **seen}), flush=True)
+
+
+def sharded(case: dict[str, Any]) -> dict[str, Any]:
+    """One random sharded strategy, on a CPU rank and on a CUDA rank."""
+    from tensoropt.fake_cuda.operators import CAPABILITY
+    from tensoropt.profiling.fact_finding import find_facts
+    from tensoropt.profiling.workload import workload
+    from tensoropt.sharding.configurations import MicroBatchRefused
+    from tensoropt.simulate.memory_curve import memory_curve
+    from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+
+    loaded = loaded_of(case)
+    mesh = tuple(case["mesh"])
+    try:
+        micro = micro_strategies(loaded.graph, mesh[0])
+    except MicroBatchRefused:
+        mesh = (1, *mesh[1:])
+        micro = micro_strategies(loaded.graph, 1)
+    strategy = random_strategy(loaded.graph, mesh, micro, random.Random(case["seed"]), 0.3)
+    works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    facts = {n: find_facts(work, True, CAPABILITY) for n, work in works.items()}
+    predicted = memory_curve(strategy, facts, "adam").peak.total
+    return watched(loaded, strategy, predicted, [0])
+
+
+def placed(case: dict[str, Any]) -> dict[str, Any]:
+    """One random placement on three devices, a process each."""
+    loaded = loaded_of(case)
+    strategy, predicted = placement(loaded, case["seed"])
+    return watched(loaded, strategy, predicted, range(3))
+
+
+def one_process(case: dict[str, Any]) -> dict[str, Any]:
+    """One random placement on three devices that one process runs."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tensoropt.placement.execute.engine import PlacedEngine
+    from tests.fake_cuda.devices import MadeOnTheCpu
+
+    loaded = loaded_of(case)
+    # All in pieces, so that pieces of the loss are on several devices.
+    strategy, _ = placement(loaded, case["seed"], 1.0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+
+        def on(values: Any) -> list[torch.Tensor]:
+            return [torch.empty(v.shape, dtype=v.dtype, device="cuda:0") for v in values]
+
+        values = dict(zip(loaded.values, on(loaded.values.values()), strict=True))
+        engine = PlacedEngine(strategy, values, devices=[f"cuda:{i}" for i in range(3)])
+        inputs = on(loaded.inputs)
+        engine(*inputs)[0].backward()
+        with MadeOnTheCpu() as noted:
+            engine(*inputs)[0].backward()
+    return {"cpu": sorted(noted.operators)}
+
+
+def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
+    """A random placement on three devices, a share of the operators in pieces; and the bytes of the fullest."""
+    from tensoropt.cluster import load_cluster
+    from tensoropt.costs.source import CostSource
+    from tensoropt.placement.plans import PlacedStrategy
+    from tensoropt.placement.prices import PlacedPrices
+    from tensoropt.plan.settings import Settings
+    from tensoropt.profiling.store import ProfileStore
+    from tensoropt.verify.predict import predict_placed
+    from tensoropt.verify.random_placements import random_placement, random_splits
+
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
+        costs = CostSource(load_cluster("dgx-a100[3]"), store, Settings(measure="never"), None)
+        graph = PlacedPrices(loaded.graph, costs.cluster, costs).price(
+            random_splits(loaded.graph, 3, rng, share)
+        )
+        where = random_placement(graph.graph, 3, rng)
+        strategy, prediction = predict_placed(graph, where)
+    return PlacedStrategy(strategy.graph, where, strategy.transfers), prediction.memory_bytes
+
+
+def loaded_of(case: dict[str, Any]) -> Any:
+    """The model of a case, without memory."""
+    from tensoropt.engine.models import ModelSpec, load_model
+
+    # Models of tests make tensors where they are not told to.
+    device = "meta" if case["model"].startswith("zoo:") else "cpu"
+    return load_model(ModelSpec(case["model"], 0, compute_dtype=case["dtype"], device=device))
+
+
+def watched(loaded: Any, strategy: Any, predicted: float, ranks: Sequence[int]) -> dict[str, Any]:
+    """What steps send and keep alive on CPU and on CUDA ranks, and which operators gave CPU tensors there."""
+    from tensoropt.verify.fake_ranks import step_on
+    from tensoropt.verify.steps import issued, tracked_memory
+    from tests.fake_cuda.devices import MadeOnTheCpu
+
+    sent: dict[str, list[Any]] = {"cpu": [], "cuda": []}
+    tracked, made = 0, set()
+    for rank in ranks:
+        for device, of_device in sent.items():
+            with step_on(rank, loaded, strategy, "adam", device) as step:
+                of_device.append(issued(step.engine, step))
+                if device == "cuda":
+                    with MadeOnTheCpu() as noted:
+                        tracked = max(tracked, tracked_memory(step)["peak"])
+                    made |= noted.operators
+    return {
+        "alike": sent["cpu"] == sent["cuda"],
+        "tracked": tracked,
+        "predicted": predicted,
+        "cpu": sorted(made),
+    }
+
+
+KINDS = {"sharded": sharded, "placed": placed, "one_process": one_process}
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from tensoropt.planners.task import PlanningTask, TableSpace
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
 from tensoropt.session.run_report import versions
-from tensoropt.session.spaces import cost_graph
+from tensoropt.session.one_space import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "unrolled": unrolled}

@@ -11,7 +11,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.planners.sharded import ilp
 from tensoropt.planners.sharded.optcnn import fastest
 from tensoropt.search import TrackedFrontier, track_frontier
-from tensoropt.session.spaces import cost_graph
+from tensoropt.session.one_space import cost_graph
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2}

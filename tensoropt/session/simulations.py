@@ -30,6 +30,7 @@ class SpaceSimulations:
     Attributes:
         additive: (n, 2) memory and time as the search added them up.
         simulated: (n, 2) memory and time as simulated.
+        tensors: (n,) of that memory what tensors take, which is what the search adds up.
     """
 
     tables: CostTables
@@ -39,6 +40,7 @@ class SpaceSimulations:
     rows: list[tuple[int, int]] = field(default_factory=list)
     additive: Floats = field(default_factory=lambda: np.zeros((0, 2)))
     simulated: Floats = field(default_factory=lambda: np.zeros((0, 2)))
+    tensors: Floats = field(default_factory=lambda: np.zeros(0))
 
     def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
         """Simulate points of a frontier of this space; their numbers among all of the space."""
@@ -49,9 +51,10 @@ class SpaceSimulations:
             metrics = evaluation.metrics
             self.rows += [(len(self.evaluations), row) for row in range(len(part))]
             self.evaluations.append(evaluation)
-            costs = np.stack([metrics.memory.sum(axis=1), metrics.total_s], axis=1)
+            costs = np.stack([metrics.memory_bytes, metrics.total_s], axis=1)
             added = np.stack([frontier.memory[part], frontier.time[part]], axis=1)
             self.simulated = np.concatenate([self.simulated, costs])
+            self.tensors = np.concatenate([self.tensors, metrics.memory.sum(axis=1)])
             self.additive = np.concatenate([self.additive, added])
         return np.arange(first, len(self.simulated))
 
@@ -62,7 +65,8 @@ class SpaceSimulations:
         if not len(self.additive):
             return np.zeros(2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            shares = np.where(self.additive > 0, self.simulated / self.additive, np.inf)
+            told = np.stack([self.tensors, self.simulated[:, 1]], axis=1)
+            shares = np.where(self.additive > 0, told / self.additive, np.inf)
         return shares.min(axis=0) - MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
@@ -116,7 +120,9 @@ class Simulations:
         if (shares <= 0).any():
             return None
         known = self.frontier()
-        return Staircase(known.memory / shares[0], known.time / shares[1])
+        tensors = np.array([self.spaces[space].tensors[number] for space, number in known.origin.tolist()])
+        # Of communicators one strategy has more than another: what is leaner in all may have more tensors.
+        return Staircase(np.maximum.accumulate(tensors) / shares[0], known.time / shares[1])
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:

@@ -390,6 +390,13 @@ BAD = {
     "batch of a file": ((*NET, *EXPLORE, "--batch", "4"), "--batch"),
     "out is a file": ((*NET, "--cluster", "two.yaml", "--out", "net.py"), "cannot write into"),
     "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
+    "headroom beyond a device": ((*NET, *EXPLORE, "--headroom", "120%"), "keep less of them free"),
+    "headroom of no kind": (("choose", "out", "--memory", "1GiB", "--headroom", "x%"), "write 5% or 2GiB"),
+    "headroom of what": (("choose", "out", "--knee", "--headroom", "5%"), "give --memory with it"),
+    "nothing under headroom": (
+        ("choose", "out", "--memory", "1GiB", "--headroom", "99.9999%"),
+        "the smallest plan needs",
+    ),
     "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),
     "choose nothing there": (("choose", "nowhere", "--knee"), "holds no exploration"),
     "plan into nowhere": (("choose", "out", "--knee", "--out", "net.py/plan.json"), "cannot write"),

@@ -18,12 +18,12 @@ from tensoropt.cluster import Cluster
 from tensoropt.cluster.catalog import process_memory_figures
 from tensoropt.cluster.devices import DeviceKind
 from tensoropt.cluster.quantities import size_bytes
-from tensoropt.graph import OperatorGraph, Tensor
+from tensoropt.graph import OperatorGraph
 from tensoropt.types import Flags, Floats
 
 TERMS = ("context", "workspaces", "segments", "communicators", "inputs")
 """CUDA's context with the kernels loaded; cuBLAS's workspaces; what is unused at the end of the allocator's
-last segments; NCCL's buffers; the step's inputs with the model's buffers and constants."""
+last segments; NCCL's buffers; the step's inputs and the model's buffers."""
 
 
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
@@ -90,11 +90,8 @@ def process_memory(cluster: Cluster, graph: OperatorGraph) -> ProcessMemory:
         context=size_bytes(figures["context"]["bytes"], "context"),
         workspaces=max(_workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.devices),
         segments=size_bytes(figures["segments"]["bytes"], "segments"),
-        inputs=sum(
-            _bytes(graph, tensor)
-            for tensor in graph.tensors.values()
-            if tensor.kind in ("input", "buffer", "constant")
-        ),
+        # Without constants: they are kept smaller than their shapes, and saved graphs do not say how small.
+        inputs=sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer")),
         communicator={name: float(each * number) for name, number in channels.items()},
     )
 
@@ -106,9 +103,3 @@ def _channels(link: str, channels: Mapping[str, int]) -> int:
 def _workspaces(kind: DeviceKind, by_capability: Mapping[int, str]) -> int:
     major = int((kind.capability or "0").partition(".")[0])
     return size_bytes(by_capability[max(m for m in by_capability if m <= major)], "workspaces")
-
-
-def _bytes(graph: OperatorGraph, tensor: Tensor) -> int:
-    # Constants are kept with their repeated dims once; whatever is passed to a call is whole on every rank.
-    value = graph.constants.get(tensor.name)
-    return tensor.bytes if value is None else int(value.numel() * value.element_size())

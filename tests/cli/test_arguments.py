@@ -37,5 +37,5 @@ def test_the_device_is_looked_at_only_for_headroom():
 
 @pytest.mark.parametrize("headroom", ["much", "%", "5%%", "-5%", "100%", "81GiB"])
 def test_headroom_that_means_nothing_is_refused(headroom):
-    with pytest.raises(TensorOptError, match="--headroom|size"):
+    with pytest.raises(TensorOptError, match=r"--headroom|size"):
         budget(Namespace(memory=None, headroom=headroom), lambda: DEVICE)

@@ -263,11 +263,14 @@ def crossing_bytes(plan) -> int:
 
 def test_the_chosen_plan_keeps_off_a_slow_link(tmp_path):
     """A tenth of the bandwidth between the nodes: within the same memory, less goes there."""
-    layers = [m for _ in range(3) for m in (nn.Linear(512, 512), nn.ReLU())]
+    # Wide, so that a further communicator's buffers are little beside tensors.
+    with torch.device("meta"):
+        layers = [m for _ in range(3) for m in (nn.Linear(8192, 8192), nn.ReLU())]
+        batch = torch.randn(16384, 8192)
     with ProfileStore(tmp_path / "profile.sqlite") as profile:
         even = tensoropt.explore(
             nn.Sequential(*layers),
-            (torch.randn(1024, 512),),
+            (batch,),
             loss=lambda y: y.square().mean(),
             cluster=nodes("10GB/s"),
             store=profile,

@@ -11,7 +11,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..state import View
 from .frontier import FrontierData
-from .point import KIND_TITLES, hides
+from .point import KIND_TITLES, PROCESS, hides
 from .units import percent
 
 
@@ -35,7 +35,7 @@ class Bar:
 
 
 def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
-    """One device's memory by kind, then what is free, then the headroom.
+    """One device's memory by kind, what a process takes beside tensors, what is free, the headroom.
 
     The bar is as long as the device's memory, unless the plan is far smaller or larger: then as the plan.
     """
@@ -50,6 +50,11 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
         for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
     ]
+    beside = sum(point.terms.values())
+    if beside:
+        segments.append(
+            Segment(PROCESS, KIND_TITLES[PROCESS], beside / whole, unit.text(beside), percent(beside / used))
+        )
     if to_scale:
         free = max(usable - used, 0.0)
         segments.append(Segment("free", "free", free / whole, unit.text(free), ""))

@@ -21,7 +21,9 @@ KIND_TITLES = {
     "optimizer": "optimizer state",
     "kept": "kept activations",
     "transient": "buffers in flight",
+    "process": "what a process takes beside tensors",
 }
+PROCESS = "process"
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,9 @@ def _special(data: FrontierData) -> tuple[tuple[str, int], ...]:
 def dominant_words(exploration: Exploration, row: int) -> str:
     """What most of the memory and most of the time is."""
     point = exploration.all_points[row]
-    total = sum(point.memory) or 1.0
-    kind, size = max(zip(MEMORY_KINDS, point.memory, strict=True), key=lambda item: item[1])
+    sizes = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), PROCESS: sum(point.terms.values())}
+    total = sum(sizes.values()) or 1.0
+    kind, size = max(sizes.items(), key=lambda item: item[1])
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
     step = point.time_s or 1.0
     if point.exposed_s > point.compute_s:
@@ -145,6 +148,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
     unit, time = data.units.memory, data.units.time
     sizes = [("memory", a.memory_bytes, b.memory_bytes)]
     sizes += [(KIND_TITLES[kind], x, y) for kind, x, y in zip(MEMORY_KINDS, a.memory, b.memory, strict=True)]
+    sizes.append((KIND_TITLES[PROCESS], sum(a.terms.values()), sum(b.terms.values())))
     times = [
         ("time", a.time_s, b.time_s),
         ("compute", a.compute_s, b.compute_s),

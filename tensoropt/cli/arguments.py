@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tensoropt.errors import TensorOptError
-from tensoropt.units import parse_bytes, parse_seconds
+from tensoropt.units import format_bytes, parse_bytes, parse_seconds
 
 MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
 CLUSTER_HELP = "local, local:N (N CPU ranks), a preset (see: tensoropt list clusters) or a YAML/JSON file"
@@ -61,6 +61,43 @@ def onnx_options(options: argparse.Namespace, *, training: bool) -> Any:
             raise TensorOptError(f"--dim '{text}' is not NAME=SIZE, for example --dim batch=8")
         dims[name] = int(size)
     return OnnxOptions.of(dims, options.output, (options.loss or "auto") if training else None)
+
+
+def add_headroom(verb: argparse.ArgumentParser) -> None:
+    """How much of a device is kept free."""
+    verb.add_argument(
+        "--headroom",
+        metavar="5%|2GiB",
+        help="keep so much of a device's memory free: a budget is at most the rest",
+    )
+
+
+def budget(options: argparse.Namespace, device_bytes: Callable[[], float]) -> float | None:
+    """Bytes per device that ``--memory`` and ``--headroom`` leave together; None where neither is given.
+
+    Args:
+        device_bytes: what the smallest device has; called only where headroom is asked for.
+
+    Raises:
+        TensorOptError: headroom that is no share and no size, or that leaves nothing.
+    """
+    memory = parse_bytes(options.memory) if options.memory is not None else None
+    if options.headroom is None:
+        return memory
+    whole = device_bytes()
+    share, percent, rest = options.headroom.partition("%")
+    try:
+        kept = whole * float(share) / 100 if percent and not rest.strip() else parse_bytes(options.headroom)
+    except ValueError:
+        raise TensorOptError(
+            f"--headroom '{options.headroom}' is neither a share nor a size; write 5% or 2GiB"
+        ) from None
+    if not 0 <= kept < whole:
+        raise TensorOptError(
+            f"--headroom {options.headroom} is {format_bytes(kept)} of devices that have "
+            f"{format_bytes(whole)}; keep less of them free"
+        )
+    return whole - kept if memory is None else min(memory, whole - kept)
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from tensoropt.cli.arguments import add_folder, limits
+from tensoropt.cli.arguments import add_folder, add_headroom, budget, limits
 from tensoropt.cli.device_profile import profile_answer
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
+from tensoropt.errors import TensorOptError
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -18,6 +19,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         metavar="auto|N",
         help="of a folder made with explore --devices: the plans for N, or for the fewest that will do",
     )
+    add_headroom(verb)
     which = verb.add_mutually_exclusive_group(required=True)
     which.add_argument("--profile", action="store_true", help="the table devices x memory -> time, no plan")
     which.add_argument("--memory", metavar="24GiB", help="the fastest plan within this much per device")
@@ -30,9 +32,12 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """The chosen point, and its plan where it was saved."""
-    wanted = limits(options)
+    if options.headroom is not None and options.memory is None:
+        raise TensorOptError("--headroom says what a budget leaves free; give --memory with it")
     if options.profile:
         return Answer(*profile_answer(options.dir))
+    wanted = limits(options)
+    wanted["memory_bytes"] = budget(options, lambda: _device_bytes(options.dir))
     from tensoropt.plan.made_for import for_gpus
     from tensoropt.report.table import point_lines, points_data, run_line
     from tensoropt.saved import chosen_point
@@ -53,6 +58,17 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         "plan": plan.model_dump(by_alias=True, mode="json"),
     }
     return Answer(data, "\n".join(lines))
+
+
+def _device_bytes(folder: str) -> float:
+    """What the smallest device has of the cluster that was explored, or of a part of it."""
+    from tensoropt.cluster import Cluster
+    from tensoropt.plan.device_sweep import folders_in
+    from tensoropt.plan.exploration import load_exploration
+
+    inside = list(folders_in(folder))
+    found = load_exploration(inside[0] if inside else folder)
+    return Cluster.from_dict(found.cluster).memory_bytes
 
 
 VERB = Verb("choose", "turn a point of a saved frontier into a plan", add_arguments, answer)

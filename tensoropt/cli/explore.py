@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tensoropt.cli.arguments import writable_folder
+from tensoropt.cli.arguments import add_headroom, budget, writable_folder
 from tensoropt.cli.device_profile import profile_answer
 from tensoropt.cli.question import add_question, explored
 from tensoropt.cli.verb import Answer, Verb
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.units import parse_bytes
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -19,6 +18,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     verb.add_argument("--memory", metavar="24GiB", help="fail if no plan fits this much per device")
+    add_headroom(verb)
     verb.add_argument(
         "--devices",
         metavar="auto|1,2,4",
@@ -31,8 +31,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """The frontier of a model on a cluster, or on several parts of it."""
     if options.devices:
         return sweep(options, progress)
-    memory_bytes = parse_bytes(options.memory) if options.memory else None
-    folder, found = explored(options, progress, memory_bytes)
+    folder, found = explored(options, progress, _budget(options))
     from tensoropt.plan.frontier_table import frontier_text
     from tensoropt.report.table import points_data, summary_lines
 
@@ -55,12 +54,21 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, text)
 
 
+def _budget(options: argparse.Namespace) -> float | None:
+    def device_bytes() -> float:
+        from tensoropt.cluster import load_cluster
+
+        return load_cluster(options.cluster).memory_bytes
+
+    return budget(options, device_bytes)
+
+
 def sweep(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """The same question on several numbers of devices, which the paper calls profiling mode."""
     from tensoropt.cluster import load_cluster
 
     sizes = part_sizes(options.devices, load_cluster(options.cluster))
-    memory_bytes = parse_bytes(options.memory) if options.memory else None
+    memory_bytes = _budget(options)
     found, refused = [], []
     with writable_folder(options.out) as folder:
         for number, size in enumerate(sizes):

@@ -37,6 +37,12 @@ def _preset(name: str) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
+def process_memory_figures() -> Mapping[str, Any]:
+    """What a process takes of a GPU's memory beside the tensors of its step, as ``presets/memory.yaml`` says,
+    each figure with its ``source``."""
+    return _preset("memory")
+
+
 def list_devices() -> tuple[str, ...]:
     """Names of the device kinds that cluster files may use."""
     return tuple(_preset("devices"))

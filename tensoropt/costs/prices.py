@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
@@ -82,6 +83,7 @@ class Prices:
         compute, communication: where seconds come from.
         optimizer: ``sgd``, ``momentum`` or ``adam``.
         overheads: copies around collectives, gradient accumulation, issuing an edge.
+        process: memory that a process takes beside tensors; by default tensors only are counted.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Prices:
         communication: CommunicationCosts,
         optimizer: str,
         overheads: Overheads = _FREE,
+        process: ProcessMemory = NO_PROCESS,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -99,6 +102,7 @@ class Prices:
         self.communication = communication
         self.optimizer = optimizer
         self.overheads = overheads
+        self.process = process
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @property

@@ -20,6 +20,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
 from tensoropt.costs.prices import ComputeCosts, Prices
+from tensoropt.costs.process_memory import process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.roofline import (
     MOST_SAMPLES,
@@ -414,6 +415,7 @@ def build_tables(
     compute, overheads = costs.compute(), costs.overheads()
     # Links depend on the mesh, not on the number of micro-batches: measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
+    process = process_memory(costs.cluster, graph.atoms.graph)
     result = []
     for index, ((mesh, shape), made, limit) in enumerate(zip(shapes, templates, limits, strict=True)):
         costs.expect("tables", sum(expected_s[index:]))
@@ -425,6 +427,7 @@ def build_tables(
             models[mesh.label],
             costs.settings.optimizer,
             overheads,
+            process,
         )
         tables = TableBuilder(graph, micro, made, prices, regions, limit).build()
         result.append((mesh, tables, models[mesh.label]))

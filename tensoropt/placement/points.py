@@ -52,7 +52,7 @@ def placed_point(
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
     return Point(
-        memory_bytes=simulated.memory_bytes,
+        memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),
         time_s=simulated.time_s,
         compute_s=step.compute_s,
         communication_s=step.exposed_s + step.hidden_s,
@@ -63,6 +63,7 @@ def placed_point(
         # A placement is in no table that could be added up, and nothing is proven of it.
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[fullest][kind] for kind in MEMORY_KINDS),
+        terms=dict(simulated.problem.devices.terms),
         space=space,
         choice=(),
         options=(),

@@ -17,6 +17,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import ComputeCosts
+from tensoropt.costs.process_memory import named_terms, process_memory
 from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
@@ -109,8 +110,14 @@ class PlacedPrices:
                     # A message of one byte takes little but the latency.
                     latency[i, j] = self.links.pair_time_s(i, j, 1)
                     per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
+        process = process_memory(self.cluster, self.graph.atoms.graph)
+        # Messages go through the communicator of all ranks.
+        levels = [level.name for level in self.cluster.levels]
+        terms = named_terms(process.constant(process.communicator_bytes(levels) if count > 1 else 0.0))
+        memory = np.array([device.memory_bytes for device in self.cluster.devices], dtype=float)
         return DeviceSet(
-            capacity_bytes=np.array([device.memory_bytes for device in self.cluster.devices], dtype=float),
+            capacity_bytes=np.maximum(memory - sum(terms.values()), 0.0),
+            terms=terms,
             latency_s=latency,
             seconds_per_byte=np.maximum(per_byte, 0.0),
             lanes={(i, j): lanes(self.cluster, i, j) for i in range(count) for j in range(count) if i != j},

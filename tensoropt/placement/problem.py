@@ -8,9 +8,11 @@ both on its device, because its parameters and what it keeps for backward lie th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
 
 from tensoropt.errors import PlanError
 from tensoropt.types import Floats
@@ -43,9 +45,11 @@ class DeviceSet:
     """Devices, and what sending between them takes.
 
     Attributes:
-        capacity_bytes: (d,) what one device may hold.
+        capacity_bytes: (d,) what one device may hold of tensors.
         latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
+        terms: what a process takes of each device beside tensors, by name
+            (:mod:`tensoropt.costs.process_memory`); taken off the capacity already.
         lanes: per ordered pair (i, j) the names of what the message occupies; messages that share a lane
             queue. Pairs without an entry occupy a lane of their own.
     """
@@ -54,6 +58,14 @@ class DeviceSet:
     latency_s: Floats
     seconds_per_byte: Floats
     lanes: dict[tuple[int, int], tuple[str, ...]]
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+    def within(self, limit_bytes: float | None) -> Floats:
+        """(d,) what each may hold of tensors where it may use no more than a limit in all."""
+        if limit_bytes is None:
+            return self.capacity_bytes.astype(float)
+        rest = max(limit_bytes - sum(self.terms.values()), 0.0)
+        return np.minimum(self.capacity_bytes.astype(float), rest)
 
     @property
     def count(self) -> int:

@@ -95,11 +95,8 @@ class SimulatedPlacement:
 
     def fits(self, limit_bytes: float | None = None) -> bool:
         """Whether every device holds its share, within its capacity and a limit."""
-        capacity = self.problem.devices.capacity_bytes
-        return all(
-            peak <= min(float(most), limit_bytes if limit_bytes is not None else float("inf"))
-            for peak, most in zip(self.peak_bytes, capacity, strict=True)
-        )
+        most = self.problem.devices.within(limit_bytes)
+        return all(peak <= room for peak, room in zip(self.peak_bytes, most.tolist(), strict=True))
 
 
 def simulate_placement(

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import real_shape
 from tensoropt.costs.tables import CostTables
 from tensoropt.costs.variables import Variable
@@ -103,7 +104,7 @@ class Evaluation:
         weight = float(of_source.sum()) or 1.0
         shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
         return Point(
-            memory_bytes=float(p.memory[row].sum()),
+            memory_bytes=float(p.memory_bytes[row]),
             time_s=total,
             compute_s=float(p.compute_s[row]),
             communication_s=communication,
@@ -112,6 +113,7 @@ class Evaluation:
             additive_memory_bytes=additive[0],
             additive_time_s=additive[1],
             memory=tuple(float(m) for m in p.memory[row]),
+            terms=named_terms(p.terms[row].tolist()),
             space=number,
             choice=tuple(int(self.choices[n][row]) for n in space.variables),
             options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in space.variables),
@@ -178,6 +180,6 @@ def evaluate_strategy(
 def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:
     """(n, 2) memory and time of all strategies."""
     return np.concatenate(
-        [np.stack([e.metrics.memory.sum(axis=1), e.metrics.total_s], axis=1) for e in evaluated]
+        [np.stack([e.metrics.memory_bytes, e.metrics.total_s], axis=1) for e in evaluated]
         or [np.zeros((0, 2))]
     )

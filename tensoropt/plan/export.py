@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from tensoropt.costs.process_memory import TERMS
 from tensoropt.plan.files import written_whole
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.point import Point
@@ -24,7 +25,7 @@ FIXED_COLUMNS = (
 FURTHER_COLUMNS = (
     "additive_memory_bytes", "additive_time_s", "exposed_s", "hidden_s", "idle_s", "parameters_bytes",
     "gradients_bytes", "optimizer_bytes", "kept_bytes", "transient_bytes", "measured_share", "fitted_share",
-    "data_sheet_share",
+    "data_sheet_share", *(f"{name}_bytes" for name in TERMS),
 )  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
                 round(p.additive_memory_bytes), repr(p.additive_time_s), repr(p.exposed_s), repr(p.hidden_s),
                 repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
+                *(round(p.terms.get(name, 0)) for name in TERMS),
             ]
         )  # fmt: skip
     _write(path, FIXED_COLUMNS + FURTHER_COLUMNS, rows)

@@ -123,8 +123,9 @@ class Predicted(_Strict):
     """What the cost tables and the simulator say. Bytes and seconds of one rank and one step.
 
     ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
-    ``additive_time_s`` what the search added up. ``memory`` splits the peak by kind; ``communication_s`` is
-    all of it, ``exposed_s`` what is waited for.
+    ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
+    names what a process takes beside them (on GPUs); together they are ``memory_bytes``.
+    ``communication_s`` is all of it, ``exposed_s`` what is waited for.
     """
 
     memory_bytes: float
@@ -137,10 +138,16 @@ class Predicted(_Strict):
     hidden_s: float | None = None
     idle_s: float = 0.0
     memory: dict[str, float] = {}
+    terms: dict[str, float] = {}
     sources: dict[str, float] = {}
     collectives: tuple[CollectiveCount, ...] = ()
     exact: bool = True
     gap: float | None = 0.0
+
+    @property
+    def tensor_bytes(self) -> float:
+        """Of the memory what tensors take, as a tracker of tensors sees it."""
+        return self.memory_bytes - sum(self.terms.values())
 
 
 class Plan(_Strict):
@@ -243,7 +250,8 @@ class Plan(_Strict):
     def facts(self) -> list[tuple[str, str]]:
         """What the plan does and is predicted to take, in words, each with its label."""
         told = self.predicted
-        memory = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in told.memory.items() if size)
+        parts = {**told.memory, **told.terms}
+        memory = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
         sends = sum(collective.count for collective in told.collectives)
         cut = f", {len(self.placed.splits)} of them cut" if self.placed and self.placed.splits else ""
         rows = [

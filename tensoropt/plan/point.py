@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +29,9 @@ class Point:
     faster there, at most (additive time over the bound, less 1); None where nothing is proven. A point that
     the simulator prefers though others are better in the additive model has the gap that this is.
 
+    ``memory`` is the peak of tensors by kind, ``terms`` what a process takes beside them by name (empty on
+    CPU ranks); ``memory_bytes`` is the sum of both. ``additive_memory_bytes`` counts tensors only.
+
     ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices.
     """
 
@@ -51,6 +54,12 @@ class Point:
     planner: str = "frontier"
     idle_s: float = 0.0
     placed: Mapping[str, Any] | None = None
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tensor_bytes(self) -> float:
+        """Of the memory what tensors take, as a tracker of tensors sees it."""
+        return sum(self.memory)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -69,7 +78,7 @@ class Point:
 
     def facts(self) -> list[tuple[str, str]]:
         """The figures in words, each with its label."""
-        memory = zip(MEMORY_KINDS, self.memory, strict=True)
+        memory = (*zip(MEMORY_KINDS, self.memory, strict=True), *self.terms.items())
         shares = (f"{name} {100 * share:.0f} %" for name, share in self.sources.items())
         return [
             ("memory per device", format_bytes(self.memory_bytes)),

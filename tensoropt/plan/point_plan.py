@@ -42,6 +42,7 @@ def _predicted(point: Point) -> Predicted:
         additive_time_s=point.additive_time_s,
         additive_memory_bytes=point.additive_memory_bytes,
         memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
+        terms=dict(point.terms),
         sources=dict(point.sources),
         collectives=tuple(
             CollectiveCount(kind=k, axes=tuple(a), bytes=b, count=c) for k, a, b, c in point.collectives

@@ -18,6 +18,7 @@ from typing import Any
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
@@ -97,7 +98,8 @@ class Recorded:
     def prices(self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str) -> Prices:
         """Prices on one mesh of the cluster; ``sizes``: micro-batches, then the real axes."""
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
-        return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads)
+        process = process_memory(cluster, self.graph)
+        return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads, process)
 
     def save(self, path: Path) -> None:
         """Write everything into one gzip'd JSON file, read back by :func:`load_recorded`."""

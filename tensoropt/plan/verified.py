@@ -52,7 +52,7 @@ class Verified:
         return cls(
             mesh=plan.mesh.label,
             micro_batches=plan.micro_batches,
-            memory_predicted_bytes=plan.predicted.memory_bytes,
+            memory_predicted_bytes=plan.predicted.tensor_bytes,
             time_predicted_s=plan.predicted.time_s,
             ok=bool(found["ok"]),
             checked_on=str(found["checked_on"]),
@@ -66,7 +66,7 @@ class Verified:
         space = exploration.spaces[one.space]
         return (
             (space.mesh.label, space.micro_batches) == (self.mesh, self.micro_batches)
-            and abs(one.memory_bytes - self.memory_predicted_bytes) <= SAME * one.memory_bytes
+            and abs(one.tensor_bytes - self.memory_predicted_bytes) <= SAME * one.tensor_bytes
             and abs(one.time_s - self.time_predicted_s) <= SAME * one.time_s
         )
 

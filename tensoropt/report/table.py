@@ -96,7 +96,7 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
     """One point in words."""
     p = exploration.all_points[index]
     space = exploration.spaces[p.space]
-    kinds = zip(MEMORY_KINDS, p.memory, strict=True)
+    kinds = (*zip(MEMORY_KINDS, p.memory, strict=True), *p.terms.items())
     return [
         f"point {index} of {len(exploration.points)}: {format_bytes(p.memory_bytes)} per device, "
         f"{format_seconds(p.time_s)} per step",
@@ -133,6 +133,8 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
                 "exact": p.exact,
                 "gap": p.gap,
                 "planner": p.planner,
+                "memory": dict(zip(MEMORY_KINDS, map(round, p.memory), strict=True)),
+                "terms": {name: round(size) for name, size in p.terms.items()},
                 "sources": dict(p.sources),
             }
         )

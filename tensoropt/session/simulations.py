@@ -32,12 +32,14 @@ class Simulated:
         configurations, options: (n, variables) what they choose of every variable, in the tables' order.
         additive: (n, 2) memory and time as the search added them up.
         costs: (n, 2) memory and time as simulated.
+        tensors: (n,) of that memory what tensors take, which is what the search adds up.
     """
 
     configurations: Indices
     options: Indices
     additive: Floats
     costs: Floats
+    tensors: Floats
 
     def and_then(self, more: Simulated) -> Simulated:
         """These, then more of them."""
@@ -52,7 +54,7 @@ class SpaceSimulations:
     def __init__(self, tables: CostTables, mesh: Mesh, evaluator: Evaluator):
         self.tables, self.mesh, self.evaluator = tables, mesh, evaluator
         none, costs = np.zeros((0, len(tables.variables)), np.int64), np.zeros((0, 2))
-        self.done = Simulated(none, none, costs, costs)
+        self.done = Simulated(none, none, costs, costs, np.zeros(0))
 
     @property
     def simulated(self) -> Floats:
@@ -66,9 +68,11 @@ class SpaceSimulations:
             part = indices[start : start + CHUNK]
             chosen = frontier.strategies(part)
             metrics = self._evaluated(chosen.configurations, chosen.options).metrics
-            costs = np.stack([metrics.memory.sum(axis=1), metrics.total_s], axis=1)
+            costs = np.stack([metrics.memory_bytes, metrics.total_s], axis=1)
             added = np.stack([frontier.memory[part], frontier.time[part]], axis=1)
-            self.done = self.done.and_then(Simulated(chosen.configurations, chosen.options, added, costs))
+            tensors = metrics.memory.sum(axis=1)
+            new = Simulated(chosen.configurations, chosen.options, added, costs, tensors)
+            self.done = self.done.and_then(new)
         return np.arange(first, len(self.simulated))
 
     @property
@@ -79,7 +83,8 @@ class SpaceSimulations:
         if not len(additive):
             return np.zeros(2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            shares = np.where(additive > 0, self.simulated / additive, np.inf)
+            told = np.stack([self.done.tensors, self.simulated[:, 1]], axis=1)
+            shares = np.where(additive > 0, told / additive, np.inf)
         return shares.min(axis=0) - MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
@@ -157,7 +162,11 @@ class Simulations:
         if (shares <= 0).any():
             return None
         known = self.frontier()
-        return Staircase(known.memory / shares[0], known.time / shares[1])
+        tensors = np.array(
+            [self.spaces[space].done.tensors[number] for space, number in known.origin.tolist()]
+        )
+        # Of communicators one strategy has more than another: what is leaner in all may have more tensors.
+        return Staircase(np.maximum.accumulate(tensors) / shares[0], known.time / shares[1])
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -33,7 +34,10 @@ class StepMetrics:
     """Figures of one step per strategy; bytes and seconds of one rank.
 
     Attributes:
-        memory: (n, 5) the peak by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        memory: (n, 5) the peak of tensors by kind, as in
+            :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        terms: (n, 5) what a process takes beside tensors, as in
+            :data:`~tensoropt.costs.process_memory.TERMS`; zeros on CPU ranks.
         total_s: the step.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
@@ -42,11 +46,17 @@ class StepMetrics:
     """
 
     memory: Floats
+    terms: Floats
     total_s: Floats
     compute_s: Floats
     communication_s: Floats
     exposed_s: Floats
     sources: Floats
+
+    @property
+    def memory_bytes(self) -> Floats:
+        """(n,) all of it: tensors and what a process takes beside them."""
+        return self.memory.sum(axis=1) + self.terms.sum(axis=1)
 
 
 @dataclass
@@ -181,6 +191,7 @@ class StepSimulator:
         for issue in reductions(batch):
             self._lay_out_buckets(issue)
         # With several micro-batches gradients are complete when backward is over.
+        terms = self._terms()
         complete = self.buckets.pop(schedule.last, [])
         forth_and_back, end = range(schedule.last), range(schedule.last, moments)
         # The work after the last collective is counted before the micro-batch is over, so that every one pays
@@ -214,7 +225,7 @@ class StepSimulator:
         time, compute = self.time, self.worked + self.slowed
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
         exposed = np.clip(time - compute, 0.0, self.communication)
-        return StepMetrics(memory, time, compute, self.communication, exposed, self.sources)
+        return StepMetrics(memory, terms, time, compute, self.communication, exposed, self.sources)
 
     def _at(self, position: int) -> Iterator[_Sends]:
         """The collectives of a moment, and the buckets that are complete after it."""
@@ -263,6 +274,20 @@ class StepSimulator:
         # Transient at the peak includes the workspace, as in the recording.
         at_peak = np.stack([kept, total[at, strategies] - kept], axis=1)
         return np.concatenate([self.lasting, at_peak], axis=1)
+
+    def _terms(self) -> Floats:
+        """(n, 5) what a process takes beside tensors, with a communicator per set of axes it sends over."""
+        process, sets = self.batch.prices.process, dict[Axes, Flags]()
+        if process.counts_communicators and len(self.batch.mesh) > 1:
+            # That of all ranks is there in any case: a job begins and ends with it.
+            sets[tuple(range(len(self.batch.mesh) - 1))] = np.ones(self.batch.count, dtype=bool)
+            for sends in (*chain(*map(dict.values, self.sends.values())), *chain(*self.buckets.values())):
+                if sends.axes:
+                    sets[sends.axes] = sets.get(sends.axes, False) | sends.sending
+        sending: dict[tuple[str, ...], list[Flags]] = {}
+        for axes, flags in sorted(sets.items(), key=itemgetter(0)):
+            sending.setdefault(self.batch.overlap.links(axes), []).append(flags)
+        return process.terms(self.batch.count, sending)
 
     @property
     def time(self) -> Floats:

@@ -43,7 +43,8 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     if plan.placed is not None:
         rows += result_rows(graph, plan.devices)
-    return Prediction(rows, plan.predicted.memory_bytes, plan.predicted.time_s)
+    # A tracker sees tensors, not what a process takes beside them.
+    return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s)
 
 
 def result_rows(graph: GroupGraph, devices: int) -> Rows:

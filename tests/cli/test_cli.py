@@ -197,7 +197,7 @@ def test_explore_answers_machines(run: Any, explored: Path) -> None:
 
 def test_choose_by_memory_time_and_knee(run: Any, explored: Path) -> None:
     points = json.loads((explored / "exploration.json").read_text())["points"]
-    code, out, _ = run("choose", "out", "--memory", "1GiB", "--out", "fast.json", "--json")
+    code, out, _ = run("choose", "out", "--memory", "4GiB", "--out", "fast.json", "--json")
     assert (code, json.loads(out)["point"]) == (0, len(points) - 1)
     assert json.loads(Path("fast.json").read_text()) == json.loads(out)["plan"]
     code, out, _ = run("choose", "out", "--time", "10s", "--json")
@@ -213,9 +213,9 @@ def test_profiling_mode_explores_parts_of_the_cluster(run: Any, explored: Path) 
     assert code == 0
     assert [row["devices"] for row in json.loads(out)["profile"]["rows"]] == [1, 2]
     assert "<=" in run("choose", "sizes", "--profile")[1]
-    assert '"devices": 1' in run("choose", "sizes", "--memory", "1GiB", "--devices", "auto", "--json")[1]
-    assert '"devices": 2' in run("choose", "sizes", "--memory", "1GiB", "--devices", "2", "--json")[1]
-    refused(run("choose", "sizes", "--memory", "1GiB"), "holds 2 explorations; add --devices")
+    assert '"devices": 1' in run("choose", "sizes", "--memory", "4GiB", "--devices", "auto", "--json")[1]
+    assert '"devices": 2' in run("choose", "sizes", "--memory", "4GiB", "--devices", "2", "--json")[1]
+    refused(run("choose", "sizes", "--memory", "4GiB"), "holds 2 explorations; add --devices")
     refused(run(*arguments, "--devices", "3", "--out", "x"), "do not fill whole levels")
     refused(run(*arguments, "--devices", "all", "--out", "x"), "neither auto nor a list")
 
@@ -390,6 +390,13 @@ BAD = {
     "batch of a file": ((*NET, *EXPLORE, "--batch", "4"), "--batch"),
     "out is a file": ((*NET, "--cluster", "two.yaml", "--out", "net.py"), "cannot write into"),
     "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
+    "headroom beyond a device": ((*NET, *EXPLORE, "--headroom", "120%"), "keep less of them free"),
+    "headroom of no kind": (("choose", "out", "--memory", "4GiB", "--headroom", "x%"), "write 5% or 2GiB"),
+    "headroom of what": (("choose", "out", "--knee", "--headroom", "5%"), "give --memory with it"),
+    "nothing under headroom": (
+        ("choose", "out", "--memory", "4GiB", "--headroom", "99.9999%"),
+        "the smallest plan needs",
+    ),
     "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),
     "choose nothing there": (("choose", "nowhere", "--knee"), "holds no exploration"),
     "plan into nowhere": (("choose", "out", "--knee", "--out", "net.py/plan.json"), "cannot write"),

@@ -90,7 +90,7 @@ def one_process(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
-    """A random placement on three devices, a share of the operators in pieces; and the bytes of the fullest."""
+    """A random placement on three devices, a share of the operators in pieces; bytes of the fullest."""
     from tensoropt.cluster import load_cluster
     from tensoropt.costs.source import CostSource
     from tensoropt.placement.plans import PlacedStrategy

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tensoropt
 from tensoropt.cluster.files import cluster_from
+from tensoropt.costs.process_memory import TERMS
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.export import (
     COMPARISON_COLUMNS,
@@ -64,6 +65,8 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
         assert set(told.memory) == {"parameters", "gradients", "optimizer", "kept", "transient"}
         for kind, size in told.memory.items():
             assert int(row[f"{kind}_bytes"]) == round(size), kind
+        for name in TERMS:
+            assert int(row[f"{name}_bytes"]) == round(told.terms.get(name, 0)), name
         for source in ("measured", "fitted", "data sheet"):
             assert float(row[f"{source.replace(' ', '_')}_share"]) == told.sources.get(source, 0.0), source
 
@@ -77,6 +80,7 @@ def unlike(number: int) -> dict[str, object]:
         "memory": (101.0 + number, 202.0 + number, 303.0 + number, 404.0 + number, 505.0 + number),
         "sources": {"measured": 0.5, "fitted": 0.3, "data sheet": 0.2}, "exact": number % 2 == 0,
         "planner": f"planner {number}",
+        "terms": {name: 1001.0 * place + number for place, name in enumerate(TERMS, 1)},
     }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_caps_find_leaner_plans_and_lose_none(store, monkeypatch):
     plain = found()
     assert any("caps on what an operator needs" in note for space in capped.spaces for note in space.notes)
     assert not any("caps" in note for space in plain.spaces for note in space.notes)
-    assert capped.points[0].memory_bytes < 0.95 * plain.points[0].memory_bytes
+    assert capped.points[0].tensor_bytes < 0.95 * plain.points[0].tensor_bytes
     for point in plain.points:
         assert any(
             p.memory_bytes <= point.memory_bytes and p.time_s <= point.time_s * (1 + 1e-12)

@@ -78,6 +78,5 @@ class NoRoomError(Exception):
 
 
 def memory_limits(problem: PlacementProblem, limit: float | None) -> Floats:
-    """(devices,) what each may hold: its capacity, and the limit."""
-    capacity = problem.devices.capacity_bytes.astype(float)
-    return capacity if limit is None else np.minimum(capacity, limit)
+    """(devices,) what each may hold of tensors: its capacity, and the limit."""
+    return problem.devices.within(limit)

@@ -16,8 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
@@ -36,7 +34,7 @@ def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> Plac
     """The problem with a limit as its devices' capacity, where that is less."""
     if memory_limit_bytes is None:
         return problem
-    capacity = np.minimum(problem.devices.capacity_bytes, memory_limit_bytes)
+    capacity = problem.devices.within(memory_limit_bytes)
     return replace(problem, devices=replace(problem.devices, capacity_bytes=capacity))
 
 

@@ -32,6 +32,16 @@ def local_gpus() -> tuple[str, ...]:
     return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
 
 
+def why_no_gpu() -> str:
+    """Why ranks cannot run on GPUs here, with the remedy; empty where they can."""
+    if torch.cuda.is_available():
+        return ""
+    build = f"PyTorch {torch.__version__}"
+    if not torch.backends.cuda.is_built():
+        return f"{build} is built without CUDA; install a build with CUDA"
+    return f"{build} is built with CUDA but sees no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"
+
+
 def local_backend(cluster: Cluster) -> str | None:
     """The backend that ranks of a cluster talk over if its devices are this machine's, else None.
 

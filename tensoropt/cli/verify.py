@@ -12,7 +12,7 @@ from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_seconds
 
-RANDOM_CLUSTER = "local:2"
+RANDOM_CLUSTER = "cpu:2"
 """Where ``verify --random`` runs unless told: the fewest ranks that can split anything, on any machine."""
 
 
@@ -21,7 +21,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
     )
-    verb.add_argument("--cluster", help="with --random, default local:2: " + CLUSTER_HELP)
+    verb.add_argument("--cluster", help="with --random, default cpu:2: " + CLUSTER_HELP)
     verb.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
     verb.add_argument(
         "--placed", action="store_true",

@@ -59,11 +59,16 @@ def test_parameters_without_values_change_nothing(device: str) -> None:
 def test_a_shadow_is_taken_away_after_an_error() -> None:
     model = Keeps()
     weight = model.first.weight
-    with pytest.raises(ZeroDivisionError), shadowed(model) as stored:
-        assert model.first.weight.is_meta
-        assert model.first.weight is model.second.weight
-        assert model.plain.is_meta
-        assert stored["first.weight"] is weight
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with shadowed(model) as stored:
+            assert model.first.weight.is_meta
+            assert model.first.weight is model.second.weight
+            assert model.plain.is_meta
+            assert stored["first.weight"] is weight
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert model.first.weight is weight
     assert not model.plain.is_meta

@@ -53,6 +53,10 @@ class LocalParameters(ABC):
         """Which part of a parameter this rank has: ranks with equal indices have equal values."""
         return ()
 
+    def replica_axes(self, name: str) -> tuple[int, ...]:
+        """The mesh axes along which ranks have the same part of a parameter."""
+        return ()
+
     @torch.no_grad()
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
         """Set the parameters to whole values."""

@@ -55,6 +55,10 @@ class ParameterShards(LocalParameters):
         place, stored = self.runtime.place, self.strategy.stored[name]
         return tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
 
+    def replica_axes(self, name: str) -> tuple[int, ...]:
+        """The mesh axes that do not shard a parameter."""
+        return tuple(a for a, code in enumerate(self.strategy.stored[name]) if a > 0 and code <= REPLICATE)
+
     def _buckets(self) -> tuple[Bucket, ...]:
         return gradient_buckets(self.strategy)
 

@@ -54,8 +54,8 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
             count = torch.cuda.device_count()
             seen = (f"PyTorch sees {count} GPUs, but NVML, which describes them, does not answer",)
         return tuple(f"{note}: this is for CPU ranks" for note in seen)
-    here = gpu_cluster() if cluster.source == "NVML" else None
-    if here is None or here.devices[: cluster.device_count] != cluster.devices:
+    gpus = gpu_cluster() if cluster.source == "NVML" else None
+    if gpus is None or gpus.devices[: cluster.device_count] != cluster.devices:
         return ()
     return (*gpu_notes(), *_untimed(cluster))
 

@@ -71,7 +71,8 @@ def run_demo(
     where = load_cluster(cluster)
     if not has_local_cores(where):
         raise TensorOptError(
-            f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: use cpu:N, or local:N without GPUs"
+            f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: "
+            "use cpu:N, or local:N without GPUs"
         )
     loaded = load_model(source)
     found = explore(loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress)

@@ -12,15 +12,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 META = torch.device("meta")
 
 
 def off_the_cpu(model: nn.Module, call: Any) -> bool:
-    """Whether a tensor of the model, or of an example call (any pytree), lies elsewhere than on the CPU."""
+    """Whether a tensor of the model, or of an example call (any pytree), lies elsewhere than on the CPU.
+
+    Fake tensors lie nowhere, and are captured as they are.
+    """
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(call)]
-    return any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in tensors)
+    found = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) for t in found):
+        return False
+    return any(t.device.type != "cpu" for t in found)
 
 
 def on_meta(call: Any) -> Any:

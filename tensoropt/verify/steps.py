@@ -88,6 +88,7 @@ def tracked_memory(step: Step) -> dict[str, int]:
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
     if on_gpu:
         engine.runtime.synchronize()
+        torch.cuda.empty_cache()  # what earlier runs left behind would count as reserved
         torch.cuda.reset_peak_memory_stats(device)
     with tracker:
         step()

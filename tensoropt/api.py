@@ -56,8 +56,8 @@ def explore(
     Args:
         model: any module ``torch.export`` accepts; on the meta device for big models.
         args, kwargs: example inputs at the global batch size.
-        cluster: ``local``, ``local:N``, a preset, a file, or a :class:`Cluster`. CPU ranks and the GPUs of
-            this machine are measured; anything else is priced from data sheets.
+        cluster: ``local``, ``local:N``, ``cpu:N``, a preset, a file, or a :class:`Cluster`. CPU ranks and the
+            GPUs of this machine are measured; anything else is priced from data sheets.
         loss: maps the output to a scalar, where the model returns none.
         settings: everything else that can be chosen, see :class:`Settings`.
         store: profile store; the user's own by default.

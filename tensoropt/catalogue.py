@@ -67,18 +67,23 @@ def list_models() -> tuple[ListedModel, ...]:
 
 def list_clusters() -> tuple[ListedCluster, ...]:
     """This machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
-    return tuple(_listed(name) for name in ("local", "local:N", *cluster_names()))
+    return tuple(_listed(name) for name in ("local", "local:N", "cpu:N", *cluster_names()))
 
 
 def _listed(name: str) -> ListedCluster:
-    # A family is described by one of its members: two CPU ranks, one node.
-    one = load_cluster(name.replace(":N", ":2").removesuffix("xN"))
+    # A family is described by one of its members: all GPUs or cores here, two CPU ranks, one node.
+    members = {"local:N": "local", "cpu:N": "cpu:2"}
+    one = load_cluster(members.get(name, name.removesuffix("xN")))
+    families = {
+        "local:N": "N of this machine's GPUs, or N CPU ranks where it has none",
+        "cpu:N": "N CPU ranks of this machine",
+    }
     return ListedCluster(
         name,
         None if name.endswith("N") else one.device_count,
         one.device.name,
-        None if name == "local:N" else one.memory_bytes,
-        {"local:N": "N CPU ranks of this machine"}.get(name, one.source),
+        None if name in families else one.memory_bytes,
+        families.get(name, one.source),
     )
 
 

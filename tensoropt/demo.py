@@ -45,7 +45,7 @@ class DemoResult(NamedTuple):
 
 def run_demo(
     source: str = "zoo:gpt2-demo",
-    cluster: str = "local",
+    cluster: str = "cpu",
     folder: str | os.PathLike[str] = "out/demo",
     *,
     steps: int = 4,
@@ -58,7 +58,7 @@ def run_demo(
 
     Args:
         source: of the model.
-        cluster: ``local`` or ``local:N``; the plans are run here.
+        cluster: ``cpu`` or ``cpu:N``; the plans are run here.
         steps: of training under torchrun.
         progress: called with (stage, done, total, what).
         say: prints what is known already, while the rest goes on.
@@ -71,7 +71,8 @@ def run_demo(
     where = load_cluster(cluster)
     if not has_local_cores(where):
         raise TensorOptError(
-            f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: use local:N"
+            f"the demo runs plans on CPU ranks of this machine; {where.name} is not that: "
+            "use cpu:N, or local:N without GPUs"
         )
     loaded = load_model(source)
     found = explore(loaded.model, loaded.args, loaded.kwargs, cluster=where, source=source, progress=progress)

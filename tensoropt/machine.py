@@ -30,7 +30,7 @@ def measure_links(
     """The fits of this machine's collectives and point-to-point messages, by the label of the mesh.
 
     Args:
-        cluster: ``local``, ``local:N`` or a cluster of this machine's GPUs.
+        cluster: ``local``, ``local:N`` or ``cpu:N``.
         refresh: measure again what the store knows already.
         store: where fits are kept; the user's own by default.
         progress: called with (stage, done, total, what).
@@ -42,7 +42,7 @@ def measure_links(
     if (ranks := local_pool(where)) is None:
         raise TensorOptError(
             f"{where.name} is neither CPU ranks nor the GPUs of this machine, so its links cannot be timed "
-            "here; use local or local:N"
+            "here; use local, local:N or cpu:N"
         )
     if where.device_count < 2:
         raise TensorOptError("a single device has no links; give at least local:2")

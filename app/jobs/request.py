@@ -71,7 +71,7 @@ class Hardware:
             RequestError, ClusterError: the edited cluster is none.
         """
         if self.is_local:
-            return f"local:{self.per_node}"
+            return f"cpu:{self.per_node}"
         plain = Hardware.of(self.name)
         if self == plain:
             return self.name
@@ -144,7 +144,7 @@ class Request:
     @property
     def title(self) -> str:
         """What people read: the model, where, and on how many devices."""
-        where = f"local:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
+        where = f"cpu:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
         nodes = f" × {self.hardware.nodes}" if self.hardware.nodes > 1 else ""
         sizes = f", {self.devices} devices" if self.devices else ""
         return f"{self.label} on {where}{nodes}{sizes}"

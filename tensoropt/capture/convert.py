@@ -61,10 +61,26 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Converter:
-    """One pass over an exported program's graph, building the operator graph."""
+    """One pass over an exported program's graph, building the operator graph.
 
-    def __init__(self, exported: Any, prefix: str, mode: Mode, model: torch.nn.Module):
+    Args:
+        exported: the program.
+        prefix: of the model's own names among those of ``model``.
+        mode: what the graph is for.
+        model: what was exported.
+        stored: what the model stores, by name, where it was exported without (``shadow.py``).
+    """
+
+    def __init__(
+        self,
+        exported: Any,
+        prefix: str,
+        mode: Mode,
+        model: torch.nn.Module,
+        stored: Mapping[str, torch.Tensor] | None = None,
+    ):
         self.exported = exported
+        self.stored = stored or {}
         self.prefix = prefix
         self.mode = mode
         self.model = model
@@ -111,6 +127,9 @@ class Converter:
         return inputs
 
     def _stored(self, spec: Any) -> torch.Tensor:
+        if spec.target in self.stored:
+            value = self.stored[spec.target].detach()
+            return value if value.is_meta else value.cpu()
         if spec.target in self.exported.constants:
             return self.exported.constants[spec.target]
         return self.exported.state_dict[spec.target]

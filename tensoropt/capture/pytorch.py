@@ -9,6 +9,7 @@ constant kept at broadcast-reduced shape.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from tensoropt.capture.gradients import without_idle_gradients
 from tensoropt.capture.loss import Returned, WithLoss
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.refusals import check_model, refusal
+from tensoropt.capture.shadow import off_the_cpu, on_meta, shadowed
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
 
@@ -58,9 +60,12 @@ def capture(
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
+    Nothing is computed on a GPU: unless all of the model and of the example inputs are on the CPU, they are
+    captured on the meta device, wherever each of them lies.
+
     Args:
-        model: any module ``torch.export`` accepts; on the meta device for big models.
-        args, kwargs: example inputs at the global batch size.
+        model: any module ``torch.export`` accepts, on any device; on the meta device for big models.
+        args, kwargs: example inputs at the global batch size, on any device.
         loss: maps the model's output to a scalar; needed in training unless the model's output
             holds a scalar, which is then taken to be the loss.
         mode: ``"train"`` keeps only the loss and expects a backward pass; ``"inference"`` keeps all
@@ -78,19 +83,24 @@ def capture(
     # Each module's own mode, not the model's: a frozen batch norm in a training model is put back as it was.
     modes = {module: module.training for module in model.modules()}
     subject.train(mode == "train")
-    try:
-        exported, notes = export(subject, args, kwargs)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise refusal(model, error) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    stored: Mapping[str, torch.Tensor] = {}
+    with contextlib.ExitStack() as stack:
+        if off_the_cpu(model, (args, kwargs)):
+            args, kwargs = on_meta((args, kwargs))
+            stored = stack.enter_context(shadowed(subject))
+        try:
+            exported, notes = export(subject, args, kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise refusal(model, error) from error
+        finally:
+            for module, training in modes.items():
+                module.training = training
     # `WithLoss` has the model as its attribute; keys are those of the user's own model.
     prefix = "model." if mode == "train" else ""
     # Precision comes last: its casts take over whether their operand has a gradient.
-    graph = count_in_floats(Converter(exported, prefix, mode, subject).convert())
+    graph = count_in_floats(Converter(exported, prefix, mode, subject, stored).convert())
     graph = without_idle_gradients(graph)
     graph = with_compute_dtype(graph, dtype)
     graph = replace(graph, notes=(*graph.notes, *notes))

@@ -13,7 +13,10 @@ from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, parse_bytes, parse_seconds
 
 MODEL_HELP = "zoo:NAME, FILE.onnx, package.module:function or path/file.py:function"
-CLUSTER_HELP = "local, local:N (N CPU ranks), a preset (see: tensoropt list clusters) or a YAML/JSON file"
+CLUSTER_HELP = (
+    "local, local:N (N of its GPUs, else CPU ranks), cpu:N, a preset (see: tensoropt list clusters) or a "
+    "YAML/JSON file"
+)
 
 
 def add_folder(verb: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     """What the verb takes."""
     verb.add_argument("--out", default="out/demo", metavar="DIR", help="default: %(default)s")
     verb.add_argument("--model", default="zoo:gpt2-demo", help="default: %(default)s")
-    verb.add_argument("--cluster", default="local", help="default: %(default)s")
+    verb.add_argument("--cluster", default="cpu", help="default: %(default)s")
     verb.add_argument("--steps", type=int, default=4, help="training steps to run; default: %(default)s")
 
 

@@ -53,7 +53,7 @@ def _clusters() -> tuple[list[dict[str, Any]], Rows, tuple[int, ...]]:
     found = list_clusters()
     rows = [["name", "devices", "kind", "memory each", "source"]]
     for one in found:
-        devices = str(one.devices) if one.devices else ("N" if one.name == "local:N" else "N nodes")
+        devices = str(one.devices) if one.devices else ("N" if one.name.endswith(":N") else "N nodes")
         memory = format_bytes(one.memory_bytes) if one.memory_bytes else "a share"
         rows.append([one.name, devices, one.device, memory, one.source])
     return [dict(vars(one)) for one in found], rows, (0, 2, 4)

@@ -12,7 +12,7 @@ from tensoropt.console import ProgressDisplay, columns
 from tensoropt.errors import TensorOptError
 from tensoropt.units import format_bytes, format_seconds
 
-RANDOM_CLUSTER = "local:2"
+RANDOM_CLUSTER = "cpu:2"
 """Where ``verify --random`` runs unless told: the fewest ranks that can split anything, on any machine."""
 
 
@@ -21,7 +21,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
     )
-    verb.add_argument("--cluster", help="with --random, default local:2: " + CLUSTER_HELP)
+    verb.add_argument("--cluster", help="with --random, default cpu:2: " + CLUSTER_HELP)
     verb.add_argument("--random", type=int, metavar="N", help="verify N random legal strategies of MODEL")
     verb.add_argument(
         "--placed", action="store_true",
@@ -172,6 +172,19 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
             "compared in float64; in the model's own precision rounding crossed a kink (as ReLU's) and made "
             f"{worst:.1e}"
         )
+    if plan["replicas_agree"] and plan["replica_difference"]:
+        lines.append(
+            f"replicas differ by {plan['replica_difference']:.1e}, as kernels that add up in no fixed "
+            "order may"
+        )
+    if plan["memory_allocated_bytes"] is not None:
+        lines.append(
+            f"PyTorch's allocator had {format_bytes(plan['memory_allocated_bytes'])} in tensors at most, of "
+            f"{format_bytes(plan['memory_reserved_bytes'])} taken from the GPU; the tracker leaves out "
+            "inputs and constants"
+        )
+    if plan["unsplit_on"] == "cpu" and plan["memory_allocated_bytes"] is not None:
+        lines.append("the unsplit model ran on the CPU, as it does not fit on one GPU")
     if plan["compared_in"] is None and plan["ranks_checked"]:
         lines.append(f"fake ranks looked at: {', '.join(map(str, plan['ranks_checked']))}")
     return lines

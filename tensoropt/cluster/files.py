@@ -21,7 +21,7 @@ from tensoropt.cluster.catalog import (
 )
 from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.hardware import Cluster, Level
-from tensoropt.cluster.local import cpu_cluster, local_cluster
+from tensoropt.cluster.local import available_cores, cpu_cluster, local_cluster
 from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
 from tensoropt.cluster.quantities import count, positive, size_bytes, suggest
 from tensoropt.errors import ClusterError
@@ -49,9 +49,10 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
     """The cluster that a text names.
 
     Args:
-        description: ``local`` (GPUs that NVML sees, else one CPU rank per core), ``local:N`` (N CPU
-            ranks), a preset (see :func:`list_clusters`), or the path of a YAML or JSON file; a file
-            may also hold what :meth:`Cluster.to_dict` gave. ``[N]`` after any of these: its first N devices.
+        description: ``local`` (GPUs that NVML sees, else one CPU rank per core), ``local:N`` (N of
+            them), ``cpu`` and ``cpu:N`` (CPU ranks whatever GPUs there are), a preset (see
+            :func:`list_clusters`), or the path of a YAML or JSON file; a file may also hold what
+            :meth:`Cluster.to_dict` gave. ``[N]`` after any of these: its first N devices.
 
     Raises:
         ClusterError: the text names nothing, or the file does not describe a cluster; the message
@@ -62,15 +63,19 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
     text = os.fspath(description).strip()
     if part := re.fullmatch(r"(.+)\[(\d{1,9})\]", text):
         return load_cluster(part.group(1)).subset(int(part.group(2)))
-    if text == "local":
-        return local_cluster()
-    # Anything after "local:" is meant as a number of ranks; it must not fall through to "unknown cluster".
-    if match := re.fullmatch(r"local:(.*)", text):
-        if not re.fullmatch(r"[1-9]\d*", match.group(1)):
+    # Anything after the colon is meant as a number; it must not fall through to "unknown cluster".
+    if match := re.fullmatch(r"(local|cpu)(?::(.*))?", text):
+        where, number = match.groups()
+        if number is not None and not re.fullmatch(r"[1-9]\d*", number):
             raise ClusterError(
-                f"'{text}': after 'local:' stands the number of CPU ranks, at least 1, e.g. local:2"
+                f"'{text}': after '{where}:' stands the number of ranks, at least 1, e.g. {where}:2"
             )
-        return cpu_cluster(int(match.group(1)))
+        ranks = None if number is None else int(number)
+        return (
+            local_cluster(ranks)
+            if where == "local"
+            else cpu_cluster(ranks or len(available_cores()), name=text)
+        )
     if preset := cluster_preset(text):
         entry, nodes = preset
         return cluster_from(entry, name=text, nodes=nodes)
@@ -79,7 +84,7 @@ def load_cluster(description: str | os.PathLike[str] | Cluster) -> Cluster:
         if path.suffix.lower() in _FILE_ENDINGS or os.sep in text:
             raise ClusterError(f"cluster file '{text}' does not exist; correct the path")
         raise ClusterError(
-            f"unknown cluster '{text}'; {suggest(text, ('local', 'local:N', *list_clusters()))};"
+            f"unknown cluster '{text}'; {suggest(text, ('local', 'local:N', 'cpu:N', *list_clusters()))};"
             " or give the path of a YAML or JSON file"
         )
     return _load_file(path)

@@ -13,6 +13,7 @@ from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.devices import DeviceKind
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.nvml import gpu_cluster
+from tensoropt.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,27 @@ ANY_CORE = "CPU-core"
 """The kind that stands for a core of whatever machine asks."""
 
 
-def local_cluster() -> Cluster:
-    """GPUs if NVML sees any, else one CPU rank per available core."""
+def local_cluster(count: int | None = None) -> Cluster:
+    """GPUs if NVML sees any, else CPU ranks.
+
+    Args:
+        count: how many, the first of the GPUs; by default all GPUs, or one rank per available core.
+
+    Raises:
+        ClusterError: there are GPUs, but fewer.
+    """
     gpus = gpu_cluster()
-    return gpus if gpus is not None else cpu_cluster(len(available_cores()), name="local")
+    if gpus is None:
+        return cpu_cluster(count or len(available_cores()), name="local" if count is None else None)
+    if count is None:
+        return gpus
+    if count > gpus.device_count:
+        seen = f"{gpus.device_count} {'is' if gpus.device_count == 1 else 'are'}"
+        raise ClusterError(
+            f"local:{count} asks for {count} GPUs, but {seen} here to be used; use "
+            f"local:{gpus.device_count}, or cpu:{count} for CPU ranks"
+        )
+    return replace(gpus.subset(count), name=f"local:{count}")
 
 
 def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:

@@ -2,211 +2,238 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
-from tensoropt.cluster.devices import DeviceKind, Link
-from tensoropt.cluster.hardware import Cluster, Level
-from tensoropt.cluster.pairs import all_pairs, levels_from_pairs
+from tensoropt.cluster.devices import DeviceKind
+from tensoropt.cluster.gpu_links import gpu_links, text_of
+from tensoropt.cluster.hardware import Cluster
 from tensoropt.errors import ClusterError
+from tensoropt.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
-# NVML's common-ancestor levels, as `nvidia-smi topo -m` writes them.
-_ANCESTORS = ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"))
-# Share of a PCIe link's bandwidth left, and latency per hop, by the path between two devices. PIX is
-# packet overhead alone; the others are estimates that `measure-links` replaces.
-_PCIE_PATHS = {
-    "PIX": (0.82, 5.7e-6),
-    "PXB": (0.80, 6.0e-6),
-    "PHB": (0.70, 6.5e-6),
-    "NODE": (0.63, 7.0e-6),
-    "SYS": (0.50, 9.0e-6),
-}
-_PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-# One NVLink, each way, by generation (NVML's link version): the data sheets of P100, V100, A100, H100, B200.
-_NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
-_NVLINK_LATENCY_S = 3.4e-6
-_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
-_MAX_NVLINKS = 18
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU that NVML sees.
+
+    Attributes:
+        index: NVML's number.
+        instances: handles of its MIG instances; None where it is not cut up.
+        chosen: position of the instance that ``CUDA_VISIBLE_DEVICES`` names.
+    """
+
+    index: int
+    handle: Any
+    instances: tuple[Any, ...] | None = None
+    chosen: int = 0
 
 
 def gpu_cluster(nvml: Any = None) -> Cluster | None:
     """The GPUs of this machine, or None where NVML is missing or sees none.
 
+    Whole GPUs, the busy ones too. Those that are cut into MIG instances are left out; where there are no
+    others, the cluster is one instance, as a process sees no second one. :func:`gpu_notes` says so.
+
     Args:
         nvml: an object with pynvml's functions; the module itself by default.
     """
+    with _opened(nvml) as found:
+        if found is None:
+            return None
+        gpus, _ = _usable(found, _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return _cluster(found, gpus) if gpus else None
+
+
+def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
+    """What a person should know of the GPUs that NVML sees here, and what is done about it: GPUs that are
+    busy, cut into MIG instances, hidden or of several kinds. Empty without NVML."""
+    with _opened(nvml) as found:
+        if found is None:
+            return ()
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = _visible(found, variable)
+        count = found.nvmlDeviceGetCount()
+        if count and not visible:
+            return (f"{count} GPUs are here, but CUDA_VISIBLE_DEVICES='{variable}' shows none of them",)
+        gpus, left_out = _usable(found, visible)
+        busy = [note for gpu in gpus if (note := _busy(found, gpu))]
+        return (*left_out, *busy, *_mixed(found, gpus))
+
+
+@contextlib.contextmanager
+def _opened(nvml: Any) -> Iterator[Any]:
+    """NVML while the context is open; None where it is missing or has no driver."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
-            return None
+            yield None
+            return
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         logger.debug("NVML is not usable here: %s", error)
-        return None
+        yield None
+        return
     try:
-        handles = _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return _cluster(nvml, handles) if handles else None
+        yield nvml
     finally:
         nvml.nvmlShutdown()
 
 
-def _visible(nvml: Any, visible: str | None) -> list[Any]:
-    """Handles in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects by number or by the start of a UUID."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+def _visible(nvml: Any, visible: str | None) -> list[_Gpu]:
+    """GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects by number or by the start of a UUID, which may
+    be that of a MIG instance."""
+    gpus = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpus.append(_Gpu(index, handle, _instances(nvml, handle)))
     if visible is None:
-        return handles
-    chosen = []
+        return gpus
+    chosen: list[_Gpu] = []
     for item in (part.strip() for part in visible.split(",")):
-        if item.isdigit() and int(item) < len(handles):
-            chosen.append(handles[int(item)])
-        elif item.startswith(("GPU-", "MIG-")):
+        if item.isdigit() and int(item) < len(gpus):
+            chosen.append(gpus[int(item)])
+        elif item.startswith("GPU-"):
+            chosen += [g for g in gpus if text_of(nvml.nvmlDeviceGetUUID(g.handle)).startswith(item)][:1]
+        elif item.startswith("MIG-"):
             chosen += [
-                handle for handle in handles if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(item)
+                replace(gpu, chosen=number)
+                for gpu in gpus
+                for number, instance in enumerate(gpu.instances or ())
+                if text_of(nvml.nvmlDeviceGetUUID(instance)).startswith(item)
             ][:1]
         else:
             break  # as CUDA does: an invalid entry hides itself and all after it
     return chosen
 
 
-def _cluster(nvml: Any, handles: list[Any]) -> Cluster:
-    devices = tuple(_kind(nvml, handle) for handle in handles)
-    if len(handles) == 1:
-        return Cluster(name="local", devices=devices, levels=(), source="NVML")
-    neighbours = [_nvlinks(nvml, handle) for handle in handles]
-    bus_ids = [_bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
-    # With an NVSwitch every pair has the full bandwidth of a device's wires: one level, no pairs.
-    if all("switch" in links for links in neighbours):
-        # The fewest wires: a ring goes at the pace of its slowest device.
-        count, version = min(links["switch"] for links in neighbours)
-        switch = Link(
-            name=f"NV{count}",
-            latency_s=_NVLINK_LATENCY_S,
-            bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
-            source=f"NVML: {count} NVLinks (version {version}) to a switch",
-        )
-        level = Level(name="gpu", size=len(handles), link=switch)
-        return Cluster(name="local", devices=devices, levels=(level,), source="NVML")
-    pairs = {}
-    for low, high in all_pairs(len(handles)):
-        wires = neighbours[low].get(bus_ids[high])
-        pairs[low, high] = _nvlink(*wires) if wires else _pcie(nvml, handles[low], handles[high])
-    return Cluster(
-        name="local",
-        devices=devices,
-        levels=_levels(pairs, neighbours, bus_ids),
-        # Pairs that are all alike are what the level says already.
-        pairs=pairs if len({(p.name, p.bandwidth_bytes_per_s) for p in pairs.values()}) > 1 else {},
-        source="NVML",
-    )
-
-
-def _levels(
-    pairs: dict[tuple[int, int], Link], neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]
-) -> tuple[Level, ...]:
-    """One level when the NVLinks join all devices (a cube mesh), else the blocks of the pair list."""
-    if _connected(neighbours, bus_ids):
-        total = [
-            sum(
-                count * _NVLINK_BYTES_PER_S.get(version, 25e9)
-                for peer, (count, version) in links.items()
-                if peer in bus_ids
-            )
-            for links in neighbours
-        ]
-        mesh = Link(
-            name="NVLink-mesh",
-            latency_s=_NVLINK_LATENCY_S,
-            # Several rings at once use all wires of a device (costs.communication.pair_ring_bandwidth).
-            bandwidth_bytes_per_s=min(total),
-            source="NVML: sum of one device's NVLinks to the others",
-        )
-        return (Level(name="gpu", size=len(bus_ids), link=mesh),)
-    return levels_from_pairs(pairs, len(bus_ids), "gpu")
-
-
-def _connected(neighbours: list[dict[str, tuple[int, int]]], bus_ids: list[str]) -> bool:
-    reached, frontier = {0}, [0]
-    while frontier:
-        current = frontier.pop()
-        for other, bus_id in enumerate(bus_ids):
-            if other not in reached and bus_id in neighbours[current]:
-                reached.add(other)
-                frontier.append(other)
-    return len(reached) == len(bus_ids)
-
-
-def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
-    """Active NVLinks by the other end's bus id (``switch`` for NVSwitch): (count, version)."""
-    counts: Counter[str] = Counter()
-    versions: dict[str, int] = {}
-    for index in range(_MAX_NVLINKS):
+def _instances(nvml: Any, handle: Any) -> tuple[Any, ...] | None:
+    """The MIG instances of a GPU; None where it is not cut up, or cannot be."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+        if not current:
+            return None
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError:
+        return None
+    found = []
+    for number in range(most):
         try:
-            if not nvml.nvmlDeviceGetNvLinkState(handle, index):
-                continue
-            try:
-                is_switch = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, index) == _SWITCH
-            except nvml.NVMLError:
-                is_switch = False
-            peer = (
-                "switch" if is_switch else _bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, index).busId)
-            )
-            version = int(nvml.nvmlDeviceGetNvLinkVersion(handle, index))
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
         except nvml.NVMLError:
-            break  # no such link: this device has no more
-        counts[peer] += 1
-        versions[peer] = version
-    return {peer: (number, versions[peer]) for peer, number in counts.items()}
+            continue  # no instance of that number
+    return tuple(found)
 
 
-def _nvlink(count: int, version: int) -> Link:
-    return Link(
-        name=f"NV{count}",
-        latency_s=_NVLINK_LATENCY_S,
-        bandwidth_bytes_per_s=count * _NVLINK_BYTES_PER_S.get(version, 25e9),
-        source=f"NVML: {count} NVLinks (version {version})",
-        dedicated=True,
-    )
+def _usable(nvml: Any, gpus: list[_Gpu]) -> tuple[list[_Gpu], list[str]]:
+    """The GPUs that a cluster is made of, and what is said of the others."""
+    whole = [gpu for gpu in gpus if gpu.instances is None]
+    cut = [gpu for gpu in gpus if gpu.instances is not None]
+    if whole or not cut:
+        return whole, [
+            f"GPU {gpu.index} is cut into {len(gpu.instances or ())} MIG instances and is left out; "
+            "CUDA_VISIBLE_DEVICES with the UUID of one of them explores for that alone"
+            for gpu in cut
+        ]
+    first = next((gpu for gpu in cut if gpu.instances), None)
+    if first is None:
+        numbers = ", ".join(str(gpu.index) for gpu in cut)
+        return [], [f"MIG is on for GPU {numbers}, without any instance; make one, or switch MIG off"]
+    count = sum(len(gpu.instances or ()) for gpu in cut)
+    return [first], [
+        f"the GPUs are cut into {count} MIG instances, of which a process sees one and which cannot talk "
+        f"to each other: this is for one of them, {_kind_of(nvml, first).name}, at its share of the card's "
+        "data sheet"
+    ]
 
 
-def _pcie(nvml: Any, first: Any, second: Any) -> Link:
+# An assumption: a context of a process that idles takes less than this share of a card's memory.
+_BUSY_SHARE = 0.05
+
+
+def _busy(nvml: Any, gpu: _Gpu) -> str:
+    """What is said of a GPU that others use, else nothing."""
+    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     try:
-        ancestor = int(nvml.nvmlDeviceGetTopologyCommonAncestor(first, second))
+        others = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(gpu.handle) if p.pid != os.getpid()]
     except nvml.NVMLError:
-        # An assumption where NVML does not tell: the slowest path.
-        ancestor = 50
-    path = next(name for level, name in reversed(_ANCESTORS) if ancestor >= level)
-    generation = min(
-        _or(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device, 3) for device in (first, second)
-    )
-    width = min(_or(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device, 16) for device in (first, second))
-    share, latency = _PCIE_PATHS[path]
-    return Link(
-        name=path,
-        latency_s=latency,
-        bandwidth_bytes_per_s=share * width * _PCIE_LANE_BYTES_PER_S.get(generation, 7.563e9),
-        source=f"NVML: {path}, PCIe {generation} x{width}",
+        others = []
+    if not others and memory.used <= _BUSY_SHARE * memory.total:
+        return ""
+    return (
+        f"GPU {gpu.index} ({_kind(nvml, gpu.handle).name}) is in use by {len(others) or 'unknown'} "
+        f"processes, which have {format_bytes(memory.used)} of its {format_bytes(memory.total)}: it is "
+        "planned for as if it were free, and figures timed on it are too high; CUDA_VISIBLE_DEVICES leaves "
+        "it out"
     )
 
 
-def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
-    try:
-        return int(function(handle))
-    except nvml.NVMLError:
-        return default
+def _mixed(nvml: Any, gpus: list[_Gpu]) -> tuple[str, ...]:
+    """What is said where GPUs are of several kinds."""
+    kinds = Counter(_kind_of(nvml, gpu).name for gpu in gpus)
+    if len(kinds) < 2:
+        return ()
+    shown = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    order = (
+        ""
+        if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        else "; set CUDA_DEVICE_ORDER=PCI_BUS_ID, or CUDA numbers them in an order of its own"
+    )
+    return (
+        f"the GPUs are of several kinds ({shown}): sharded plans go at the pace of the slowest and fit the "
+        f"smallest, and nothing is timed; CUDA_VISIBLE_DEVICES picks those of one kind{order}",
+    )
+
+
+def _kind_of(nvml: Any, gpu: _Gpu) -> DeviceKind:
+    """The kind of a GPU, or of its chosen instance."""
+    kind = _kind(nvml, gpu.handle)
+    if not gpu.instances:
+        return kind
+    instance = gpu.instances[gpu.chosen]
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(instance).total)
+    slices = int(nvml.nvmlDeviceGetAttributes(instance).gpuInstanceSliceCount)
+    # A slice has 14 of the 108 multiprocessors of an A100, 16 of the 132 of an H100: about an eighth.
+    # Bandwidth goes with memory, as both are cut together (NVIDIA, MIG User Guide, "GPU instance profiles").
+    share = slices / 8
+    return replace(
+        kind,
+        name=f"{kind.name}-MIG-{slices}g.{round(memory / 2**30)}gb",
+        memory_bytes=memory,
+        flops={dtype: value * share for dtype, value in kind.flops.items()},
+        memory_bandwidth=kind.memory_bandwidth * memory / kind.memory_bytes,
+        source=f"MIG instance with {slices} slices, an eighth of the card each: {kind.source}",
+    )
+
+
+def _kinds(nvml: Any, gpus: list[_Gpu]) -> tuple[DeviceKind, ...]:
+    """The kind of each GPU; GPUs of one name are one kind, with the smallest memory among them."""
+    found = [_kind_of(nvml, gpu) for gpu in gpus]
+    least: dict[str, int] = {}
+    for kind in found:
+        least[kind.name] = min(kind.memory_bytes, least.get(kind.name, kind.memory_bytes))
+    return tuple(replace(kind, memory_bytes=least[kind.name]) for kind in found)
+
+
+def _cluster(nvml: Any, gpus: list[_Gpu]) -> Cluster:
+    devices = _kinds(nvml, gpus)
+    levels, pairs = gpu_links(nvml, [gpu.handle for gpu in gpus])
+    return Cluster(name="local", devices=devices, levels=levels, pairs=pairs, source="NVML")
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
     """The catalogue's kind with the memory this device has; an unlisted device from NVML's own figures."""
-    name = _text(nvml.nvmlDeviceGetName(handle))
+    name = text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = kind_by_nvml_name(name)
     if known is not None:
@@ -230,13 +257,3 @@ def _kind(nvml: Any, handle: Any) -> DeviceKind:
         memory_bandwidth=bandwidth,
         source="NVML: cores x clock, bus width x memory clock",
     )
-
-
-def _bus_id(value: bytes | str) -> str:
-    """A PCI bus id in one form: NVML pads the domain to 4 or 8 digits depending on the call."""
-    domain, _, rest = _text(value).lower().strip("\x00").partition(":")
-    return f"{int(domain, 16):x}:{rest}"
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

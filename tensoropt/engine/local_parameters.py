@@ -21,7 +21,8 @@ class LocalParameters(ABC):
 
     Args:
         tensors: the parameters that this rank has a part of, in the graph's order.
-        values: whole parameters by graph name; they are copied.
+        values: whole parameters by graph name, read in the mapping's own order, one at a time: where it makes
+            them as they are asked for, no more than one is there at once. They are copied.
 
     Attributes:
         leaves: per parameter this rank's part, a leaf that requires a gradient where the parameter is
@@ -31,10 +32,12 @@ class LocalParameters(ABC):
 
     def __init__(self, runtime: Runtime, tensors: Iterable[Tensor], values: Mapping[str, torch.Tensor]):
         self.runtime = runtime
-        self.leaves: dict[str, torch.Tensor] = {}
-        for tensor in tensors:
-            leaf = self.shard(tensor.name, values[tensor.name].detach())
-            self.leaves[tensor.name] = leaf.requires_grad_(tensor.requires_grad)
+        trained = {tensor.name: tensor.requires_grad for tensor in tensors}
+        # In one expression: a name for the whole value would keep it while the next one is made.
+        parts = {name: self.shard(name, values[name].detach()) for name in values if name in trained}
+        self.leaves: dict[str, torch.Tensor] = {
+            name: parts[name].requires_grad_(grad) for name, grad in trained.items()
+        }
         # After the leaves: the buckets put hooks on them.
         self.accumulated = Gradients(runtime, self._buckets(), self.leaves)
 
@@ -48,6 +51,10 @@ class LocalParameters(ABC):
 
     def shard_index(self, name: str) -> tuple[int, ...]:
         """Which part of a parameter this rank has: ranks with equal indices have equal values."""
+        return ()
+
+    def replica_axes(self, name: str) -> tuple[int, ...]:
+        """The mesh axes along which ranks have the same part of a parameter."""
         return ()
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tensoropt import zoo
 from tensoropt.capture import Capture, Mode, capture
 from tensoropt.capture.double import doubled, in_double
+from tensoropt.engine.engine import device_of
 from tensoropt.errors import PlanError
 from tensoropt.plan import Plan
 from tensoropt.plan import load_model as build_from_source
@@ -111,8 +112,9 @@ class CapturedModel:
     """A model built and captured in this process.
 
     Attributes:
-        inputs: the tensors of the example call, flattened.
-        values: parameters and buffers by graph name; unchanged by any run.
+        device: that a rank of the model computes on.
+        inputs: the tensors of the example call, flattened, on that device.
+        values: parameters and buffers by graph name; unchanged by any run, and never on a GPU.
         results: what depends on the model only and is computed once.
     """
 
@@ -121,6 +123,7 @@ class CapturedModel:
     graph: GroupGraph
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    device: torch.device
     inputs: tuple[torch.Tensor, ...]
     values: dict[str, torch.Tensor]
     results: dict[Any, Any] = field(default_factory=dict)
@@ -152,11 +155,14 @@ def open_model(spec: ModelSpec) -> CapturedModel:
         values = {name: doubled(value) for name, value in values.items()}
     graph = group_operators(refine_graph(captured.graph))
     leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    where = "cuda" if spec.device == "cuda" else None
-    inputs = tuple(v.to(where) for v in leaves)
-    # Copied: every run starts from these, whatever becomes of the model.
-    values = {n: v.to(where, copy=True) for n, v in values.items()}
-    return CapturedModel(spec, captured, graph, args, kwargs, inputs, values)
+    device = device_of(values)
+    if spec.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    inputs = tuple(v.to(device) for v in leaves)
+    # Copied: every run starts from these, whatever becomes of the model. Not on the GPU, where a rank has its
+    # shards only.
+    values = {n: v.clone() for n, v in values.items()}
+    return CapturedModel(spec, captured, graph, args, kwargs, device, inputs, values)
 
 
 def forget_models() -> None:

@@ -30,6 +30,7 @@ class ParallelModel(ABC, Generic[E]):
     Attributes:
         engine: runs the plan.
         mesh: of the job's ranks; None for one process.
+        device: where a call's inputs go.
         names, shapes: state-dict key -> the graph's name; the model's own shape.
         parameters: graph name -> what stands in the model for it.
     """
@@ -40,6 +41,7 @@ class ParallelModel(ABC, Generic[E]):
         self.engine = engine
         self.source = engine.source
         self.mesh = mesh
+        self.device = engine.runtime.device
         self.convention = CallingConvention(model.forward, captured)
         self.names: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -126,6 +128,10 @@ class ParallelModel(ABC, Generic[E]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns; in training its loss, with None in the place of all else."""
         inputs = self.convention.inputs(args, kwargs)
+        # A script whose model began on the meta device need not know where it went. Only then: a call of `to`
+        # would be a compiled graph of its own, which does nothing.
+        if any(value.device != self.device for value in inputs):
+            inputs = [value.to(self.device) for value in inputs]
         outputs = self.engine(*inputs, evaluating=not self.model.training)
         # The engine replaces buffers instead of writing to them; the model has to show the new ones.
         if self.source.mutations:

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from tensoropt.engine.gradients import storage_key
 from tensoropt.engine.local_parameters import LocalParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import REPLICATE, Atoms, Layout, local_atoms
@@ -24,9 +25,16 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a whole tensor, as a copy of its own."""
+    """This rank's shard of a whole tensor, as a copy of its own on this rank's device."""
     spec = EdgeSpec(name, atoms, runtime.mesh, layout, layout, (), ())
-    return take_shard(runtime, spec, value).clone(memory_format=torch.contiguous_format)
+    shard = take_shard(runtime, spec, value)
+    # What cutting had to copy (an inner atom) is a copy already.
+    own = storage_key(shard) != storage_key(value)
+    if own and shard.is_contiguous() and shard.device == runtime.device:
+        return shard
+    # Cut where the value is, so that never more than the shard is on the device.
+    place = torch.empty_like(shard, device=runtime.device, memory_format=torch.contiguous_format)
+    return place.copy_(shard)
 
 
 class ParameterShards(LocalParameters):
@@ -46,6 +54,10 @@ class ParameterShards(LocalParameters):
         """This rank's coordinates on the axes that shard a parameter."""
         place, stored = self.runtime.place, self.strategy.stored[name]
         return tuple(place[a] for a, code in enumerate(stored) if a > 0 and code > REPLICATE)
+
+    def replica_axes(self, name: str) -> tuple[int, ...]:
+        """The mesh axes that do not shard a parameter."""
+        return tuple(a for a, code in enumerate(self.strategy.stored[name]) if a > 0 and code <= REPLICATE)
 
     def _buckets(self) -> tuple[Bucket, ...]:
         return gradient_buckets(self.strategy)

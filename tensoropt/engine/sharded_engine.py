@@ -28,9 +28,10 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
 
     Args:
         strategy: the plan.
-        values: the model's parameters and buffers by graph name.
+        values: the model's parameters and buffers by graph name, whole, on any device.
         runtime: where this rank stands; by default its place in the ``torch.distributed`` job.
         seed: of dropout.
+        device: that this rank computes on, where no runtime says; by default that of the values.
 
     Attributes:
         unsharded: parameters that are gathered once per step.
@@ -43,10 +44,11 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         *,
         runtime: Runtime | None = None,
         seed: int = 0,
+        device: torch.device | None = None,
     ):
         super().__init__(
             strategy.graph.atoms.graph,
-            runtime or Runtime(strategy.mesh, seed=seed, device=device_of(values)),
+            runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values)),
         )
         self.strategy = strategy
         edges = [node.meta["edge"] for node in self.module.graph.nodes if "edge" in node.meta]
@@ -55,7 +57,9 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
-        self.buffers = {name: values[name].detach().clone() for name in self.lowered.buffers}
+        self.buffers = {
+            name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
+        }
         # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
         self.counts = (
             TargetCounts(strategy.graph, self.runtime.device) if strategy.micro_batches > 1 else None

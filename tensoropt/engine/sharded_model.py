@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from tensoropt.capture import Capture
-from tensoropt.engine.models import model_values
 from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.engine.parameters import as_dtensor
 from tensoropt.engine.sharded_engine import ShardedEngine
@@ -18,9 +19,17 @@ from tensoropt.sharding.strategy import Strategy
 class ShardedModel(ParallelModel[ShardedEngine]):
     """What ties a model to its sharded plan."""
 
-    def __init__(self, model: nn.Module, captured: Capture, strategy: Strategy, seed: int):
+    def __init__(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        strategy: Strategy,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ):
         self.strategy = strategy
-        engine = ShardedEngine(strategy, model_values(captured), seed=seed)
+        engine = ShardedEngine(strategy, values, seed=seed, device=device)
         mesh: DeviceMesh | None = None
         if engine.runtime.distributed:
             names = tuple(f"axis{i}" for i in range(1, len(strategy.mesh)))

@@ -60,17 +60,28 @@ class Executable(ABC):
         """The shape of its devices in words."""
 
     @abstractmethod
-    def engine(self, values: Mapping[str, torch.Tensor], *, seed: int = 0) -> Engine:
+    def engine(
+        self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
+    ) -> Engine:
         """The engine of this rank.
 
         Args:
-            values: the model's parameters and buffers by graph name.
+            values: the model's parameters and buffers by graph name, whole, on any device.
             seed: of dropout.
+            device: that this rank computes on; by default that of the values.
         """
 
     @abstractmethod
-    def parallel_model(self, model: nn.Module, captured: Capture, seed: int) -> ParallelModel:
-        """The tie between a user's model and its engine on this rank, not yet installed."""
+    def parallel_model(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ) -> ParallelModel:
+        """The tie between a user's model and its engine on this rank, not yet installed; as
+        :meth:`engine`."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -109,11 +120,20 @@ class ShardedExecutable(Executable):
     def mesh_text(self) -> str:
         return "x".join(map(str, self.strategy.mesh[1:])) or "1"
 
-    def engine(self, values: Mapping[str, torch.Tensor], *, seed: int = 0) -> ShardedEngine:
-        return ShardedEngine(self.strategy, values, seed=seed)
+    def engine(
+        self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
+    ) -> ShardedEngine:
+        return ShardedEngine(self.strategy, values, seed=seed, device=device)
 
-    def parallel_model(self, model: nn.Module, captured: Capture, seed: int) -> ShardedModel:
-        return ShardedModel(model, captured, self.strategy, seed)
+    def parallel_model(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ) -> ShardedModel:
+        return ShardedModel(model, captured, self.strategy, values, device, seed)
 
     def to_dict(self) -> dict[str, Any]:
         return strategy_to_dict(self.strategy)
@@ -143,11 +163,20 @@ class PlacedExecutable(Executable):
     def mesh_text(self) -> str:
         return f"placed on {self.strategy.devices}"
 
-    def engine(self, values: Mapping[str, torch.Tensor], *, seed: int = 0) -> PlacedEngine:
-        return PlacedEngine(self.strategy, values, seed=seed)
+    def engine(
+        self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
+    ) -> PlacedEngine:
+        return PlacedEngine(self.strategy, values, seed=seed, device=device)
 
-    def parallel_model(self, model: nn.Module, captured: Capture, seed: int) -> PlacedModel:
-        return PlacedModel(model, captured, self.strategy, seed)
+    def parallel_model(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ) -> PlacedModel:
+        return PlacedModel(model, captured, self.strategy, values, device, seed)
 
     def to_dict(self) -> dict[str, Any]:
         return {"placed": placed_to_dict(self.strategy)}

@@ -17,16 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tensoropt.capture import capture
 from tensoropt.engine.parallel_model import ATTRIBUTE
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy
-from tensoropt.execute.resolve import resolve_plan
+from tensoropt.execute.initialise import InitWeights
+from tensoropt.execute.job import in_torchrun, rank_device, start_group
+from tensoropt.execute.resolve import ResolvedPlan, resolve_plan
+from tensoropt.execute.weights import WeightSource, fill_unused
 from tensoropt.plan import Plan
 from tensoropt.ranks.pinning import pin_process, unpin_process
-from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.groups import group_operators
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,6 +37,9 @@ def parallelize(
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
+    device: str | torch.device | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    init_weights: InitWeights | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     seed: int = 0,
     as_measured: bool = True,
@@ -47,16 +50,30 @@ def parallelize(
     part. In training the model returns what it returned before, holding the loss only. ``model.eval()``
     computes without dropout and with running statistics.
 
+    The model is captured on the CPU or on the meta device, and of its weights a rank's shards are all that is
+    ever put on the rank's device. Weights from a checkpoint or a function are read one layer at a time: a
+    rank of a model that was built on the meta device starts with the memory of its shards and one layer.
+
     Args:
-        model: on the CPU or on this rank's GPU, with the weights to start from (rank 0's are not sent to the
-            others).
+        model: on the CPU, on the meta device or on a GPU, with the weights to start from unless
+            ``checkpoint`` or ``init_weights`` give them (rank 0's are not sent to the others).
         plan: a plan, its file, or a strategy. A placed plan is run by one process per device, or without a
-            job by this process alone on as many GPUs (or on the CPU), wherever the model is.
+            job by this process alone on as many GPUs (or on the CPU).
+        device: what this rank runs on: ``cpu``, ``cuda`` for the GPU of torchrun's ``LOCAL_RANK``, or one
+            GPU. By default where the model is, and for a model on the meta device what the plan is for.
+        checkpoint: where to read weights from: a folder of ``torch.distributed.checkpoint`` (as
+            :func:`save_checkpoint` writes it), a safetensors file, or a folder of those. It has to have all
+            that a state dict of the model has, except what ``init_weights`` gives.
+        init_weights: draws the weights (those that the checkpoint lacks, if there is one): a function that
+            sets the parameters and buffers of the module it is given. It is called for each module on the
+            CPU, as ``model.apply(init_weights)`` calls it after ``torch.manual_seed(seed)`` and with the
+            same result, but never finds more than it touches in memory. It is called on the meta device
+            once before, so it may not look at values.
         args, kwargs: an example call at the global batch size; by default zeros of the shapes the plan was
             made for.
         loss: maps the model's output to the loss, where the model does not return it; the model then
             returns the loss.
-        seed: of dropout.
+        seed: of dropout, and of ``init_weights``.
         as_measured: in a torchrun job on CPUs, run this process as CPU ranks are measured, so that a step
             takes what the plan predicts: PyTorch with one thread, the batch scheduling class, and a core of
             its own where there are enough, which workers of a data loader share. False leaves all that to
@@ -70,33 +87,48 @@ def parallelize(
             but what the plan predicts is not for these devices. Only rank 0 of a job says so.
 
     Raises:
-        PlanError: the plan is for another model, or for another number of ranks.
+        PlanError: the plan is for another model, or for another number of ranks; the device is not here;
+            something of the model has no value.
         CaptureError: the model cannot be captured.
     """
     if hasattr(model, ATTRIBUTE):
         raise PlanError("this model is parallelized already; build it anew for another plan")
     resolved = resolve_plan(plan)
+    where = _default_device(model, resolved) if device is None else rank_device(device)
     if args is None and kwargs is None:
         args, kwargs = resolved.example_call()
-    # Captured anew in the script: plans have names only, and a model that is another one is refused at the
-    # first name that does not fit.
-    captured = capture(model, args or (), kwargs, loss=loss, mode=resolved.mode, dtype=resolved.compute_dtype)
-    executable = resolved.bind(group_operators(refine_graph(captured.graph)))
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    resolved.warn_of_other_devices(device)
-    if as_measured and device.type == "cpu":
+    weights = WeightSource(model, checkpoint, init_weights, seed)
+    prepared = resolved.prepare(weights, args or (), kwargs or {}, loss)
+    resolved.warn_of_other_devices(where)
+    if as_measured and where.type == "cpu":
         pin_process()  # before gloo starts threads, which take it over
-    _join_job(device)
+    _join_job(where)
     # After the job was joined: engines make their process groups when they are built.
-    executable.parallel_model(model, captured, seed).install()
+    captured = prepared.captured
+    prepared.executable.parallel_model(model, captured, prepared.values, where, seed).install()
+    fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
     return model
+
+
+def _default_device(model: nn.Module, resolved: ResolvedPlan) -> torch.device:
+    """Where a model runs by default: where it is, or what its plan is for where it is on the meta device."""
+    found = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if found.type != "meta":
+        return found
+    cluster = resolved.cluster
+    if cluster is None:
+        raise PlanError(
+            "the model is on the meta device, and the plan does not say what devices it is for; pass "
+            "device='cuda' or device='cpu'"
+        )
+    return rank_device(cluster.device_type)
 
 
 def _join_job(device: torch.device) -> None:
     """Initialise the process group of a torchrun job, as ``init_device_mesh`` would."""
-    if dist.is_initialized() or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+    if dist.is_initialized() or not in_torchrun():
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    start_group(device)
     # A group that outlives the interpreter aborts the process (`leave_job`). Only a group made at this place:
     # one of the script's own is the script's to end.
     atexit.register(leave_job)

@@ -12,13 +12,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensoropt.capture import Mode
+from tensoropt.capture import Capture, Mode, capture
+from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy, Executable, executable_of, executable_of_plan
+from tensoropt.execute.weights import GraphValues, WeightSource
 from tensoropt.plan import Plan, load_model, load_plan
 from tensoropt.plan.call import example_call
 from tensoropt.plan.made_for import device_words, made_for
-from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model ready to be run: nothing is on a rank's device yet.
+
+    Attributes:
+        captured: the model.
+        executable: the plan, for its graph.
+        values: of its parameters and buffers by graph name, read as they are asked for.
+    """
+
+    captured: Capture
+    executable: Executable
+    values: GraphValues
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,11 @@ class ResolvedPlan:
     bind: Callable[[GroupGraph], Executable]
     plan: Plan | None = None
 
+    @property
+    def cluster(self) -> Cluster | None:
+        """What the plan was made for; None where it does not say."""
+        return None if self.plan is None else made_for(self.plan.cluster)
+
     def example_call(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """(args, kwargs) of a call of the model at the global batch size.
 
@@ -55,21 +78,44 @@ class ResolvedPlan:
         built = load_model(self.plan.model_source, seed=self.plan.seed, batch=self.plan.model.batch)
         return built.args, built.kwargs
 
+    def prepare(
+        self,
+        weights: WeightSource,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        loss: Callable[[Any], torch.Tensor] | None = None,
+    ) -> Prepared:
+        """Capture the model of ``weights`` for the plan.
+
+        Args:
+            weights: give the model's buffers their values, which the capture folds into constants.
+            args, kwargs: an example call at the global batch size.
+            loss: maps the model's output to the loss, where the model does not return it.
+
+        Raises:
+            PlanError: the plan is for another model, or something of the model has no value.
+            CaptureError: the model cannot be captured.
+        """
+        weights.fill_buffers()
+        # Captured anew: plans have names only, and a model that is another one is refused at the first name
+        # that does not fit.
+        captured = capture(weights.model, args, kwargs, loss=loss, mode=self.mode, dtype=self.compute_dtype)
+        executable = self.bind(group_operators(refine_graph(captured.graph)))
+        return Prepared(captured, executable, GraphValues(captured, weights))
+
     def warn_of_other_devices(self, device: torch.device) -> None:
         """Warn on rank 0 where the plan was made for GPUs and ``device`` is a CPU, or the other way round."""
-        cluster = None if self.plan is None else made_for(self.plan.cluster)
+        cluster = self.cluster
         if cluster is None or device.type not in ("cpu", "cuda") or cluster.device_type == device.type:
             return
         # Plans are resolved before the job is joined, so that torchrun's variable may be all there is.
         rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
         if rank == 0:
-            remedy = (
-                "move the model to this rank's GPU first" if device.type == "cpu" else "leave it on the CPU"
-            )
+            other = "cuda" if device.type == "cpu" else "cpu"
             warnings.warn(
-                f"the plan was made for {device_words(cluster)} of cluster {cluster.name}, but the model is "
-                f"on {device.type}: it runs, but the memory and time that the plan predicts are for other "
-                f"devices; {remedy}, or explore again for the devices that run it",
+                f"the plan was made for {device_words(cluster)} of cluster {cluster.name}, but here it "
+                f"runs on {device.type}: the memory and time that the plan predicts are for other devices; "
+                f"pass device='{other}', or explore again for the devices that run it",
                 stacklevel=3,  # the script's call of parallelize
             )
 

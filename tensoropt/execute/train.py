@@ -13,26 +13,32 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
+from tensoropt.cluster import named_kind
 from tensoropt.console import json_text, reserved_stdout
 from tensoropt.engine.engine import Engine
-from tensoropt.engine.models import ModelSpec, forget_models, load_model
+from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.runtime import leave_job
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.execute.executable import executable_of_plan
+from tensoropt.execute.initialise import InitWeights
+from tensoropt.execute.job import rank_device, start_group
+from tensoropt.execute.resolve import resolve_plan
+from tensoropt.execute.weights import WeightSource
 from tensoropt.plan import Plan, load_plan
 from tensoropt.plan.files import write_text
 from tensoropt.plan.made_for import device_words, made_for
+from tensoropt.plan.model_source import named_function
 from tensoropt.profiling.optimizer_timing import make_optimizer
+from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pinning import pin
+from tensoropt.units import format_bytes
 
-RANKS = "CPU ranks"
-"""What this command runs plans on."""
 ALIKE_GRACE_S = 60.0
 """Seconds a rank waits where every rank refuses the same: rank 0 says it, however late it started."""
 GRACE_S = 2.0
@@ -42,7 +48,24 @@ WARM_UP_STEPS = 1
 
 
 class OtherDevicesError(PlanError):
-    """The plan is for devices of a kind that this command does not run on."""
+    """The plan is for devices that are not here; every rank of a host says the same."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where weights come from; without either the model's source makes them, whole, in every rank's memory.
+
+    Attributes:
+        checkpoint, init_weights: as of :func:`tensoropt.execute.parallelize`.
+    """
+
+    checkpoint: str | None = None
+    init_weights: InitWeights | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the model's own are not needed."""
+        return self.checkpoint is not None or self.init_weights is not None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,9 +85,11 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
             raise PlanError(f"{options.steps} steps train nothing; use --steps 1 or more")
         plan = load_plan(options.plan)
         check_trainable(plan)
-        check_devices(plan, options.cpu)
-        with job(plan, options.timeout):
-            result = train(plan, options.steps, lr=options.lr, say=None if options.quiet else answers)
+        init = named_function(options.init_weights, "(module)") if options.init_weights else None
+        weights = Weights(options.checkpoint, init)
+        with job(plan, device_type(plan, options.cpu), options.timeout) as device:
+            say = None if options.quiet else answers
+            result = train(plan, options.steps, device=device, weights=weights, lr=options.lr, say=say)
             if options.json and rank == 0:
                 write_text(options.json, json_text(result, indent=1) + "\n")
     except TensorOptError as error:
@@ -97,19 +122,27 @@ def check_trainable(plan: Plan) -> None:
         raise PlanError("the plan does not name the model's source; use tensoropt.parallelize in a script")
 
 
-def check_devices(plan: Plan, cpu: bool) -> None:
-    """Refuses a plan for GPUs unless it is to run on CPU ranks knowingly.
+def device_type(plan: Plan, cpu: bool) -> str:
+    """What a plan runs on: what it is for, or CPU ranks with ``cpu``, or where it does not say.
 
     Raises:
-        OtherDevicesError: the plan's cluster has GPUs, and ``cpu`` is not given.
+        OtherDevicesError: the plan is for GPUs, and this host has not one for each of its ranks.
     """
     cluster = made_for(plan.cluster)
     if cluster is None or cluster.device_type == "cpu" or cpu:
-        return
+        return "cpu"
+    reason, seen = why_no_gpu(), torch.cuda.device_count()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not reason and ranks > seen:
+        reason = (
+            f"PyTorch sees {seen} of them for the {ranks} ranks of this host; look at CUDA_VISIBLE_DEVICES"
+        )
+    if not reason:
+        return "cuda"
     raise OtherDevicesError(
-        f"the plan is for {device_words(cluster)} of cluster {cluster.name}, but this command runs plans on "
-        f"{RANKS}, which its predictions say nothing about; add --cpu to run it on {plan.devices} of them "
-        f"all the same, or explore with --cluster local:{plan.devices}"
+        f"the plan is for {device_words(cluster)} of cluster {cluster.name}, but {reason}, or add --cpu to "
+        f"run it on {plan.devices} CPU ranks all the same, which its predictions say nothing about, or "
+        f"explore with --cluster cpu:{plan.devices}"
     )
 
 
@@ -121,7 +154,14 @@ def lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
             f"rank {rank} waited {timeout_s:.0f} s for another rank, which hangs or is slower than --timeout "
             "allows; look at what the other ranks do"
         )
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    signs = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "Connection refused",
+        # NCCL's words.
+        "remote process exited or there was a network error",
+    )
     if isinstance(error, RuntimeError) and any(sign in text for sign in signs):
         return f"rank {rank} lost another rank, whose own error says why"
     return None
@@ -152,14 +192,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cpu", action="store_true", help="run a plan for GPUs on CPU ranks; its prediction is not for them"
     )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="PATH",
+        help="start from these weights: a folder of torch.distributed.checkpoint, a safetensors file or a "
+        "folder of those; the model is built on the meta device where its code allows it",
+    )
+    parser.add_argument(
+        "--init-weights",
+        metavar="SOURCE",
+        help="file.py:function or package.module:function that sets the weights of the module it is given, "
+        "called for each module; the model is built on the meta device where its code allows it",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing per step")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
 @contextlib.contextmanager
-def job(plan: Plan, timeout_s: float) -> Iterator[None]:
-    """The process group of this torchrun job, with its threads and cores set as under measurement."""
+def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
+    """The process group of this torchrun job, and this rank's device; a CPU rank has its threads and cores
+    set as under measurement."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != plan.devices:
         raise PlanError(
@@ -167,36 +220,78 @@ def job(plan: Plan, timeout_s: float) -> Iterator[None]:
             f"{'rank' if world == 1 else 'ranks'}; start it with torchrun --nproc-per-node {plan.devices} "
             "-m tensoropt.execute"
         )
+    device = rank_device(device_type)
     with contextlib.ExitStack() as stack:
-        # Before gloo starts its threads, which take over the cores of the process.
-        stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        if device.type == "cpu":
+            # Before gloo starts its threads, which take over the cores of the process.
+            stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
-            yield
+            yield device
             return
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        start_group(device, timeout_s)
         stack.callback(leave_job)
-        yield
+        yield device
         dist.barrier()  # nobody takes the group down while another still talks
 
 
-def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None) -> dict[str, Any]:
+def start(
+    plan: Plan, device: torch.device, weights: Weights
+) -> tuple[Engine, tuple[torch.Tensor, ...], bool]:
+    """(engine, example inputs on the device, whether the inputs had to be made up) of this rank.
+
+    Only the rank's shards are put on the device. Where weights are given, the model is built on the meta
+    device if its code allows it, and so are its example inputs: then floating-point inputs are drawn and the
+    others are zeros.
+    """
+    spec = replace(ModelSpec.of(plan), device="meta" if weights.given else "cpu")
+    model, args, kwargs = spec.build()
+    source = WeightSource(model, weights.checkpoint, weights.init_weights, plan.seed)
+    prepared = resolve_plan(plan).prepare(source, args, kwargs)
+    engine = prepared.executable.engine(prepared.values, seed=plan.seed, device=device)
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    generator = torch.Generator().manual_seed(plan.seed)
+
+    def made(like: torch.Tensor) -> torch.Tensor:
+        if not like.is_meta:
+            return like
+        if like.is_floating_point():
+            return torch.randn(like.shape, dtype=like.dtype, generator=generator)
+        return torch.zeros(like.shape, dtype=like.dtype)
+
+    inputs = tuple(made(leaf).to(device) for leaf in leaves)
+    return engine, inputs, any(leaf.is_meta for leaf in leaves)
+
+
+def train(
+    plan: Plan,
+    steps: int,
+    *,
+    device: torch.device | None = None,
+    weights: Weights | None = None,
+    lr: float = 1e-3,
+    say: TextIO | None = None,
+) -> dict[str, Any]:
     """Train the model of a plan that :func:`check_trainable` lets pass, on its example batch.
 
     Args:
         steps: how many.
+        device: of this rank; the CPU by default.
+        weights: to start from.
         lr: learning rate.
         say: where rank 0 writes a line per step, and what they took in the end; None for nowhere.
 
     Returns:
-        ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, and
-        what the plan predicted, for which type of device (``predicted_for``; None where the plan does not
-        say) and on which it ran (``run_on``).
+        ``losses``, ``times_s`` per step (the slowest rank's), ``time_s`` their median after warm-up, what
+        the plan predicted, for which type of device (``predicted_for``; None where the plan does not say),
+        on which it ran (``run_on``), on GPUs of which kind (``run_on_kind``) and with what peak of PyTorch's
+        allocator on the fullest (``memory_allocated_bytes``; both None on CPU ranks), and whether the example
+        inputs were made up (``inputs_made_up``).
     """
-    loaded = load_model(ModelSpec.of(plan))
-    engine = executable_of_plan(plan, loaded.graph).engine(loaded.values, seed=plan.seed)
-    inputs = loaded.inputs
-    forget_models()  # the shards are copies; the whole parameters need not stay
-    del loaded
+    device = device or torch.device("cpu")
+    engine, inputs, made_up = start(plan, device, weights or Weights())
+    leader = engine.runtime.rank == 0
+    if made_up and leader and say is not None:
+        print("inputs    drawn or zero: the model was built without values", file=say, flush=True)
     leaves = [leaf for leaf in engine.shards.leaves.values() if leaf.requires_grad]
     optimizer = make_optimizer(plan.optimizer, leaves, lr) if leaves else None  # a placed rank may have none
     losses, times = [], []
@@ -205,21 +300,28 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
             # A step's time is that of the slowest rank from a common start, not of one that waited for the
             # others.
             dist.barrier()
-        start = time.perf_counter()
+        engine.runtime.synchronize()
+        start_s = time.perf_counter()
         engine.shards.clear()
         loss = engine(*inputs)[0]
         loss.backward()
         if optimizer is not None:
             optimizer.step()
-        seconds = _slowest(time.perf_counter() - start, engine)
+        engine.runtime.synchronize()
+        seconds = _largest(time.perf_counter() - start_s, engine)
         losses.append(float(loss.detach()))
         times.append(seconds)
-        if engine.runtime.rank == 0 and say is not None:
+        if leader and say is not None:
             print(f"step {step + 1:4d}  loss {losses[-1]:.6f}  {seconds * 1e3:.1f} ms", file=say, flush=True)
     # With `--steps 1` there is nothing behind the warm-up: a cold figure is better than none.
     kept = times[WARM_UP_STEPS:] or times
     median = statistics.median(kept)
     cluster = made_for(plan.cluster)
+    kind: str | None = None
+    allocated: int | None = None
+    if device.type == "cuda":
+        kind = named_kind(torch.cuda.get_device_name(device))
+        allocated = int(_largest(torch.cuda.max_memory_allocated(device), engine))
     result: dict[str, Any] = {
         "steps": steps,
         "losses": losses,
@@ -227,26 +329,44 @@ def train(plan: Plan, steps: int, *, lr: float = 1e-3, say: TextIO | None = None
         "time_s": median,
         "time_predicted_s": plan.predicted.time_s,
         "memory_predicted_bytes": plan.predicted.memory_bytes,
-        "run_on": "cpu",
+        "memory_allocated_bytes": allocated,
+        "run_on": device.type,
+        "run_on_kind": kind,
         "predicted_for": None if cluster is None else cluster.device_type,
+        "inputs_made_up": made_up,
     }
-    if engine.runtime.rank == 0 and say is not None:
-        print(f"median {median * 1e3:.1f} ms per step{beside_prediction(plan)}", file=say, flush=True)
+    if leader and say is not None:
+        print(f"median {median * 1e3:.1f} ms per step{beside_prediction(plan, kind)}", file=say, flush=True)
+        if allocated is not None:
+            predicted = format_bytes(plan.predicted.memory_bytes)
+            print(
+                f"memory {format_bytes(allocated)} allocated at most, predicted {predicted}",
+                file=say,
+                flush=True,
+            )
     return result
 
 
-def beside_prediction(plan: Plan) -> str:
-    """What the plan predicts, after what was measured on CPU ranks; says so where it is for other devices."""
+def beside_prediction(plan: Plan, kind: str | None = None) -> str:
+    """What the plan predicts, after what was measured; says so where it is for other devices.
+
+    Args:
+        kind: of the GPUs that it ran on; None for CPU ranks.
+    """
     predicted, cluster = f"{plan.predicted.time_s * 1e3:.1f} ms", made_for(plan.cluster)
-    if cluster is None or cluster.device_type == "cpu":
+    same = cluster is not None and (
+        cluster.device_type == "cpu" if kind is None else {k.name for k in cluster.device_kinds} == {kind}
+    )
+    if cluster is None or same:
         return f", predicted {predicted}"
-    return f" on {plan.devices} {RANKS}; the prediction of {predicted} is for {device_words(cluster)}"
+    ran = f"{plan.devices} {'CPU ranks' if kind is None else f'x {kind}'}"
+    return f" on {ran}; the prediction of {predicted} is for {device_words(cluster)}"
 
 
-def _slowest(seconds: float, engine: Engine) -> float:
-    """The seconds of the slowest rank, on every rank."""
+def _largest(value: float, engine: Engine) -> float:
+    """The largest of the ranks' values, on every rank."""
     if not engine.runtime.distributed:
-        return seconds
-    value = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return float(value)
+        return value
+    found = torch.tensor(value, dtype=torch.float64, device=engine.runtime.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,16 +86,34 @@ def load_model(
         return LoadedModel(built.model, built.args, built.kwargs, source)
     if is_onnx(source):
         return _load_onnx(source, device, seed, onnx or OnnxOptions())
-    place, separator, name = source.rpartition(":")
-    if not separator or not place or not name:
+    if not all(source.rpartition(":")):
         raise ModelSourceError(
             f"'{source}' names no model; write zoo:NAME, package.module:function or path/file.py:function "
             "(`tensoropt list models` shows the zoo)"
         )
+    return _call(named_function(source, "() returning (model, args)"), source, device, seed)
+
+
+def named_function(source: str, signature: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` or ``path/file.py:function`` names.
+
+    Args:
+        source: the name.
+        signature: what stands behind the function's name where it is missing and has to be defined.
+
+    Raises:
+        ModelSourceError: there is none.
+    """
+    place, separator, name = source.rpartition(":")
+    if not separator or not place or not name:
+        raise ModelSourceError(
+            f"'{source}' names no function; write package.module:function or path/file.py:function"
+        )
     function = getattr(_module(place, source), name, None)
     if not callable(function):
-        raise ModelSourceError(f"{place} has no function '{name}'; define {name}() returning (model, args)")
-    return _call(function, source, device, seed)
+        raise ModelSourceError(f"{place} has no function '{name}'; define {name}{signature}")
+    found: Callable[..., Any] = function
+    return found
 
 
 def _load_onnx(source: str, device: str, seed: int, options: OnnxOptions) -> LoadedModel:

@@ -6,6 +6,7 @@ import torch
 
 from tensoropt.cluster import Cluster, named_kind
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE
+from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
 from tensoropt.ranks.pool import RankPool
 
 _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
@@ -30,6 +31,51 @@ def local_gpus() -> tuple[str, ...]:
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
         return ()
     return tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def why_no_gpu() -> str:
+    """Why ranks cannot run on GPUs here, with the remedy; empty where they can."""
+    if torch.cuda.is_available():
+        return ""
+    build = f"PyTorch {torch.__version__}"
+    if not torch.backends.cuda.is_built():
+        return f"{build} is built without CUDA; install a build with CUDA"
+    return f"{build} is built with CUDA but sees no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"
+
+
+def local_notes(cluster: Cluster) -> tuple[str, ...]:
+    """What a person should know who asked for this machine: what is seen of its GPUs, and what is done.
+
+    Nothing is said of clusters that were not found here, nor of CPU ranks that were asked for.
+    """
+    if cluster.source == THIS_MACHINE and cluster.name.startswith("local"):
+        seen = gpu_notes()
+        if not seen and torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            seen = (f"PyTorch sees {count} GPUs, but NVML, which describes them, does not answer",)
+        return tuple(f"{note}: this is for CPU ranks" for note in seen)
+    gpus = gpu_cluster() if cluster.source == "NVML" else None
+    if gpus is None or gpus.devices[: cluster.device_count] != cluster.devices:
+        return ()
+    return (*gpu_notes(), *_untimed(cluster))
+
+
+def _untimed(cluster: Cluster) -> tuple[str, ...]:
+    """Why GPUs that are here are not timed; :func:`gpu_notes` speaks of those of several kinds."""
+    if local_backend(cluster) is not None or len(cluster.device_kinds) > 1:
+        return ()
+    words = f"{cluster.device_count} x {cluster.device.name}"
+    reason = why_no_gpu()
+    if not reason and not torch.distributed.is_nccl_available():
+        reason = f"PyTorch {torch.__version__} is built without NCCL; install a build that has it"
+    if not reason:
+        names = ", ".join(local_gpus()) or "none"
+        remedy = "look at CUDA_VISIBLE_DEVICES and set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        reason = f"PyTorch sees other GPUs ({names}); {remedy}"
+    return (
+        f"{words} are here and nothing is timed on them, so that prices are from data sheets: {reason}, or "
+        f"explore with --cluster cpu:{cluster.device_count} for CPU ranks",
+    )
 
 
 def local_backend(cluster: Cluster) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tensoropt.ops.atom_graph import AtomGraph
+from tensoropt.ranks.local_hardware import local_notes
 from tensoropt.session.searched import Searched
 from tensoropt.version import __version__
 
@@ -52,6 +53,7 @@ def run_report(
         "split_share_of_flops": searched.split_share,
         "micro_batches_refused": problem.refusal,
         "notes": [
+            *local_notes(costs.cluster),
             *graph.notes,
             *_lost(problem.graph.atoms),
             *costs.notes(),

@@ -38,7 +38,8 @@ def difference(
         return math.inf
     if not want.numel():
         return 0.0
-    found, wanted = _wide(got), _wide(want)
+    # What is wanted may be on the CPU, where the unsplit model's results are kept.
+    found, wanted = _wide(got), _wide(want.to(got.device))
     finite = wanted.isfinite()
     # NaN equals nothing, itself included.
     alike = (found == wanted) | (found.isnan() & wanted.isnan())

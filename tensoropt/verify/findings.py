@@ -18,15 +18,17 @@ class Findings:
         differences: from the unsplit model.
         worst_gradient, worst_parameter: whose difference is the largest of its kind; "" where none is.
         not_finite: how many values of the unsplit model itself are NaN or infinite, by what they are of.
-        replicas_agree: whether ranks with the same shard have the same bits.
-        numerics_ok: whether differences are rounding and replicas agree.
-        compared_in: the precision in which ``differences`` were taken.
-        narrow: the differences in the model's own precision, where it took double precision to tell.
-        collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; of the first rank
+        replicas_agree: whether ranks with the same shard have the same bits, or on GPUs nearly the same
+            values. replica_difference: how far they are apart, relative; None where bits differ and decide.
+            unsplit_on: the device that the unsplit model ran on. numerics_ok: whether differences are
+            rounding and replicas agree. compared_in: the precision in which ``differences`` were taken.
+            narrow: the differences in the model's own precision, where it took double precision to tell.
+            collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; of the first rank
             where all run the same program, else of all ranks.
         ranks_checked: their numbers.
         ranks_unlike: where ranks that should issue the same collectives do not, a line each.
-        memory_tracked: bytes of the fullest rank by what they are for, and their ``peak``.
+        memory_tracked: bytes of the fullest rank by what they are for, and their ``peak``; on GPUs the
+            allocator's own peaks as well, ``allocated`` and ``reserved``.
         memory_tracked_of_ranks: the peaks of all ranks.
         time_measured_s: the median step of the slowest rank.
         error: why the strategy could not be run, or that it is right in double precision only.
@@ -37,6 +39,8 @@ class Findings:
     worst_parameter: str | None = None
     not_finite: Mapping[str, int] = field(default_factory=dict)
     replicas_agree: bool | None = None
+    replica_difference: float | None = None
+    unsplit_on: str | None = None
     numerics_ok: bool | None = None
     compared_in: str | None = None
     narrow: Differences | None = None

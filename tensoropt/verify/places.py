@@ -86,5 +86,5 @@ def check_room(devices: int) -> None:
         cores = len(available_cores())
         raise TensorOptError(
             f"one process per device: {devices} are too many for {cores} cores; use fake ranks (--fake), "
-            f"or a plan for at most {most_ranks()} devices, for example --cluster local:{cores}"
+            f"or a plan for at most {most_ranks()} devices, for example --cluster cpu:{cores}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import executable_from_dict
-from tensoropt.verify.differences import Worst, difference, outputs_difference, worst
+from tensoropt.verify.differences import LEAST_SCALE, Worst, difference, outputs_difference, worst
 from tensoropt.verify.recorder import outgoing, summarise
 from tensoropt.verify.reference import (
     GRADIENT_FLOOR,
@@ -57,6 +57,9 @@ class RankNumerics:
         not_finite: of the unsplit model.
         rounding: of the unsplit model under mixed precision, else None.
         replicas: per parameter which shard this rank has, and a digest of all that became of it.
+        spread: how far ranks with the same shard are apart, where bits do not decide
+            (:func:`replica_spread`); None where they do.
+        unsplit_on: the device that the unsplit model ran on.
     """
 
     loss: float
@@ -66,6 +69,8 @@ class RankNumerics:
     not_finite: Mapping[str, int]
     rounding: Differences | None
     replicas: Mapping[str, tuple[tuple[int, ...], str]]
+    spread: float | None
+    unsplit_on: str
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,9 @@ def check_plan(
     """What this rank finds out about a plan; put together by :mod:`tensoropt.verify.real_ranks`."""
     loaded = load_model(spec)
     ref = reference(loaded, options.seed) if options.numerics else None
-    engine = executable_from_dict(strategy_data, loaded.graph).engine(loaded.values, seed=options.seed)
+    engine = executable_from_dict(strategy_data, loaded.graph).engine(
+        loaded.values, seed=options.seed, device=loaded.device
+    )
     results: list[Any] = []
     # The step that is compared is the one that is recorded: both are of the same calls.
     sent = outgoing(issued(engine, lambda: results.extend(first_step(engine, loaded))))
@@ -103,6 +110,8 @@ def check_plan(
     if ref is not None:
         outputs, gradients = results
         numerics = _numerics(engine, loaded, ref, Results(outputs, gradients, {}, {}))
+        del outputs, gradients
+    results.clear()  # an allocator's peak of the next step would have them in it
     step = Step(engine, loaded.inputs, options.optimizer)
     memory = None
     if options.memory:
@@ -129,7 +138,9 @@ def narrow_distance(
     """
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
-    engine = executable_from_dict(strategy_data, loaded.graph).engine(loaded.values, seed=options.seed)
+    engine = executable_from_dict(strategy_data, loaded.graph).engine(
+        loaded.values, seed=options.seed, device=loaded.device
+    )
     outputs, gradients = first_step(engine, loaded)
     shard = engine.shards.shard
     if engine.training:
@@ -145,6 +156,7 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Norm of the differences of (got, wanted) pairs relative to that of what is wanted."""
     apart = size = 0.0
     for got, want in pairs:
+        want = want.to(got.device)
         apart += float((got.double() - want.double()).square().sum())
         size += float(want.double().square().sum())
     return math.sqrt(apart / size) if size else math.sqrt(apart)
@@ -175,7 +187,39 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
         not_finite=ref.not_finite,
         rounding=ref.rounding,
         replicas=dict(_checksums(engine, after)),
+        spread=_spread(engine, [first.gradients, *after.values()]),
+        unsplit_on=ref.ran_on,
     )
+
+
+def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> float | None:
+    """:func:`replica_spread` of all results; None on CPUs and under deterministic algorithms, whose kernels
+    give the same bits each time."""
+    if engine.runtime.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
+        return None
+    return max((replica_spread(engine, values) for values in results), default=0.0)
+
+
+def replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference of any element between ranks that have the same shard, relative to the largest
+    value of its parameter. All ranks call it.
+
+    Args:
+        values: shards of parameters, or of their gradients.
+    """
+    found = 0.0
+    for name, value in values.items():
+        axes = engine.shards.replica_axes(name)
+        if engine.runtime.group(axes) is None:
+            continue
+        # NaN has no order; that they are in the same places is found out beside the unsplit model.
+        wide = value.detach().double().nan_to_num()
+        highest = engine.runtime.all_reduce(wide, axes, "max")
+        lowest = -engine.runtime.all_reduce(-wide, axes, "max")
+        if wide.numel():
+            size = max(float(highest.abs().max()), float(lowest.abs().max()), LEAST_SCALE)
+            found = max(found, float((highest - lowest).max()) / size)
+    return found
 
 
 def digest(pieces: list[bytes]) -> str:

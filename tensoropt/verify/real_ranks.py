@@ -29,6 +29,7 @@ from tensoropt.verify.tolerances import (
     is_rounding,
     near_enough,
     replicas_agree,
+    replicas_near,
     within_tolerance,
 )
 
@@ -130,6 +131,7 @@ def _decide_in_double(
         worst_gradient=double.worst_gradient,
         worst_parameter=double.worst_parameter,
         replicas_agree=double.replicas_agree,
+        replica_difference=double.replica_difference,
         numerics_ok=right,
         compared_in=double.compared_in,
         narrow=narrow.differences,
@@ -209,8 +211,12 @@ def _with_numerics(found: Findings, ranks: Sequence[RankFindings]) -> Findings:
         max(getattr(n, kind) for n in numerics) for kind in ("gradient", "parameter", "buffer")
     )
     differences = Differences(max(n.loss for n in numerics), gradient.size, parameter.size, buffer.size)
-    agree = replicas_agree([n.replicas for n in numerics])
     precision = ranks[0].precision
+    # The same number on all ranks that share a shard; the others' is theirs.
+    spreads = [n.spread for n in numerics if n.spread is not None]
+    spread = max(spreads, default=None)
+    alike = replicas_agree([n.replicas for n in numerics])
+    agree = alike or replicas_near(spread, precision)
     return replace(
         found,
         differences=differences,
@@ -218,6 +224,8 @@ def _with_numerics(found: Findings, ranks: Sequence[RankFindings]) -> Findings:
         worst_parameter=parameter.name,
         not_finite=numerics[0].not_finite,
         replicas_agree=agree,
+        replica_difference=0.0 if alike else spread,
+        unsplit_on=numerics[0].unsplit_on,
         numerics_ok=agree and within_tolerance(differences, precision, numerics[0].rounding),
         compared_in=precision,
     )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import find_loss
@@ -16,6 +20,7 @@ from tensoropt.capture.validity import valid_values
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model, open_model
+from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.verify.differences import largest_of, named_difference, not_finite, outputs_difference
@@ -51,6 +56,7 @@ class Results:
         after: per optimizer the parameters after its steps.
         floor: the size below which gradients are not looked at.
         rounding: what mixed precision alone changes; None without.
+        ran_on: the device that it ran on.
     """
 
     outputs: tuple[torch.Tensor, ...]
@@ -59,6 +65,7 @@ class Results:
     buffers: Mapping[str, torch.Tensor]
     floor: float = 0.0
     rounding: Differences | None = None
+    ran_on: str = "cpu"
 
     @property
     def not_finite(self) -> dict[str, int]:
@@ -115,27 +122,76 @@ def after_steps(
 
 
 def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> Results:
-    """Run the unsplit graph once; kept with the loaded model."""
+    """Run the unsplit graph once; kept with the loaded model, on the CPU.
+
+    CPU ranks run it each for themselves. Of ranks on GPUs only the first does, so that no other one has the
+    whole model on its GPU; all of them call this.
+    """
     key = ("reference", seed)
     if key not in loaded.results:
-        narrow = loaded.spec.compute_dtype != "float32"
-        engine = ShardedEngine(unsplit_strategy(loaded.graph), loaded.values, seed=seed)
-        outputs, gradients = first_step(engine, loaded)
-        if floor is None:
-            floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
-        after, buffers = after_steps(engine, loaded, floor)
-        found = Results(outputs, gradients, after, buffers, floor)
-        if narrow:
-            found = replace(found, rounding=_rounding(loaded.spec, seed, found))
-        loaded.results[key] = found
-    return loaded.results[key]
+
+        def run() -> Results:
+            return _unsplit(loaded, seed, floor)
+
+        loaded.results[key] = run() if loaded.device.type == "cpu" else of_first_rank(run)
+    found: Results = loaded.results[key]
+    return found
+
+
+def of_first_rank(run: Callable[[], Results]) -> Results:
+    """What ``run`` gives on rank 0, on all ranks of the host; the others read it from a file as they need
+    it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return run()
+    path = [""]
+    found = None
+    if dist.get_rank() == 0:
+        found = run()
+        handle, path[0] = tempfile.mkstemp(prefix="tensoropt-unsplit-")
+        os.close(handle)
+        torch.save(found, path[0])
+    dist.broadcast_object_list(path, src=0)
+    if found is None:
+        # Mapped: the host has the values once, however many ranks look at them. The file is this job's own.
+        found = torch.load(path[0], mmap=True, weights_only=False)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        Path(path[0]).unlink()
+    assert isinstance(found, Results)
+    return found
+
+
+def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
+    """The unsplit graph's results: run on the rank's device, or on the CPU where that is too small for it."""
+    try:
+        return _unsplit_on(loaded.device, loaded, seed, floor)
+    except torch.OutOfMemoryError:
+        pass  # outside of the handler the error, and with it all tensors of the run, is gone
+    torch.cuda.empty_cache()
+    return _unsplit_on(torch.device("cpu"), loaded, seed, floor)
+
+
+def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: float | None) -> Results:
+    narrow = loaded.spec.compute_dtype != "float32"
+    moved = replace(loaded, inputs=tuple(value.to(device) for value in loaded.inputs))
+    engine = ShardedEngine(
+        unsplit_strategy(loaded.graph), loaded.values, runtime=Runtime((1,), seed=seed, device=device)
+    )
+    outputs, gradients = first_step(engine, moved)
+    if floor is None:
+        floor = (NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
+    after, buffers = after_steps(engine, moved, floor)
+    results = (outputs, gradients, after, buffers)
+    outputs, gradients, after, buffers = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
+    found = Results(outputs, gradients, after, buffers, floor, ran_on=str(device))
+    return replace(found, rounding=_rounding(loaded.spec, seed, found)) if narrow else found
 
 
 def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
     """How far the narrower type alone takes the unsplit model from what it gives in float32."""
     # `open_model`, not `load_model`: the one model that is kept is the narrow one, which is still needed. The
     # floor is the narrow one's, so that both are compared on one scale.
-    wide = reference(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
+    wide = _unsplit(open_model(replace(spec, compute_dtype="float32")), seed, narrow.floor)
     changes = {
         "loss": outputs_difference(narrow.outputs, wide.outputs),
         "gradient": named_difference(narrow.gradients, wide.gradients, narrow.floor),
@@ -166,16 +222,28 @@ class ModuleFindings:
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
-    """The unsplit graph against the module it was captured from; None for models that draw random numbers."""
+    """The unsplit graph against the module it was captured from; None for models that draw random numbers,
+    and on all ranks but the first."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
     if draws_at_random(loaded):
         return None
     ref = reference(loaded, seed)
+    if rank:
+        return None
+    try:
+        return _against_module(loaded, ref, torch.device(ref.ran_on))
+    except torch.OutOfMemoryError:
+        pass
+    torch.cuda.empty_cache()
+    return _against_module(loaded, ref, torch.device("cpu"))
+
+
+def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -> ModuleFindings:
+    spec = loaded.spec
     model, args, kwargs = spec.build()
-    if spec.device == "cuda":
-        model = model.cuda()
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, (args, kwargs))
+    model = model.to(device)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
     if spec.mode == "inference":
         with torch.no_grad():
             outputs = pytree.tree_leaves(model.eval()(*args, **kwargs))

@@ -61,6 +61,10 @@ def issued(engine: Engine, run: Callable[[], object]) -> list[Collective]:
 def tracked_memory(step: Step) -> dict[str, int]:
     """Bytes of a step: parameters, gradients, optimizer state, and the peak with all that a step makes.
 
+    On GPUs also the peaks of PyTorch's allocator in the same step: ``allocated`` to tensors, whoever made
+    them (inputs, constants and what the process has beside the step are among them), and ``reserved`` from
+    the device.
+
     Args:
         step: one that was run already, so that the optimizer's state is there.
     """
@@ -80,9 +84,20 @@ def tracked_memory(step: Step) -> dict[str, int]:
         before = tracker.now_bytes
         tracker.add(tensors())
         sizes[name] = tracker.now_bytes - before
+    device = engine.runtime.device
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    if on_gpu:
+        engine.runtime.synchronize()
+        torch.cuda.empty_cache()  # what earlier runs left behind would count as reserved
+        torch.cuda.reset_peak_memory_stats(device)
     with tracker:
         step()
-    return {**sizes, "peak": tracker.peak_bytes, "inputs_and_constants": tracker.excluded_bytes}
+    found = {**sizes, "peak": tracker.peak_bytes, "inputs_and_constants": tracker.excluded_bytes}
+    if on_gpu:
+        engine.runtime.synchronize()
+        found["allocated"] = torch.cuda.max_memory_allocated(device)
+        found["reserved"] = torch.cuda.max_memory_reserved(device)
+    return found
 
 
 def step_times(step: Step, count: int) -> list[float]:

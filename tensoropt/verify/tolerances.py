@@ -38,6 +38,13 @@ off by about as much as the narrow type is at all. In a model that rounding thro
 few samples) this shows little: verify it in float32, where the same rules are kept to 1e-3."""
 
 
+REPLICA_TOLERANCE = 1e-5
+"""How far replicas may be apart on devices whose kernels add up in an order of their own (CUDA's scatters and
+some convolutions), relative to their largest value, in float32. An assumption, which no GPU has tried: a sum
+of thousands of terms in another order is some units of 6e-8 off, a replica that missed a reduction by per
+cents."""
+
+
 @dataclass(frozen=True)
 class Differences:
     """How far results are from what they should be, relative, by kind; None for a kind that was not compared.
@@ -139,6 +146,17 @@ def near_enough(found: NarrowDistance, precision: str) -> bool:
     if found.kinked:
         allowed = max(allowed, KINKED_DISTANCE.get(precision, 0.0))
     return found.split <= allowed
+
+
+def replicas_near(spread: float | None, precision: str) -> bool:
+    """Whether replicas whose bits differ are as near to each other as kernels without a fixed order keep
+    them.
+
+    Args:
+        spread: how far they are apart; None where kernels have a fixed order, so that bits decide.
+        precision: the lowest one that anything in the model is computed in.
+    """
+    return spread is not None and spread <= REPLICA_TOLERANCE * TOLERANCE_FACTOR[precision]
 
 
 def replicas_agree(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], str]]]) -> bool:

@@ -23,7 +23,7 @@ def verify_unsplit(spec: ModelSpec, optimizer: str, *, progress: Progress) -> di
     """The unsplit model on one rank, predicted and run like a plan; as
     :func:`tensoropt.verify.verify_plans`."""
     loaded = load_model(spec)
-    one = load_cluster("local:1")
+    one = load_cluster("cpu:1")
     drawn = [(unsplit_strategy(loaded.graph), one.meshes(1)[0])]
     settings = Settings(mode=spec.mode, optimizer=optimizer)
     # On a CPU rank whatever the plans are for: one device needs no job.
@@ -42,7 +42,7 @@ def unsplit_plan(like: Plan, found: Mapping[str, Any]) -> Plan:
     return like.model_copy(
         update={
             "planner": "unsplit",
-            "cluster": load_cluster("local:1").to_dict(),
+            "cluster": load_cluster("cpu:1").to_dict(),
             "mesh": MeshInfo(shape=(), names=()),
             "micro_batches": 1,
             "operators": {

@@ -286,7 +286,7 @@ def test_verify_an_inference_plan(run: Any) -> None:
 def test_verify_random_strategies(run: Any) -> None:
     code, out, err = run("verify", "net.py:net", "--random", "2", "--seed", "5")
     assert code == 0, out
-    assert "on cluster local:2 (the default" in err
+    assert "on cluster cpu:2 (the default" in err
     assert "2 of 2 plans ok" in out
 
 

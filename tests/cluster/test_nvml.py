@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 
 from tensoropt.cluster import load_cluster
-from tensoropt.cluster.nvml import gpu_cluster
+from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
+from tensoropt.errors import ClusterError
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +99,97 @@ def test_no_driver_means_no_gpus():
     box = titan_box()
     box.usable = False
     assert gpu_cluster(box) is None
+
+
+GIB = 2**30
+
+
+def test_a_quiet_box_needs_no_words():
+    assert gpu_notes(dgx_h100()) == ()
+    box = titan_box()
+    box.usable = False
+    assert gpu_notes(box) == ()
+
+
+def test_busy_cards_are_said_and_kept(monkeypatch):
+    box = dgx_h100()
+    box.used, box.processes = {3: 41 * GIB, 5: GIB}, {3: (1, 2), 6: (os.getpid(),)}
+    assert gpu_cluster(box).device_count == 8
+    (note,) = gpu_notes(box)
+    assert note.startswith("GPU 3 (H100-80GB) is in use by 2 processes, which have 41 GiB of its 79.6 GiB")
+    assert note.endswith("CUDA_VISIBLE_DEVICES leaves it out")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,4")
+    assert gpu_notes(box) == ()
+    assert gpu_cluster(box).device_count == 4
+
+
+def test_hidden_cards_are_said(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_notes(dgx_h100()) == ("8 GPUs are here, but CUDA_VISIBLE_DEVICES='' shows none of them",)
+
+
+def test_cards_with_mig_are_left_out_beside_whole_ones():
+    box = dgx_h100()
+    box.instances = {2: [(1, 10 * GIB)] * 7}
+    assert gpu_cluster(box).device_count == 7
+    (note,) = gpu_notes(box)
+    assert note.startswith(
+        "GPU 2 is cut into 7 MIG instances and is left out; CUDA_VISIBLE_DEVICES with the UUID"
+    )
+
+
+def test_one_instance_where_all_is_mig(monkeypatch):
+    box = dgx_h100()
+    box.instances = {index: [(1, 10 * GIB), (3, 40 * GIB)] for index in range(8)}
+    cluster = gpu_cluster(box)
+    assert (cluster.device_count, cluster.device.name) == (1, "H100-80GB-MIG-1g.10gb")
+    whole = gpu_cluster(dgx_h100()).device
+    assert cluster.device.flops["bfloat16"] == whole.flops["bfloat16"] / 8
+    assert cluster.memory_bytes == 10 * GIB
+    share = cluster.device.memory_bandwidth / whole.memory_bandwidth
+    assert share == pytest.approx(10 * GIB / whole.memory_bytes)
+    (note,) = gpu_notes(box)
+    assert note.startswith("the GPUs are cut into 16 MIG instances, of which a process sees one")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4-1")
+    assert gpu_cluster(box).device.name == "H100-80GB-MIG-3g.40gb"
+    box.instances = {index: [] for index in range(8)}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_cluster(box) is None
+    assert gpu_notes(box)[0].startswith("MIG is on for GPU 0, 1, 2, 3, 4, 5, 6, 7, without any instance")
+
+
+def test_mixed_cards_are_said(monkeypatch):
+    box = titan_box()
+    box.names = {1: "Tesla V100-SXM2-32GB"}
+    cluster = gpu_cluster(box)
+    assert [device.name for device in cluster.devices] == ["TITAN-RTX", "V100-32GB", "TITAN-RTX"]
+    (note,) = gpu_notes(box)
+    assert note.startswith("the GPUs are of several kinds (2 x TITAN-RTX, 1 x V100-32GB): sharded plans go")
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in note
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert "PCI_BUS_ID" not in gpu_notes(box)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "kind"), [("local", 8, "cuda"), ("local:4", 4, "cuda"), ("cpu:4", 4, "cpu")]
+)
+def test_local_is_gpus_where_there_are_some(monkeypatch, text, count, kind):
+    monkeypatch.setitem(sys.modules, "pynvml", dgx_h100())
+    cluster = load_cluster(text)
+    assert (cluster.device_count, cluster.device_type) == (count, kind)
+    assert cluster.name == text
+    with pytest.raises(
+        ClusterError, match="local:9 asks for 9 GPUs, but 8 are here to be used; use local:8, or cpu:9"
+    ):
+        load_cluster("local:9")
+
+
+def test_local_is_cpu_ranks_where_there_are_no_gpus(monkeypatch):
+    box = dgx_h100()
+    box.usable = False
+    monkeypatch.setitem(sys.modules, "pynvml", box)
+    assert load_cluster("local:3").devices == load_cluster("cpu:3").devices
+    assert load_cluster("local").devices == load_cluster("cpu").devices
+    for text in ("cpu:", "cpu:0", "local:x"):
+        with pytest.raises(ClusterError, match="stands the number of ranks, at least 1"):
+            load_cluster(text)

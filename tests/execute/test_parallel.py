@@ -154,7 +154,7 @@ def test_a_plan_for_another_kind_of_device_is_said_once(
         texts = [str(w.message) for w in caught if "the plan was made for" in str(w.message)]
         assert len(texts) == (told and rank == "0")
         if texts:
-            assert "made for 1 x H100-80GB (cuda) of cluster dgx-h100[1], but the model is on cpu" in texts[0]
+            assert "made for 1 x H100-80GB (cuda) of cluster dgx-h100[1], but here it runs on cpu" in texts[0]
 
 
 def test_from_a_plan_file(ranks: RankPool, tmp_path: Path) -> None:

@@ -14,14 +14,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tensoropt.cluster import load_cluster
-from tensoropt.engine.models import ModelSpec, forget_models, load_model
-from tensoropt.execute.train import main
-from tensoropt.plan import Plan
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.execute.train import OtherDevicesError, beside_prediction, device_type, main
+from tensoropt.plan import Plan, load_plan
+from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import models
+from tests.execute.start_jobs import draw
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "tests.execute.models:mlp"
@@ -95,7 +99,6 @@ def test_what_a_model_prints_stays_off_stdout(
 
     plan = write_plan(tmp_path / "plan.json", (1,))
     monkeypatch.setattr(models, "mlp", talking)
-    forget_models()
     assert main([str(plan), "--steps", "2"]) == 0
     out, err = capfd.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["step", "step", "median"]
@@ -116,14 +119,14 @@ def gpu_plan(path: Path, mesh: tuple[int, ...]) -> Path:
 
 
 @pytest.mark.distributed
-def test_a_plan_for_gpus_is_refused_once(tmp_path: Path) -> None:
+def test_a_plan_for_gpus_that_are_not_here_is_refused_once(tmp_path: Path) -> None:
     """Not by every rank: the others wait until torchrun ends them."""
     output, _ = torchrun(str(gpu_plan(tmp_path / "plan.json", (1, 2))), "--steps", "2").communicate()
     (refusal,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert refusal == (
-        "error: the plan is for 2 x H100-80GB (cuda) of cluster dgx-h100[2], but this command runs plans on "
-        "CPU ranks, which its predictions say nothing about; add --cpu to run it on 2 of them all the same, "
-        "or explore with --cluster local:2"
+        f"error: the plan is for 2 x H100-80GB (cuda) of cluster dgx-h100[2], but {why_no_gpu()}, or add "
+        "--cpu to run it on 2 CPU ranks all the same, which its predictions say nothing about, or explore "
+        "with --cluster cpu:2"
     )
     assert "exitcode  : 2" in output
     assert "loss" not in output
@@ -221,3 +224,50 @@ def test_one_device_needs_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert os.sched_getaffinity(0) == cores
     assert "median" in capsys.readouterr().out
     assert main([str(tmp_path / "plan.json"), "--steps", "0"]) == 2
+
+
+def test_weights_of_a_function_or_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model is built without values then, its inputs are made up, and that is said."""
+    plan, result = write_plan(tmp_path / "plan.json", (1,)), tmp_path / "result.json"
+    common = [str(plan), "--steps", "2", "--json", str(result)]
+    function = ["--init-weights", "tests.execute.start_jobs:draw"]
+    assert main([*common, *function]) == 0
+    assert "inputs    drawn or zero: the model was built without values" in capsys.readouterr().out
+    said = json.loads(result.read_text())
+    assert said["inputs_made_up"]
+    assert (said["run_on"], said["run_on_kind"], said["memory_allocated_bytes"]) == ("cpu", None, None)
+    model, _, _ = ModelSpec(SOURCE).build()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save_file(dict(model.apply(draw).state_dict()), tmp_path / "weights.safetensors")
+    assert main([*common, "--checkpoint", str(tmp_path / "weights.safetensors")]) == 0
+    assert json.loads(result.read_text())["losses"] == said["losses"]
+    capsys.readouterr()
+    assert main([*common, "--checkpoint", str(tmp_path / "none")]) == 2
+    assert "none does not exist; give a folder" in capsys.readouterr().err
+    assert main([*common, "--init-weights", "tests.execute.start_jobs:nothing"]) == 2
+    assert "has no function 'nothing'; define nothing(module)" in capsys.readouterr().err
+
+
+def test_gpus_for_each_rank_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_plan(gpu_plan(tmp_path / "plan.json", (1, 2)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert device_type(plan, True) == "cpu"
+    with pytest.raises(OtherDevicesError, match="PyTorch sees 1 of them for the 2 ranks of this host; look"):
+        device_type(plan, False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert device_type(plan, False) == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("H100-80GB", ", predicted 1000.0 ms"),
+        ("L40S", " on 2 x L40S; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
+        (None, " on 2 CPU ranks; the prediction of 1000.0 ms is for 2 x H100-80GB (cuda)"),
+    ],
+)
+def test_a_prediction_is_for_its_own_devices(tmp_path: Path, kind: str | None, said: str) -> None:
+    assert beside_prediction(load_plan(gpu_plan(tmp_path / "plan.json", (1, 2))), kind) == said

@@ -105,7 +105,15 @@ def test_the_metadata(built: Path) -> None:
         __version__,
         "Apache-2.0",
     )
-    assert set(data.get_all("Provides-Extra", [])) == {"app", "onnx", "zoo", "solvers", "all", "test"}
+    assert set(data.get_all("Provides-Extra", [])) == {
+        "app",
+        "onnx",
+        "safetensors",
+        "zoo",
+        "solvers",
+        "all",
+        "test",
+    }
     assert data.get_payload().startswith("# TensorOpt")
 
 
@@ -124,6 +132,7 @@ def test_every_dependency_has_a_lowest_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = run([sys.executable, ROOT / ".ci" / "oldest.py"], ROOT).split()
     extras = project["optional-dependencies"]
-    used = [*project["dependencies"], *(r for e in ("app", "onnx", "zoo", "solvers") for r in extras[e])]
+    chosen = ("app", "onnx", "safetensors", "zoo", "solvers")
+    used = [*project["dependencies"], *(r for e in chosen for r in extras[e])]
     assert len(pinned) == len(used)
     assert all("==" in line for line in pinned)

@@ -20,8 +20,8 @@ from tensoropt.planners.sharded.common.restricted import selections_of
 from tensoropt.planners.task import PlanningTask, TableSpace
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
-from tensoropt.session.run_report import versions
 from tensoropt.session.one_space import cost_graph
+from tensoropt.session.run_report import versions
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers, unrolled
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "unrolled": unrolled}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import torch
 
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.nvml import gpu_cluster
 from tensoropt.ranks import local_hardware
-from tensoropt.ranks.local_hardware import has_local_links, local_backend, local_pool
+from tensoropt.ranks.local_hardware import has_local_links, local_backend, local_notes, local_pool
 from tests.cluster.fake_nvml import dgx_h100
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -59,3 +62,57 @@ def test_cpus_with_figures_of_their_own_are_not_this_machine(tmp_path):
     for kinds in (f"[{{kind: {slow}, count: 2}}]", f"[CPU-core, {{kind: {slow}}}]"):
         file.write_text(f"devices: {kinds}\nlinks: {{intra_node: Ethernet-10G}}\n")
         assert local_backend(load_cluster(file)) is None
+
+
+def on_a_box(monkeypatch, box, names, cuda=True):
+    monkeypatch.setitem(sys.modules, "pynvml", box)
+    monkeypatch.setattr(local_hardware, "local_gpus", lambda: names)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+
+
+def test_gpus_that_are_timed_need_no_words(box, monkeypatch):
+    on_a_box(monkeypatch, dgx_h100(), (NAME,) * 8)
+    assert local_notes(load_cluster("local:2")) == ()
+    assert local_notes(load_cluster("dgx-h100")) == ()
+    assert local_notes(load_cluster("cpu:2")) == ()
+
+
+def test_a_build_without_cuda_beside_gpus(box, monkeypatch):
+    on_a_box(monkeypatch, dgx_h100(), (), cuda=False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    (note,) = local_notes(load_cluster("local:4"))
+    assert note == (
+        "4 x H100-80GB are here and nothing is timed on them, so that prices are from data sheets: PyTorch "
+        f"{torch.__version__} is built without CUDA; install a build with CUDA, or explore with --cluster "
+        "cpu:4 for CPU ranks"
+    )
+
+
+def test_pytorch_with_other_gpus_than_nvml(box, monkeypatch):
+    on_a_box(monkeypatch, dgx_h100(), ("NVIDIA A100-SXM4-80GB",) * 8)
+    (note,) = local_notes(load_cluster("local"))
+    assert "PyTorch sees other GPUs (NVIDIA A100-SXM4-80GB, " in note
+
+
+def test_busy_cards_come_into_the_report(box, monkeypatch):
+    busy = dgx_h100()
+    busy.used = {0: 2**35}
+    on_a_box(monkeypatch, busy, (NAME,) * 8)
+    (note,) = local_notes(load_cluster("local"))
+    assert note.startswith("GPU 0 (H100-80GB) is in use by unknown processes, which have 32 GiB")
+
+
+def test_gpus_that_local_does_not_see(box, monkeypatch):
+    on_a_box(monkeypatch, dgx_h100(), ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (note,) = local_notes(load_cluster("local:2"))
+    assert note == "8 GPUs are here, but CUDA_VISIBLE_DEVICES='' shows none of them: this is for CPU ranks"
+    without = dgx_h100()
+    without.usable = False
+    on_a_box(monkeypatch, without, (NAME,))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    (note,) = local_notes(load_cluster("local:2"))
+    assert (
+        note == "PyTorch sees 1 GPUs, but NVML, which describes them, does not answer: this is for CPU ranks"
+    )

@@ -20,7 +20,8 @@ from tests.execute import jobs
 KEYS = [
     "ok", "mesh", "micro_batches", "loss_difference", "gradient_difference", "worst_gradient",
     "parameter_difference", "worst_parameter", "buffer_difference", "not_finite", "replicas_agree",
-    "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes", "memory_tracked",
+    "replica_difference", "unsplit_on", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
+    "memory_allocated_bytes", "memory_reserved_bytes", "memory_tracked",
     "memory_tracked_of_ranks", "time_measured_s", "error", "collectives_predicted", "collectives_issued",
     "collectives_unlike", "memory_predicted_bytes", "time_predicted_s",
 ]  # fmt: skip

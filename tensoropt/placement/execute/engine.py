@@ -32,6 +32,7 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
             device in a ``torch.distributed`` job.
         seed: of dropout.
         transport: other ways of reaching the other processes than the job's, with ``rank``.
+        device: that this rank computes on, where ``devices`` do not say; by default that of the values.
 
     Attributes:
         local: the devices that this process runs.
@@ -51,10 +52,11 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
         seed: int = 0,
         transport: Transport | None = None,
         rank: int | None = None,
+        device: torch.device | None = None,
     ):
         self.schedule = schedule_of(strategy)
         check_buffers(strategy)
-        base = device_of(values)
+        base = device or device_of(values)
         if devices is not None:
             self.local, runtime, self.transport = _in_one_process(strategy, devices, seed)
         elif transport is not None:
@@ -67,7 +69,9 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
         self.strategy = strategy
         self.context = StepContext(self.transport, self.regathered)
         self.shards: PlacedParameters = PlacedParameters(strategy, self.local, runtime, values)
-        self.buffers = {n: values[n].detach().clone() for n in self.lowered.buffers}
+        self.buffers = {
+            n: values[n].detach().to(self.runtime.device, copy=True) for n in self.lowered.buffers
+        }
         self.counts = (
             TargetCounts(strategy.graph.groups, self.runtime.device) if self.lowered.counts else None
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,8 +12,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tensoropt.capture import Capture
-from tensoropt.engine.engine import device_of
-from tensoropt.engine.models import model_values
 from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.engine import PlacedEngine
@@ -29,7 +28,7 @@ def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.devi
     """Where one process runs all devices of a plan; None in a job of several.
 
     Raises:
-        PlanError: the model is on a GPU, and there are fewer of them than the plan needs.
+        PlanError: the model is to run on a GPU, and there are fewer of them than the plan needs.
     """
     if dist.is_initialized():
         return None
@@ -40,7 +39,7 @@ def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.devi
         raise PlanError(
             f"the plan is for {strategy.devices} devices, but this process sees {found} "
             f"{'GPU' if found == 1 else 'GPUs'}; start one process per device with torchrun --nproc-per-node "
-            f"{strategy.devices}, or move the model to the CPU"
+            f'{strategy.devices}, or run it on the CPU (device="cpu")'
         )
     return [torch.device("cuda", i) for i in range(strategy.devices)]
 
@@ -52,10 +51,17 @@ class PlacedModel(ParallelModel[PlacedEngine]):
     gradient clipping do the same on all ranks. State dicts hold whole parameters on every rank.
     """
 
-    def __init__(self, model: nn.Module, captured: Capture, strategy: PlacedStrategy, seed: int):
-        values = model_values(captured)
-        device = device_of(values)
-        engine = PlacedEngine(strategy, values, devices=all_devices(strategy, device), seed=seed)
+    def __init__(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        strategy: PlacedStrategy,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ):
+        devices = all_devices(strategy, device)
+        engine = PlacedEngine(strategy, values, devices=devices, seed=seed, device=device)
         mesh = None
         if engine.runtime.distributed:
             mesh = init_device_mesh(device.type, (strategy.devices,), mesh_dim_names=("device",))

@@ -38,7 +38,7 @@ def test_a_preset_stays_its_name(tmp_path: Path) -> None:
     found = words(tmp_path)
     assert found[:4] == ["explore", "zoo:gpt2-tiny", "--cluster", "dgx-h100"]
     assert words(tmp_path, nodes=4, between="IB-400G")[3] == "dgx-h100x4"
-    assert words(tmp_path, cluster="local", per_node=3)[3] == "local:3"
+    assert words(tmp_path, cluster="local", per_node=3)[3] == "cpu:3"
 
 
 def test_an_edited_cluster_becomes_a_file_that_loads(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Captures without a GPU: a model that is not on the CPU is captured on the meta device.
+
+An export only asks for shapes and types, which the meta device has for nothing. Values are read where the
+graph keeps some (constants made from what the model stores), and go to the CPU for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+META = torch.device("meta")
+
+
+def off_the_cpu(model: nn.Module, call: Any) -> bool:
+    """Whether a tensor of the model, or of an example call (any pytree), lies elsewhere than on the CPU.
+
+    Fake tensors lie nowhere, and are captured as they are.
+    """
+    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(call)]
+    found = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if any(isinstance(t, FakeTensor) for t in found):
+        return False
+    return any(t.device.type != "cpu" for t in found)
+
+
+def on_meta(call: Any) -> Any:
+    """An example call with its tensors on the meta device."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(META), call)
+
+
+@contextlib.contextmanager
+def shadowed(model: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Put meta tensors in the places of a model's tensors while the context is open.
+
+    In place rather than on a copy: modules hold what cannot be copied, and tied tensors stay tied.
+
+    Yields:
+        What stands in the model otherwise, by its name in the model: parameters, buffers and tensors that
+        are plain attributes of a module.
+    """
+    found: dict[str, torch.Tensor] = {}
+    places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for path, module in model.named_modules():
+        for holder in (module._parameters, module._buffers, module.__dict__):
+            for name, value in holder.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{path}.{name}" if path else name] = value
+                    places.append((holder, name, value))
+    shadows = {id(value): _shadow(value) for _, _, value in places}
+    try:
+        for holder, name, value in places:
+            holder[name] = shadows[id(value)]
+        yield found
+    finally:
+        for holder, name, value in places:
+            holder[name] = value
+
+
+def _shadow(value: torch.Tensor) -> torch.Tensor:
+    shadow = torch.empty_like(value, device=META, requires_grad=False)
+    return nn.Parameter(shadow, value.requires_grad) if isinstance(value, nn.Parameter) else shadow

@@ -1,0 +1,261 @@
+"""Weights that a function draws, one layer at a time.
+
+``init_weights(module)`` is called for each module, as ``model.apply(init_weights)`` calls it, and with the
+same random numbers; but only what a call touches is in memory, and all else is on the meta device. What each
+call touches is found by calls that are made on the meta device beforehand, where they cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tensoropt.errors import PlanError
+
+InitWeights = Callable[[nn.Module], Any]
+
+_OVERWRITES = frozenset(
+    {
+        torch.ops.aten.normal_.default,
+        torch.ops.aten.uniform_.default,
+        torch.ops.aten.zero_.default,
+        torch.ops.aten.fill_.Scalar,
+        torch.ops.aten.fill_.Tensor,
+        torch.ops.aten.copy_.default,
+    }
+)
+"""Calls after which nothing is left of what a tensor held."""
+
+
+@dataclass(eq=False)
+class _Cell:
+    """A tensor of the model, under all its names.
+
+    Attributes:
+        own: the model's own tensor.
+        names: in the state dict's spelling, the first being the main one.
+        slots: (dict of a module, key) where it stands.
+        visits: numbers of the calls that touch it, in order.
+        rewritten: those of them that begin by overwriting all of it.
+    """
+
+    own: torch.Tensor
+    names: list[str] = field(default_factory=list)
+    slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    visits: list[int] = field(default_factory=list)
+    rewritten: set[int] = field(default_factory=set)
+
+    def make(self, device: str) -> torch.Tensor:
+        """A tensor like it: with its value where it has one and the device can hold it, else without."""
+        own = self.own.detach()
+        if device == "meta" or own.is_meta:
+            value = torch.empty_like(own, device=device)
+        else:
+            value = own.to(device, copy=True)
+        return nn.Parameter(value, self.own.requires_grad) if isinstance(self.own, nn.Parameter) else value
+
+    def kept_after(self, visit: int, made: Collection[int]) -> bool:
+        """Whether a later call, of those that are made, reads what this one leaves."""
+        later = next((v for v in self.visits if v > visit and v in made), None)
+        return later is not None and later not in self.rewritten
+
+
+class _Watch(TorchDispatchMode):
+    """Notes which of some tensors operators touch, and which they overwrite before anything else.
+
+    Attributes:
+        touched: per cell whether the first operator overwrote all of it.
+        draws: whether an operator drew random numbers.
+    """
+
+    def __init__(self, cells: dict[int, _Cell]):
+        super().__init__()
+        self.cells = cells
+        self.touched: dict[_Cell, bool] = {}
+        self.draws = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        for position, value in enumerate(tree_leaves((args, kwargs or {}))):
+            if isinstance(value, torch.Tensor):
+                cell = self.cells.get(_key(value))
+                if cell is not None and cell not in self.touched:
+                    whole = value.numel() == cell.own.numel()
+                    self.touched[cell] = position == 0 and whole and func in _OVERWRITES
+        return func(*args, **(kwargs or {}))
+
+
+def _key(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+class Initialisation:
+    """What ``init_weights`` makes of a model, without the model ever being whole in memory.
+
+    Attributes:
+        drawing: numbers of the calls that draw random numbers.
+
+    Args:
+        model: on any device; it is left as it is. Where it has values the function finds them there.
+        init_weights: called with each module, under ``torch.no_grad()``.
+        seed: of PyTorch's generator at the first call.
+
+    Raises:
+        PlanError: the function fails on the meta device, where tensors have no values to look at.
+    """
+
+    def __init__(self, model: nn.Module, init_weights: InitWeights, seed: int):
+        self.init_weights = init_weights
+        self.seed = seed
+        self.names = {module: name or "the model" for name, module in model.named_modules()}
+        self.modules = list(_children_first(model))
+        self.cells = _cells(model)
+        self._by_name = {name: cell for cell in self.cells for name in cell.names}
+        self.drawing: set[int] = set()
+        self._shadows = {cell: cell.make("meta") for cell in self.cells}
+        self._look()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor gets a value, or a change, from the function."""
+        return name in self._by_name and bool(self._by_name[name].visits)
+
+    def order(self, names: Collection[str]) -> list[str]:
+        """``names`` in the order in which :meth:`stream` gives them."""
+        found = {self._by_name[name]: name for name in names}
+        # `cells` has one order, and sorting keeps it among those that one call finishes.
+        known = [cell for cell in self.cells if cell in found]
+        return [found[cell] for cell in sorted(known, key=lambda cell: cell.visits[-1])]
+
+    def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, value) of tensors on the CPU, each as soon as no further call changes it.
+
+        Every run gives the same values. Calls that touch none of ``names`` are left out, unless they draw
+        numbers before one that draws some of them: random numbers follow one another.
+        """
+        wanted = {self._by_name[name]: name for name in names}
+        needed = {visit for cell in wanted for visit in cell.visits}
+        last = max(needed & self.drawing, default=-1)
+        visits = sorted(needed | {visit for visit in self.drawing if visit < last})
+        touched: dict[int, list[_Cell]] = {visit: [] for visit in visits}
+        for cell in self.cells:
+            for visit in cell.visits:
+                if visit in touched:
+                    touched[visit].append(cell)
+        alive: dict[_Cell, torch.Tensor] = {}
+        state = torch.Generator().manual_seed(self.seed).get_state()
+        for visit in visits:
+            for cell in touched[visit]:
+                if cell not in alive:
+                    alive[cell] = cell.make("cpu")
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(state)
+                self._call(visit, alive)
+                state = torch.get_rng_state()
+            for cell in touched[visit]:
+                if cell.kept_after(visit, touched):
+                    continue
+                if cell in wanted and visit == cell.visits[-1]:
+                    # In one expression: a name of this frame would keep the value while the next one is made.
+                    yield wanted[cell], alive.pop(cell).detach()
+                else:
+                    del alive[cell]
+
+    def _look(self) -> None:
+        """Find out what each call touches."""
+        for visit in range(len(self.modules)):
+            touched, draws = self._call(visit, {})
+            if draws:
+                self.drawing.add(visit)
+            for cell, rewritten in touched.items():
+                cell.visits.append(visit)
+                if rewritten:
+                    cell.rewritten.add(visit)
+
+    def _call(self, visit: int, alive: dict[_Cell, torch.Tensor]) -> tuple[dict[_Cell, bool], bool]:
+        """Call the function for one module, with ``alive`` in memory and all else on the meta device.
+
+        Updates ``alive`` where the function puts other tensors into the module. Returns what it touched, and
+        whether it drew random numbers.
+        """
+        module = self.modules[visit]
+        with self._standing(alive) as standing, torch.no_grad():
+            watch = _Watch({_key(value): cell for cell, value in standing.items()})
+            try:
+                # What the function makes itself is on the meta device while all else is.
+                with watch, nullcontext() if alive else torch.device("meta"):
+                    self.init_weights(module)
+            except Exception as error:
+                where = "" if alive else " on the meta device, where it may not look at values"
+                raise PlanError(
+                    f"init_weights failed for {self.names[module]} ({type(module).__name__}){where}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            touched = dict(watch.touched)
+            for cell, value in standing.items():
+                holder, key = cell.slots[0]
+                now = next((h[k] for h, k in cell.slots if h[k] is not value), holder[key])
+                if now is value and _key(now) in watch.cells:
+                    continue
+                # `module.weight = …` or `module.weight.data = …`: nothing is left of the one that stood
+                # there.
+                touched[cell] = True
+                if now is None or tuple(now.shape) != tuple(cell.own.shape):
+                    shape = None if now is None else tuple(now.shape)
+                    raise PlanError(
+                        f"init_weights gave {cell.names[0]} the shape {shape} instead of "
+                        f"{tuple(cell.own.shape)}; it has to keep shapes"
+                    )
+                if cell in alive:
+                    alive[cell] = now
+                else:
+                    self._shadows[cell] = cell.make("meta")
+            # Not seen on the meta device: what was written there is lost.
+            unseen = [cell.names[0] for cell in touched if alive and cell not in alive]
+            if unseen:
+                raise PlanError(
+                    f"init_weights touched {unseen[0]} when called for {self.names[module]}, which it did "
+                    "not before; it has to do the same in every call"
+                )
+        return touched, watch.draws
+
+    @contextmanager
+    def _standing(self, alive: dict[_Cell, torch.Tensor]) -> Iterator[dict[_Cell, torch.Tensor]]:
+        """Put ``alive`` into the model, and meta tensors in all other places, for a while."""
+        standing = {cell: alive.get(cell, shadow) for cell, shadow in self._shadows.items()}
+        before = [(holder, key, holder[key]) for cell in self.cells for holder, key in cell.slots]
+        try:
+            for cell, value in standing.items():
+                for holder, key in cell.slots:
+                    holder[key] = value
+            yield standing
+        finally:
+            for holder, key, value in before:
+                holder[key] = value
+
+
+def _children_first(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules that ``module.apply`` visits, in its order."""
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
+
+
+def _cells(model: nn.Module) -> list[_Cell]:
+    cells: dict[int, _Cell] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for holder in (module._parameters, module._buffers):
+            for name, value in holder.items():
+                if value is None:
+                    continue
+                cell = cells.setdefault(id(value), _Cell(value))
+                cell.names.append(f"{path}.{name}" if path else name)
+                if not any(known is holder and key == name for known, key in cell.slots):
+                    cell.slots.append((holder, name))
+    return list(cells.values())

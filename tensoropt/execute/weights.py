@@ -1,0 +1,237 @@
+"""Where a rank's weights come from: the model itself, files, or a function that draws them.
+
+A rank reads one whole parameter at a time, on the CPU, and keeps its shard of it: starting takes the memory
+of its shards and of one layer, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from tensoropt.capture import Capture
+from tensoropt.errors import PlanError
+from tensoropt.execute.initialise import Initialisation, InitWeights
+from tensoropt.execute.stored import StoredWeights, open_weights
+
+REMEDY = "pass checkpoint= or init_weights=, or build the model on the CPU"
+
+
+class WeightSource:
+    """Values of a model's tensors by state-dict key: from files, else drawn, else the model's own.
+
+    Args:
+        model: on any device; tensors on the meta device have no value of their own.
+        checkpoint: a folder of ``torch.distributed.checkpoint``, a safetensors file or a folder of those.
+        init_weights: draws what the checkpoint does not have; called with each module as ``model.apply``
+            does. seed: of what is drawn.
+
+    Raises:
+        PlanError: the checkpoint is none, or lacks something of the model that nothing else gives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        checkpoint: str | os.PathLike[str] | None = None,
+        init_weights: InitWeights | None = None,
+        seed: int = 0,
+    ):
+        self.model = model
+        self.stored: StoredWeights | None = None if checkpoint is None else open_weights(checkpoint)
+        self.drawn = None if init_weights is None else Initialisation(model, init_weights, seed)
+        self.names = _names(model)
+        self._check()
+
+    def _check(self) -> None:
+        """Before anything large is read: every tensor has a value, and those in files the right shape."""
+        own = dict(_tensors(self.model))
+        not_saved = _not_saved(self.model)
+        for names in self.names:
+            name, value = names[0], own[names[0]]
+            stored = self._stored_as(names)
+            if stored is None and not self._is_drawn(names):
+                if self.stored is not None and name not in not_saved:
+                    raise PlanError(
+                        f"checkpoint {self.stored.path} has no {name}, which the model has; give the "
+                        "checkpoint of this model, or pass init_weights= for what it lacks"
+                    )
+                if value.is_meta:
+                    why = f"; checkpoint {self.stored.path} has it not" if self.stored is not None else ""
+                    raise PlanError(f"{name} is on the meta device and has no value{why}; {REMEDY}")
+
+    def _stored_as(self, names: Iterable[str]) -> str | None:
+        return next((n for n in names if self.stored is not None and n in self.stored.names), None)
+
+    def _is_drawn(self, names: Iterable[str]) -> bool:
+        return self.drawn is not None and any(name in self.drawn for name in names)
+
+    def fill_buffers(self) -> None:
+        """Give the model's buffers their values, on the CPU, in place: captures read them."""
+        own = dict(_tensors(self.model))
+        buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        values = self.values(names[0] for names in self.names if names[0] in buffers)
+        for names in self.names:
+            if names[0] in values and (own[names[0]].is_meta or values.origin(names[0]) != "own"):
+                value = values[names[0]]
+                for name in names:
+                    owner, _, attribute = name.rpartition(".")
+                    self.model.get_submodule(owner)._buffers[attribute] = value
+
+    def values(self, names: Iterable[str]) -> Values:
+        """The values of these tensors, made as they are asked for."""
+        return Values(self, names)
+
+
+class Values(Mapping[str, torch.Tensor]):
+    """Whole tensors by state-dict key, on the CPU unless they are the model's own.
+
+    Read in the mapping's own order, drawn tensors are drawn once, and no more than one layer is in memory.
+    """
+
+    def __init__(self, source: WeightSource, names: Iterable[str]):
+        self.source = source
+        aliases = {name: names for names in source.names for name in names}
+        self._stored: dict[str, str] = {}
+        self._drawn: list[str] = []
+        self._own: dict[str, torch.Tensor] = {}
+        own = dict(_tensors(source.model))
+        for name in names:
+            stored = source._stored_as(aliases[name])
+            if stored is not None:
+                self._stored[name] = stored
+            elif source._is_drawn(aliases[name]):
+                self._drawn.append(name)
+            else:
+                self._own[name] = own[name].detach()
+        if source.drawn is not None:
+            self._drawn = source.drawn.order(self._drawn)
+        self._stream: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self._shapes = {name: tuple(own[name].shape) for name in self}
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        yield from self._stored
+        yield from self._drawn
+
+    def __len__(self) -> int:
+        return len(self._own) + len(self._stored) + len(self._drawn)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._stored or name in self._drawn
+
+    def origin(self, name: str) -> str:
+        """``own``, ``stored`` or ``drawn``."""
+        if name in self._own:
+            return "own"
+        return "stored" if name in self._stored else "drawn"
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._own:
+            return self._own[name]
+        if name in self._stored:
+            assert self.source.stored is not None
+            return self._read(name)
+        if name in self._drawn:
+            return self._draw(name)
+        raise KeyError(name)
+
+    def _read(self, name: str) -> torch.Tensor:
+        assert self.source.stored is not None
+        value = self.source.stored.read(self._stored[name])
+        if tuple(value.shape) != self._shapes[name]:
+            raise PlanError(
+                f"{name} has the shape {tuple(value.shape)} in checkpoint {self.source.stored.path}, but "
+                f"{self._shapes[name]} in the model; give the checkpoint of this model"
+            )
+        return value
+
+    def _draw(self, name: str) -> torch.Tensor:
+        assert self.source.drawn is not None
+        for found, value in self._stream:
+            if found == name:
+                return value
+            del value
+        # Asked for in another order than their own: from the beginning, which gives the same values.
+        self._stream = self.source.drawn.stream(self._drawn)
+        return next(value for found, value in self._stream if found == name)
+
+
+class GraphValues(Mapping[str, torch.Tensor]):
+    """The values of a captured model by graph name, for engines; buffers are the model's own.
+
+    Raises:
+        PlanError: a constant of the graph has no value, or the model lacks a tensor.
+    """
+
+    def __init__(self, captured: Capture, source: WeightSource):
+        tensors = captured.graph.tensors.values()
+        self.buffers = {}
+        own = dict(_tensors(captured.model))
+        known = {name for names in source.names for name in names}
+        for tensor in tensors:
+            if tensor.kind in ("parameter", "buffer") and tensor.key not in known:
+                raise PlanError(f"the model has no {tensor.kind} called {tensor.key}, which the plan needs")
+            if tensor.kind == "buffer":
+                self.buffers[tensor.name] = own[str(tensor.key)].detach()
+        without = [name for name, value in captured.graph.constants.items() if value.is_meta]
+        if without:
+            raise PlanError(
+                f"{len(without)} constants of the model have no value, since it was built on the meta "
+                "device and its code keeps tensors that are no buffers; make them buffers (register_buffer "
+                "with persistent=False), or build the model on the CPU"
+            )
+        keys = {str(t.key): t.name for t in tensors if t.kind == "parameter"}
+        self.parameters = source.values(keys)
+        self._key = {name: key for key, name in keys.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.buffers
+        names = {key: name for name, key in self._key.items()}
+        yield from (names[key] for key in self.parameters)
+
+    def __len__(self) -> int:
+        return len(self.buffers) + len(self.parameters)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.buffers[name] if name in self.buffers else self.parameters[self._key[name]]
+
+
+def fill_unused(source: WeightSource, used: Iterable[str]) -> None:
+    """Give parameters that the graph does not read their values where they are on the meta device: whole, and
+    on the CPU, as no step needs them."""
+    model = source.model
+    used, own = set(used), dict(_tensors(model))
+    left = [names for names in source.names if not used.intersection(names) and own[names[0]].is_meta]
+    values = source.values(names[0] for names in left)
+    aliases = {names[0]: names for names in left}
+    for name in values:
+        parameter = nn.Parameter(values[name], own[name].requires_grad)
+        for alias in aliases[name]:
+            owner, _, attribute = alias.rpartition(".")
+            model.get_submodule(owner)._parameters[attribute] = parameter
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _names(model: nn.Module) -> list[tuple[str, ...]]:
+    """The names of each tensor; tied ones have several."""
+    found: dict[int, list[str]] = {}
+    for name, value in _tensors(model):
+        found.setdefault(id(value), []).append(name)
+    return [tuple(names) for names in found.values()]
+
+
+def _not_saved(model: nn.Module) -> set[str]:
+    """Names of buffers that state dicts leave out."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }

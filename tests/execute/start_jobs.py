@@ -1,0 +1,171 @@
+"""What ranks of a test pool do to watch how a model starts: which bytes are alive, and which values there
+are."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tensoropt.capture import Mode, capture
+from tensoropt.engine.parallel_model import parallel_of
+from tensoropt.execute import parallelize, save_checkpoint
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tests.execute.jobs import whole
+from tests.placement.execute.random_placed import random_placed
+
+WIDTH, DEPTH, VOCABULARY = 64, 6, 96
+
+
+class Block(nn.Module):
+    """A norm, a buffer that the state dict leaves out, and two layers of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.register_buffer("scale", torch.empty(WIDTH), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.scale = torch.linspace(0.5, 1.5, WIDTH)
+        nn.init.normal_(self.down.weight, std=0.01)  # a child's, after the child's own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x) * self.scale)))
+
+
+class Tied(nn.Module):
+    """Blocks between an embedding and an output layer that shares its weight, and a layer nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.unused = nn.Linear(3, 5)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = block(h)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+def draw(module: nn.Module) -> None:
+    """As models of PyTorch draw their weights."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+def drawn(seed: int) -> Tied:
+    """The model with the weights that ``draw`` gives, drawn as a whole."""
+    model = Tied()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model.apply(draw)
+
+
+def on_meta() -> Tied:
+    with torch.device("meta"):
+        return Tied()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randint(0, VOCABULARY, (2, 8, 4), generator=generator)
+    return x, y
+
+
+def graph(mode: Mode = "train") -> GroupGraph:
+    return group_operators(refine_graph(capture(on_meta(), batch(), mode=mode).graph))
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the storages alive that operators made, and their peak; shapes alone take none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: dict[int, weakref.ref] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.
+            shape_only = isinstance(value, (FakeTensor, DTensor)) or (
+                isinstance(value, torch.Tensor) and value.is_meta
+            )
+            if isinstance(value, torch.Tensor) and not shape_only:
+                self._see(value.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known and self.known[key]() is not None:
+            return
+
+        def gone(_: Any) -> None:
+            self.known.pop(key, None)
+            self.now -= size
+
+        self.known[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def start(
+    rank: int, world: int, source: str, path: str, placed: bool, mode: Mode, seed: int
+) -> dict[str, Any]:
+    """Start a model that is on the meta device, and compare it with one that was made as a whole."""
+    if placed:
+        strategy: Any = random_placed(graph(mode), world, random.Random(seed))
+    else:
+        found = graph(mode)
+        strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(seed))
+    model = on_meta()
+    sources: dict[str, Any] = {
+        "drawn": {"init_weights": draw},
+        "stored": {"checkpoint": path, "init_weights": draw},
+    }
+    with Alive() as alive:
+        parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
+    plain = drawn(3)
+    engine = parallel_of(model).engine
+    tensors = [*engine.parameter_tensors(), *engine.gradient_tensors(), *engine.buffers.values()]
+    kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    state, wanted = model.state_dict(), plain.state_dict()
+    ours, expected = model(*batch()), plain(*batch())
+    return {
+        "peak": alive.peak,
+        "kept": sum(kept.values()),
+        "whole": sum(p.numel() * p.element_size() for p in plain.parameters()),
+        "differ": [n for n, v in state.items() if not torch.equal(whole(v).view(wanted[n].shape), wanted[n])],
+        "names": list(state) == list(wanted),
+        "loss": float((ours - expected).detach().abs()),
+    }
+
+
+def save(rank: int, world: int, path: str) -> None:
+    """Write the weights of ``drawn(3)`` as a checkpoint of a plan."""
+    found = graph()
+    strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(5))
+    save_checkpoint(path, parallelize(drawn(3), strategy, batch()))
+
+
+LAYER = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)
+"""Bytes of the largest layer: the weight and bias of ``up``."""
+SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
+"""Bytes of buffers, which the model and the engine both have for a while, of single norms and of the
+batch."""

@@ -1,0 +1,185 @@
+"""How a rank starts: from which weights, on which device, with how many bytes."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+from tensoropt.capture import Mode
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.execute import parallelize
+from tensoropt.execute.initialise import Initialisation
+from tensoropt.execute.job import rank_device, start_group
+from tensoropt.execute.stored import open_weights
+from tensoropt.execute.weights import WeightSource
+from tensoropt.ranks.local_hardware import why_no_gpu
+from tensoropt.ranks.pool import RankPool
+from tests.execute import start_jobs as jobs
+
+
+@pytest.fixture(scope="module")
+def stored(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same weights as a checkpoint of two ranks, and as safetensors in two files."""
+    folder = tmp_path_factory.mktemp("weights")
+    ranks.run(jobs.save, str(folder / "dcp"))
+    state = {n: v.clone() for n, v in jobs.drawn(3).state_dict().items() if n != "head.weight"}
+    names = sorted(state)
+    (folder / "files").mkdir()
+    for index, part in enumerate((names[::2], names[1::2])):
+        save_file({n: state[n] for n in part}, folder / "files" / f"part-{index}.safetensors")
+    return {"dcp": str(folder / "dcp"), "files": str(folder / "files")}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("placed", [False, True], ids=["sharded", "placed"])
+@pytest.mark.parametrize(
+    ("source", "mode"),
+    [("drawn", "train"), ("drawn", "inference"), ("dcp", "inference"), ("files", "inference")],
+)
+def test_a_rank_starts_with_its_shards_and_one_layer(
+    ranks: RankPool, stored: dict[str, str], source: str, mode: Mode, placed: bool
+) -> None:
+    """In inference there are no gradients, so that the shards of the parameters are all that is kept."""
+    how = "drawn" if source == "drawn" else "stored"
+    for found in ranks.run(jobs.start, how, stored.get(source, ""), placed, mode, 1):
+        assert found["names"]
+        assert not found["differ"]
+        assert found["loss"] < 1e-5
+        kept = found["kept"] / (2 if mode == "train" else 1)
+        assert kept < 0.8 * found["whole"]
+        assert found["peak"] <= found["kept"] + jobs.LAYER + jobs.SMALL
+
+
+def test_what_is_drawn_is_what_apply_draws() -> None:
+    """Also where a call reads what another left, replaces a tensor, or overwrites what another drew."""
+
+    def function(module: nn.Module) -> None:
+        jobs.draw(module)
+        if isinstance(module, nn.LayerNorm):
+            module.weight = nn.Parameter(torch.rand(jobs.WIDTH))
+            module.bias.data = torch.randn(jobs.WIDTH)
+        if isinstance(module, jobs.Tied):
+            module.blocks[0].up.bias.mul_(2)
+
+    plain, model = jobs.Tied(), jobs.on_meta()
+    with torch.no_grad():
+        torch.manual_seed(7)
+        plain.apply(function)
+    found = Initialisation(model, function, 7)
+    wanted = dict(plain.named_parameters()) | dict(plain.named_buffers())
+    assert all(name in found for name in wanted)
+    order = found.order(list(wanted))
+    assert order.index("embedding.weight") > order.index("blocks.5.up.weight")  # the head draws it anew
+    for _ in range(2):
+        drawn = dict(found.stream(list(wanted)))
+        assert list(drawn) == order
+        assert all(torch.equal(drawn[name], value) for name, value in wanted.items())
+    (one,) = found.stream(["blocks.3.up.weight"])
+    assert torch.equal(one[1], wanted["blocks.3.up.weight"])
+    assert all(value.is_meta for value in [*model.parameters(), *model.buffers()])
+
+
+def test_values_come_in_any_order() -> None:
+    source = WeightSource(jobs.on_meta(), init_weights=jobs.draw, seed=7)
+    plain = dict(jobs.drawn(7).named_parameters())
+    values = source.values(plain)
+    for name in reversed(list(values)):
+        assert torch.equal(values[name], plain[name]), name
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(PlanError) as caught:
+        parallelize(jobs.on_meta(), unsplit_strategy(jobs.graph()), jobs.batch(), **settings)
+    return str(caught.value)
+
+
+def test_what_has_no_value_is_refused(stored: dict[str, str], tmp_path: Path) -> None:
+    assert "is on the meta device and has no value; pass checkpoint= or init_weights=" in refusal(
+        device="cpu"
+    )
+    assert "scale is on the meta device" in refusal(device="cpu", checkpoint=stored["dcp"])
+    wrong = {n: v.clone() for n, v in jobs.drawn(1).state_dict().items() if "head" not in n}
+    del wrong["unused.bias"]
+    save_file(wrong, tmp_path / "less.safetensors")
+    less = refusal(device="cpu", checkpoint=tmp_path / "less.safetensors")
+    assert "less.safetensors has no unused.bias, which the model has" in less
+    wrong["unused.bias"] = torch.zeros(5)
+    wrong["blocks.0.up.bias"] = torch.zeros(7)
+    save_file(wrong, tmp_path / "other.safetensors")
+    other = refusal(device="cpu", checkpoint=tmp_path / "other.safetensors", init_weights=jobs.draw)
+    assert "blocks.0.up.bias has the shape (7,) in checkpoint" in other
+    assert "does not exist; give a folder" in refusal(device="cpu", checkpoint=tmp_path / "none")
+    twice = refusal(device="cpu", checkpoint=tmp_path)
+    assert "is in less.safetensors and in other.safetensors" in twice
+
+
+def test_a_function_that_looks_at_values_is_refused() -> None:
+    def looks(module: nn.Module) -> None:
+        for value in module.parameters(recurse=False):
+            assert value.sum().item() != 1
+
+    said = refusal(device="cpu", init_weights=looks)
+    assert said.startswith(
+        "init_weights failed for embedding (Embedding) on the meta device, where it may not"
+    )
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    assert "does not say what devices it is for; pass device=" in refusal(init_weights=jobs.draw)
+    assert "plans run on cpu or cuda, not on meta" in refusal(device="meta", init_weights=jobs.draw)
+    assert "is none of PyTorch's" in refusal(device="gpu", init_weights=jobs.draw)
+    if why_no_gpu():
+        said = refusal(device="cuda", init_weights=jobs.draw)
+        assert said == f"this rank cannot run on a GPU: {why_no_gpu()}, or pass device='cpu'"
+
+
+@pytest.mark.parametrize(("local", "seen", "index"), [("1", 2, 1), (None, 2, 0), ("2", 2, None)])
+def test_a_rank_takes_the_gpu_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, local: str | None, seen: int, index: int | None
+) -> None:
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    if index is None:
+        with pytest.raises(PlanError, match="no GPU 2: PyTorch sees 2 here; start at most 2 ranks per host"):
+            rank_device("cuda")
+        return
+    assert rank_device("cuda") == torch.device("cuda", index)
+    assert current == [torch.device("cuda", index)]
+    assert rank_device("cuda:1") == torch.device("cuda", 1)
+
+
+def test_gpus_talk_through_nccl_bound_to_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda kind, **more: asked.append((kind, more)))
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    start_group(torch.device("cuda", 1), 5.0)
+    start_group(torch.device("cpu"))
+    assert asked[0] == ("nccl", {"timeout": timedelta(seconds=5), "device_id": torch.device("cuda", 1)})
+    assert asked[1] == ("gloo", {"timeout": None})
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(PlanError, match="GPUs talk through NCCL"):
+        start_group(torch.device("cuda", 1))
+
+
+def test_safetensors_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some.safetensors").touch()
+    with pytest.raises(PlanError, match="is no safetensors file"):
+        open_weights(tmp_path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'tensoropt\[safetensors\]'"):
+        open_weights(tmp_path)

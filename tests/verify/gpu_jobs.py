@@ -1,0 +1,44 @@
+"""What ranks do of the checks that are made on GPUs, here on CPUs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tensoropt.engine.models import load_model
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.verify.rank_checks import replica_spread
+from tensoropt.verify.reference import Results, of_first_rank
+from tests.execute import jobs
+
+
+def shared_results(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor], list[str]]:
+    """Whether this rank ran the unsplit model, what it has of the results, and what is left of files."""
+    ran = []
+
+    def run() -> Results:
+        ran.append(os.getpid())
+        value = torch.full((3,), float(rank + 1))
+        return Results((value,), {"w": value * 2}, {}, {}, 0.5, ran_on="cuda:0")
+
+    found = of_first_rank(run)
+    dist.barrier()  # rank 0 takes the file away after the others have it
+    left = [p.name for p in Path(tempfile.gettempdir()).glob("tensoropt-unsplit-*")]
+    assert (found.floor, found.ran_on) == (0.5, "cuda:0")
+    return bool(ran), {"out": found.outputs[0].clone(), "w": found.gradients["w"].clone()}, left
+
+
+def spreads(rank: int, world: int, data: dict, offset: float) -> float:
+    """How far apart the replicas are where rank 1 adds something to one element of each parameter."""
+    loaded = load_model(jobs.spec("mlp"))
+    engine = ShardedEngine(strategy_from_dict(data, loaded.graph), loaded.values)
+    values = {name: leaf.detach().clone() for name, leaf in engine.shards.leaves.items()}
+    for value in values.values():
+        value.view(-1)[0] = float("nan")  # alike on both
+        value.view(-1)[-1] += offset * rank * value.nan_to_num().abs().max()
+    return replica_spread(engine, values)

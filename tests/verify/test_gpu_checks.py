@@ -1,0 +1,136 @@
+"""What verify does on GPUs, tried on CPU ranks: the unsplit model on one, near replicas, the allocator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tensoropt.cli.verify import verify_text
+from tensoropt.engine.models import load_model
+from tensoropt.execute.executable import executable_of
+from tensoropt.ranks.pool import RankPool
+from tensoropt.verify import rank_checks, reference
+from tensoropt.verify.answer import entry_of
+from tensoropt.verify.reference import Results
+from tensoropt.verify.steps import Step, tracked_memory
+from tensoropt.verify.tolerances import replicas_near
+from tests.engine.test_replicas import on_two_ranks
+from tests.execute import jobs
+from tests.verify import gpu_jobs
+from tests.verify.test_answer import PREDICTED, RIGHT, executable
+
+
+@pytest.mark.distributed
+def test_one_rank_runs_the_unsplit_model_for_all(ranks: RankPool) -> None:
+    found = ranks.run(gpu_jobs.shared_results)
+    assert [ran for ran, _, _ in found] == [True, False]
+    for _, values, left in found:
+        assert values["out"].tolist() == [1.0, 1.0, 1.0]
+        assert values["w"].tolist() == [2.0, 2.0, 2.0]
+        assert left == []
+
+
+def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = replace(load_model(jobs.spec("mlp")), device=torch.device("cuda", 0))
+    asked = []
+    run = reference._unsplit_on
+
+    def small(device: torch.device, *more: Any) -> Results:
+        asked.append(device.type)
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(device, *more)
+
+    monkeypatch.setattr(reference, "_unsplit_on", small)
+    found = reference._unsplit(loaded, 0, None)
+    assert asked == ["cuda", "cpu"]
+    assert found.ran_on == "cpu"
+    assert found.gradients
+
+
+@pytest.mark.distributed
+def test_replicas_are_measured_by_their_largest_difference(ranks: RankPool) -> None:
+    whole, sharded = on_two_ranks("R", "R/P"), on_two_ranks("R", "S(0)")
+    assert ranks.run(gpu_jobs.spreads, whole, 0.0) == [0.0, 0.0]
+    for spread in ranks.run(gpu_jobs.spreads, whole, 0.5):
+        assert 0.3 < spread < 0.51
+    assert ranks.run(gpu_jobs.spreads, sharded, 0.5) == [0.0, 0.0]  # nothing to compare with
+
+
+def test_near_replicas_agree_only_where_bits_do_not_decide() -> None:
+    assert not replicas_near(None, "float32")
+    assert replicas_near(0.0, "float64")
+    assert replicas_near(1e-6, "float32")
+    assert not replicas_near(1e-6, "float64")
+    assert not replicas_near(1e-3, "float32")
+    assert not replicas_near(float("nan"), "float32")
+    engine = jobs_engine()
+    assert rank_checks._spread(engine, [{}]) is None  # on a CPU
+
+
+def jobs_engine() -> Any:
+    loaded = load_model(jobs.spec("mlp"))
+    return jobs_step(loaded).engine
+
+
+def jobs_step(loaded: Any) -> Step:
+    strategy = jobs.strategy_of(loaded, (1, 1), 1)
+    engine = executable_of(strategy).engine(loaded.values)
+    return Step(engine, loaded.inputs, "adam")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An allocator that answers, and notes what it is asked."""
+    asked: list[str] = []
+
+    def note(name: str, answer: Any = None) -> Any:
+        return lambda *_: asked.append(name) or answer
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, answer in (
+        ("synchronize", None),
+        ("reset_peak_memory_stats", None),
+        ("max_memory_allocated", 4096),
+        ("max_memory_reserved", 2**21),
+    ):
+        monkeypatch.setattr(torch.cuda, name, note(name, answer))
+    return asked
+
+
+def test_the_allocator_is_asked_beside_the_tracker(cuda: list[str]) -> None:
+    step = jobs_step(load_model(jobs.spec("mlp")))
+    step()
+    on_cpu = tracked_memory(step)
+    assert not {"allocated", "reserved"} & on_cpu.keys()
+    step.engine.runtime.device = torch.device("cuda", 0)  # after lowering: the step itself stays on the CPU
+    found = tracked_memory(step)
+    assert found == on_cpu | {"allocated": 4096, "reserved": 2**21}
+    assert cuda == [
+        "synchronize",
+        "reset_peak_memory_stats",
+        "synchronize",
+        "max_memory_allocated",
+        "max_memory_reserved",
+    ]
+
+
+def told(**changes: Any) -> str:
+    entry = entry_of(executable(), PREDICTED, replace(RIGHT, **changes))
+    return verify_text({"plans": [entry], "module": None, "checked_on": "run on 2 GPUs of this machine"})
+
+
+def test_what_gpus_add_is_shown() -> None:
+    memory = {"peak": 96, "allocated": 3 * 2**20, "reserved": 2**22}
+    text = told(memory_tracked=memory, replica_difference=2e-7, unsplit_on="cuda:0")
+    assert "replicas differ by 2.0e-07, as kernels that add up in no fixed order may" in text
+    assert "PyTorch's allocator had 3 MiB in tensors at most, of 4 MiB taken from the GPU" in text
+    assert "ran on the CPU" not in text
+    assert "the unsplit model ran on the CPU" in told(memory_tracked=memory, unsplit_on="cpu")
+    quiet = told(replica_difference=0.0, unsplit_on="cpu")
+    assert "allocator" not in quiet
+    assert "replicas differ" not in quiet
+    assert "ran on the CPU" not in quiet

@@ -6,6 +6,7 @@ seen, a line each.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tensoropt.fake_cuda import load
 
@@ -89,6 +91,67 @@ def one_process(case: dict[str, Any]) -> dict[str, Any]:
     return {"cpu": sorted(noted.operators)}
 
 
+def script(case: dict[str, Any]) -> dict[str, Any]:
+    """What a training script does with a parallelized model, on the first of four ranks."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+    from tensoropt.engine import sharded_model
+    from tensoropt.engine.models import ModelSpec
+    from tensoropt.execute import job, parallel
+    from tensoropt.verify.fake_ranks import fake_job
+    from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+    from tests.fake_cuda.devices import MadeOnTheCpu
+
+    loaded = loaded_of(case)
+    micro = micro_strategies(loaded.graph, 2)
+    strategy = random_strategy(loaded.graph, (2, 2, 2), micro, random.Random(case["seed"]), 0.3)
+    model, args, kwargs = ModelSpec(case["model"], 0).build()
+    make_mesh, fake = sharded_model.init_device_mesh, FakeTensorMode(allow_non_fake_inputs=True)
+
+    def real_mesh(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():  # a mesh looks at the numbers of its ranks
+            return make_mesh(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fake_job(0, 4))
+        for where, name, value in (
+            (job, "why_no_gpu", lambda: ""),
+            (torch.cuda, "device_count", lambda: DEVICES),
+            (torch.cuda, "current_device", lambda: 0),
+            (torch.cuda, "set_device", lambda _: None),
+            (sharded_model, "init_device_mesh", real_mesh),
+            # From here on, after the capture, tensors are fake.
+            (
+                parallel,
+                "_join_job",
+                lambda _: stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)),
+            ),
+        ):
+            stack.enter_context(mock.patch.object(where, name, value))
+        parallel.parallelize(model, strategy, args, kwargs, device="cuda")
+        inputs = [torch.empty(v.shape, dtype=v.dtype, device="cuda") for v in args]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step() -> list[torch.Tensor]:
+            optimizer.zero_grad()
+            loss = model(*inputs, **kwargs)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return [loss, norm]
+
+        results = step()
+        with MadeOnTheCpu() as noted:
+            results += step()
+        results += model.state_dict().values()
+        model.eval()
+        with torch.no_grad():
+            results.append(model(*inputs, **kwargs))
+    elsewhere = [value.device.type for value in results if value.device.type != "cuda"]
+    return {"cpu": sorted(noted.operators) + elsewhere}
+
+
 def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
     """A random placement on three devices, a share of the operators in pieces; bytes of the fullest."""
     from tensoropt.cluster import load_cluster
@@ -144,7 +207,7 @@ def watched(loaded: Any, strategy: Any, predicted: float, ranks: Sequence[int]) 
     }
 
 
-KINDS = {"sharded": sharded, "placed": placed, "one_process": one_process}
+KINDS = {"sharded": sharded, "placed": placed, "one_process": one_process, "script": script}
 
 if __name__ == "__main__":
     main()

@@ -40,6 +40,7 @@ QUICK = (
     case("tests.fake_cuda.models:drawing", "bfloat16", "placed"),
     case("tests.fake_cuda.models:drawing", kind="one_process"),
     case("zoo:gpt2-tiny", kind="one_process"),
+    case("zoo:gpt2-tiny-dropout", kind="script"),
 )
 LAPTOP = (
     "amoebanet-d-tiny", "bert-tiny", "deeplab-v3-tiny", "gnmt-tiny", "gpt-mini", "gpt-mini-dropout",
@@ -92,6 +93,15 @@ def wrong(found: dict[str, Any]) -> list[str]:
 def test_some_models_on_fake_cuda_devices(fake_cuda_library: Path) -> None:
     found = seen(fake_cuda_library, QUICK, 280)
     assert len(found) == len(QUICK)
+    assert [fault for one in found for fault in wrong(one)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_scripts_on_fake_cuda_devices(fake_cuda_library: Path) -> None:
+    names = ("bert-tiny", "gpt-mini", "llama-tiny", "mlp", "transformer-tiny", "vgg11-tiny")
+    found = seen(fake_cuda_library, [case(f"zoo:{name}", kind="script") for name in names], 850)
+    assert len(found) == len(names)
     assert [fault for one in found for fault in wrong(one)] == []
 
 

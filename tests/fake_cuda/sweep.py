@@ -125,7 +125,7 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
             (
                 parallel,
                 "_join_job",
-                lambda _: stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)),
+                lambda _: stack.enter_context(fake),
             ),
         ):
             stack.enter_context(mock.patch.object(where, name, value))

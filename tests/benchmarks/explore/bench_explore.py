@@ -30,6 +30,8 @@ ONNX = "bvlc_alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet s
 """The light models that the onnx package ships."""
 LIMIT_S = 900.0
 """A process that takes longer is ended, and its row says so."""
+LOOK_S = 0.02
+"""How often is looked whether a process has ended."""
 STAGES = ("capture", "costs", "search", "judge")
 
 
@@ -54,6 +56,7 @@ def cases(folder: Path) -> dict[str, list[str]]:
             str(of_nodes),
             *scale,
         ],
+        "llama3-405b-all": ["zoo:llama3-405b", "--cluster", "dgx-h100x128", *scale[:4]],
         **{
             f"onnx-{name}": [
                 str(light / f"light_{name}.onnx"),
@@ -82,20 +85,25 @@ def run(arguments: list[str], cache: Path, out: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "tensoropt", "explore", *arguments, "--out", str(out)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "TENSOROPT_CACHE": str(cache)}
     begun = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        _, told = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return {"seconds": None, "why": f"ended after {LIMIT_S:.0f} s"}
-    seconds = time.perf_counter() - begun
-    if process.returncode:
-        return {"seconds": None, "why": told.decode().strip().splitlines()[-1]}
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=told)
+        # Not Popen's own wait, which keeps the peak memory of the process to itself.
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            if time.perf_counter() - begun > LIMIT_S:
+                process.kill()
+                os.wait4(process.pid, 0)
+                return {"seconds": None, "why": f"ended after {LIMIT_S:.0f} s"}
+            time.sleep(LOOK_S)
+        seconds = time.perf_counter() - begun
+        process.returncode = os.waitstatus_to_exitcode(ended[1])
+        if process.returncode:
+            told.seek(0)
+            return {"seconds": None, "why": told.read().decode().strip().splitlines()[-1]}
     described_file = json.loads((out / "exploration.json").read_text(encoding="utf-8"))
     report = described_file["report"]
     return {
         "seconds": seconds,
+        "peak_bytes": ended[2].ru_maxrss * 1024,
         "stages": report["seconds"],
         "points": len(described_file["points"]),
         "simulated": report["points_before_judging"],
@@ -121,6 +129,7 @@ def measured(name: str, arguments: list[str], runs: int) -> dict[str, Any]:
         "runs": runs,
         **{kind: statistics.median(one["seconds"] for one in of) for kind, of in rounds.items()},
         "stages": {s: statistics.median(one["stages"].get(s, 0.0) for one in cold) for s in STAGES},
+        "peak_bytes": max(one["peak_bytes"] for one in cold),
         "points": cold[-1]["points"],
         "simulated": cold[-1]["simulated"],
         "worst_gap": cold[-1]["worst_gap"],
@@ -133,22 +142,24 @@ def markdown(data: Mapping[str, Any]) -> str:
         f"# Seconds until a frontier, {data['date']}",
         "",
         "Whole processes, medians: *cold* with nothing known, *warm* the same again, *smaller gap* with "
-        "facts known and the search made anew. Stages are of the cold runs; the rest of them is the "
-        "interpreter's start and the model's construction.",
+        "operator graph and facts known and the search made anew. Stages are of the cold runs; the rest of "
+        "them is the interpreter's start and the model's construction. Peak memory is that of the largest "
+        "process.",
         "",
         f"Taken from {described(data)}.",
         "",
         "| exploration | runs | cold/s | warm/s | smaller gap/s | "
-        "capture | costs | search | simulate | points |",
-        "|" + " --- |" * 10,
+        "capture | costs | search | simulate | points | peak/GiB |",
+        "|" + " --- |" * 11,
     ]
     for row in data["rows"]:
         if "why" in row:
-            lines.append(f"| {row['key']} | | {row['why']} |" + " |" * 7)
+            lines.append(f"| {row['key']} | | {row['why']} |" + " |" * 8)
             continue
         seconds = [row["cold"], row["warm"], row["smaller gap"]]
         seconds += [row["stages"][stage] for stage in STAGES]
         cells = [row["key"], str(row["runs"]), *(f"{one:.1f}" for one in seconds), str(row["points"])]
+        cells.append(f"{row['peak_bytes'] / 2**30:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *rows_described(data["rows"], "key"), ""])
 

@@ -74,6 +74,7 @@ class ThreadedRanks:
 
         def __init__(self, ranks: ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):
             self.ranks, self.at, self.seed, self.step = ranks, at, seed, step
+            self.device = torch.get_default_device()
             self.backward = False
 
         def coordinate(self, axes: tuple[int, ...]) -> int:

@@ -65,6 +65,11 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         help="never: price from the profile store and a fit to it instead of timing; default: %(default)s",
     )
     verb.add_argument(
+        "--process-memory",
+        action="store_true",
+        help="count what a process takes of a GPU beside tensors, too: estimates, never compared with a card",
+    )
+    verb.add_argument(
         "--anew",
         action="store_true",
         help="explore although the same exploration was kept and nothing has changed since",
@@ -194,6 +199,7 @@ def settings_option(options: argparse.Namespace, memory_bytes: float | None) -> 
             "recompute": options.recompute,
             "constraints": options.constraints,
             "measure": options.measure,
+            "process_memory": options.process_memory,
         },
     )
 

@@ -20,7 +20,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
 from tensoropt.costs.prices import ComputeCosts, Prices
-from tensoropt.costs.process_memory import process_memory
+from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.roofline import (
     MOST_SAMPLES,
@@ -31,6 +31,7 @@ from tensoropt.costs.roofline import (
     samples_of,
 )
 from tensoropt.costs.tables import CostTables, Template, outline_templates, with_facts
+from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.cuda_attention import Capability, capability_of, has_attention
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
@@ -74,6 +75,11 @@ class CostSettings(Protocol):
     @property
     def measure(self) -> str:
         """``all`` or ``never``."""
+        ...
+
+    @property
+    def process_memory(self) -> bool:
+        """Whether what a process takes beside tensors is counted."""
         ...
 
 
@@ -345,6 +351,10 @@ class CostSource:
             self.failed["overheads"] = error.summary
             return data_sheet_overheads(self.cluster.device)
 
+    def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
+        """What a process takes beside tensors, where the settings count it."""
+        return process_memory(self.cluster, graph) if self.settings.process_memory else NO_PROCESS
+
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> CommunicationModel:
         """Figures of a mesh's links; ``pairs`` for those between two ranks too."""
         fits = None
@@ -415,7 +425,7 @@ def build_tables(
     compute, overheads = costs.compute(), costs.overheads()
     # Links depend on the mesh, not on the number of micro-batches: measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
-    process = process_memory(costs.cluster, graph.atoms.graph)
+    process = costs.process_memory(graph.atoms.graph)
     result = []
     for index, ((mesh, shape), made, limit) in enumerate(zip(shapes, templates, limits, strict=True)):
         costs.expect("tables", sum(expected_s[index:]))

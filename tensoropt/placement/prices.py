@@ -17,7 +17,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import ComputeCosts
-from tensoropt.costs.process_memory import named_terms, process_memory
+from tensoropt.costs.process_memory import named_terms
 from tensoropt.costs.source import CostSource
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
@@ -110,7 +110,7 @@ class PlacedPrices:
                     # A message of one byte takes little but the latency.
                     latency[i, j] = self.links.pair_time_s(i, j, 1)
                     per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
-        process = process_memory(self.cluster, self.graph.atoms.graph)
+        process = self.costs.process_memory(self.graph.atoms.graph)
         # Messages go through the communicator of all ranks.
         levels = [level.name for level in self.cluster.levels]
         terms = named_terms(process.constant(process.communicator_bytes(levels) if count > 1 else 0.0))

@@ -18,7 +18,7 @@ from typing import Any
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.prices import Prices
-from tensoropt.costs.process_memory import process_memory
+from tensoropt.costs.process_memory import NO_PROCESS, process_memory
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
@@ -95,10 +95,17 @@ class Recorded:
         """The operator graph, factored into atoms and grouped as it was when it was explored."""
         return group_operators(refine_graph(self.graph))
 
-    def prices(self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str) -> Prices:
-        """Prices on one mesh of the cluster; ``sizes``: micro-batches, then the real axes."""
+    def prices(
+        self, cluster: Cluster, mesh: Mesh, sizes: AxisSizes, optimizer: str, *, with_process: bool = False
+    ) -> Prices:
+        """Prices on one mesh of the cluster.
+
+        Args:
+            sizes: micro-batches, then the real axes.
+            with_process: count what a process takes of a GPU beside tensors.
+        """
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
-        process = process_memory(cluster, self.graph)
+        process = process_memory(cluster, self.graph) if with_process else NO_PROCESS
         return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads, process)
 
     def save(self, path: Path) -> None:

@@ -30,6 +30,9 @@ class Settings:
             as their content, or as the path of a file.
         measure: ``all`` times on ranks of this machine what the profile store does not know; ``never``
             prices it from a fit to what the store knows.
+        process_memory: count what a process takes of a GPU beside tensors, too: CUDA's context, NCCL's
+            buffers, inputs (:mod:`tensoropt.costs.process_memory`). They are estimates that were not
+            compared with a card, and NCCL's are so large that small models have few plans left.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.
@@ -46,6 +49,7 @@ class Settings:
     recompute: str = "auto"
     constraints: Constraints | None = None
     measure: str = "all"
+    process_memory: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", constraints_of(self.constraints))  # also data, or a path
@@ -102,6 +106,7 @@ class Chosen(TypedDict, total=False):
     recompute: str
     constraints: Given
     measure: str
+    process_memory: bool
 
 
 def settings_of(settings: Settings | None, chosen: Chosen) -> Settings:

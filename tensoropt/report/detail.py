@@ -87,7 +87,13 @@ class _Telling:
             for name, c in self.strategy.configurations.items()
         }
         self.facts: dict[str, Facts] = {n: recorded.compute.of(w).facts for n, w in self.works.items()}
-        self.prices: Prices = recorded.prices(cluster, mesh, self.strategy.mesh, optimizer)
+        self.prices: Prices = recorded.prices(
+            cluster,
+            mesh,
+            self.strategy.mesh,
+            optimizer,
+            with_process=bool(exploration.settings.get("process_memory")),
+        )
         self.overlap: Overlap = overlap_of(cluster, mesh)
 
     def tell(self) -> Detail:

@@ -77,7 +77,7 @@ def explored(cluster: str, **more):
 
 
 def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
-    found = explored("dgx-h100x2[4]", epsilon=0.0)
+    found = explored("dgx-h100x2[4]", epsilon=0.0, process_memory=True)
     of = process_memory(load_cluster("dgx-h100x2[4]"), graph())
     assert len(found.points) > 1
     for index, point in enumerate(found.points):
@@ -100,8 +100,21 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
 
 
 def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
-    (cpu, *_), (gpu, *_) = (explored(name).points for name in ("local:1", "dgx-h100[1]"))
+    (cpu, *_), (gpu, *_) = (explored(name, process_memory=True).points for name in ("local:1", "dgx-h100[1]"))
     assert cpu.terms == {}
     assert cpu.memory_bytes == cpu.tensor_bytes
     assert set(gpu.terms) == set(TERMS) - {"communicators"}
     assert replace(gpu, terms={}).tensor_bytes == gpu.tensor_bytes
+
+
+def test_unless_asked_for_tensors_alone_are_counted():
+    for point in explored("dgx-h100[2]").points:
+        assert point.terms == {}
+        assert point.memory_bytes == point.tensor_bytes
+
+
+def test_a_point_is_told_with_what_its_exploration_counts():
+    for counted in (False, True):
+        found = explored("dgx-h100[2]", process_memory=counted)
+        told = tensoropt.recost(found)[1]
+        assert [one.memory_bytes for one in told] == pytest.approx([p.memory_bytes for p in found.points])

@@ -394,7 +394,7 @@ BAD = {
     "headroom of no kind": (("choose", "out", "--memory", "4GiB", "--headroom", "x%"), "write 5% or 2GiB"),
     "headroom of what": (("choose", "out", "--knee", "--headroom", "5%"), "give --memory with it"),
     "nothing under headroom": (
-        ("choose", "out", "--memory", "4GiB", "--headroom", "99.9999%"),
+        ("choose", "out", "--memory", "4GiB", "--headroom", "99.9999999%"),
         "the smallest plan needs",
     ),
     "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from tensoropt.capture.blocks import Blocks, Likeness, Unlike, write_out
 from tensoropt.capture.no_grad import keep_no_grad
 from tensoropt.capture.validity import valid_values
 from tensoropt.errors import CaptureError
@@ -53,12 +54,40 @@ def _export(
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of all time. Only code that is run has to be there.
     with _quiet(), _no_cache(subject), _unmoved(), _use_lazy_graph_module(True), valid_values() as notes:
-        exported = torch.export.export(subject, args, dict(kwargs))
-        # Before decomposition, which inlines such regions and leaves no trace of them.
-        keep_no_grad(exported)
-        # An empty table: the graph becomes functional, but composite operators (`linear`, attention) stay
-        # whole.
-        return exported.run_decompositions({}), tuple(notes)
+        return _with_blocks_once(subject, args, kwargs, notes), tuple(notes)
+
+
+def _with_blocks_once(
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], notes: list[str]
+) -> torch.export.ExportedProgram:
+    apart: list[Likeness] = []
+    while True:
+        blocks = Blocks(subject, apart)
+        notes.clear()
+        try:
+            with blocks.once():
+                exported = _functional(subject, args, kwargs)
+            write_out(blocks, exported)
+        except Unlike as unlike:
+            apart.append(unlike.likeness)
+        except Exception:
+            if not blocks.called:
+                raise
+            # With every call traced: either it works or the reason is the model's own.
+            notes.clear()
+            return _functional(subject, args, kwargs)
+        else:
+            return exported
+
+
+def _functional(
+    subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> torch.export.ExportedProgram:
+    exported = torch.export.export(subject, args, dict(kwargs))
+    # Before decomposition, which inlines such regions and leaves no trace of them.
+    keep_no_grad(exported)
+    # An empty table: the graph becomes functional, but composite operators (`linear`, attention) stay whole.
+    return exported.run_decompositions({})
 
 
 @contextlib.contextmanager

@@ -1,0 +1,304 @@
+"""A model's code runs, and its blocks are traced once or stand as one operator each."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tensoropt.capture.blocks.likeness import (
+    SIMPLE,
+    Block,
+    Layout,
+    Likeness,
+    Place,
+    differing_places,
+    repeated_blocks,
+    same_value,
+)
+
+LIBRARY = torch.library.Library("tensoropt_blocks", "DEF")
+LIBRARY.define("enter(Tensor[] tensors, int call) -> Tensor[]")
+LIBRARY.define("leave(Tensor[] tensors, int call) -> Tensor[]")
+LIBRARY.define("repeat(Tensor[] tensors, int call, int traced) -> Tensor[]")
+OPS = torch.ops.tensoropt_blocks
+"""``enter`` and ``leave`` hand on what goes into a traced block and what comes out of it; ``repeat`` stands
+for all of a block whose like was traced in the call ``traced``."""
+
+
+class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is to be traced one by one
+    """The trace of one block cannot stand for its like.
+
+    Attributes:
+        likeness: of the modules that are to be traced one by one.
+    """
+
+    def __init__(self, likeness: Likeness, why: str):
+        super().__init__(why)
+        self.likeness = likeness
+
+
+@dataclass
+class Traced:
+    """A call of a block that was traced.
+
+    Attributes:
+        number: of the call among all calls of blocks.
+        call: what another call must be equal in.
+        reads: the numbers, flags and names read, of those in which modules alike differ.
+        outputs: per output where it comes from: ``("input", i)``, ``("made", i)`` or ``("value", v)``.
+        spec: pytree of the outputs.
+        made: layouts of the tensors made.
+    """
+
+    number: int
+    block: Block
+    call: Any
+    reads: set[Place]
+    outputs: Sequence[tuple[str, Any]]
+    spec: pytree.TreeSpec
+    made: Sequence[Layout]
+
+    def stands_for(self, block: Block, call: Any) -> bool:
+        """Whether ``block`` does in this call what was traced."""
+        if self.block.likeness != block.likeness or self.call != call:
+            return False
+        return all(same_value(self.block.simple[place], block.simple[place]) for place in self.reads)
+
+    def returned(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
+        """What the block returns, from the call's inputs and the tensors that it made."""
+        of = {"input": inputs, "made": made}
+        leaves = [value if kind == "value" else of[kind][value] for kind, value in self.outputs]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass
+class _Run:
+    """The calls of blocks in one run of the model's code; an export runs it more than once."""
+
+    called: list[Block] = field(default_factory=list)
+    traced: list[Traced] = field(default_factory=list)
+
+
+class Blocks:
+    """The blocks of a model while it is exported.
+
+    Args:
+        model: what is exported.
+        apart: likenesses of modules that are traced one by one.
+    """
+
+    def __init__(self, model: nn.Module, apart: Container[Likeness] = ()):
+        self.model = model
+        blocks = repeated_blocks(model, apart)
+        # By the dict of their attributes: export wraps modules in proxies, which share it.
+        self._of_attributes = {id(vars(block.module)): block for block in blocks}
+        self._differing = differing_places(blocks)
+        self._inside = False
+        self._run = _Run()
+
+    @property
+    def called(self) -> Sequence[Block]:
+        """The block of each call, by the call's number."""
+        return self._run.called
+
+    @property
+    def traced(self) -> Sequence[Traced]:
+        """The calls that were traced."""
+        return self._run.traced
+
+    @contextlib.contextmanager
+    def once(self) -> Iterator[None]:
+        """While open, the model's code traces modules alike once; raises :class:`Unlike` through it."""
+        global _active
+        before, _active = _active, self
+        try:
+            with contextlib.ExitStack() as stack:
+                for cls in {type(block.module) for block in self._of_attributes.values()}:
+                    stack.enter_context(attribute_of(cls, "forward", self._called(cls.forward)))
+                if self._of_attributes:
+                    cls = type(self.model)
+                    stack.enter_context(attribute_of(cls, "forward", self._started(cls.forward)))
+                yield
+        finally:
+            _active = before
+
+    def _started(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def started(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if vars(module) is vars(self.model):
+                self._run = _Run()
+            return forward(module, *args, **kwargs)
+
+        return started
+
+    def _called(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            block = self._of_attributes.get(id(vars(module)))
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            # Other objects (caches) may be changed by a block.
+            if self._inside or block is None or not _all_known(leaves):
+                return forward(module, *args, **kwargs)
+            tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor)}.values())
+            call = _call(leaves, spec, tensors)
+            number = len(self._run.called)
+            self._run.called.append(block)
+            for traced in self._run.traced:
+                if traced.stands_for(block, call):
+                    made = OPS.repeat(tensors, number, traced.number) if traced.made else []
+                    return traced.returned(tensors, made)
+            entered = OPS.enter(tensors, number) if tensors else []
+            inner = {id(t): e for t, e in zip(tensors, entered, strict=True)}
+            arguments = pytree.tree_unflatten([inner.get(id(leaf), leaf) for leaf in leaves], spec)
+            traced, made = self._trace(functools.partial(forward, module), block, call, entered, arguments)
+            return traced.returned(tensors, OPS.leave(made, number) if made else [])
+
+        return called
+
+    def _trace(
+        self,
+        forward: Callable[..., Any],
+        block: Block,
+        call: Any,
+        entered: Sequence[torch.Tensor],
+        arguments: tuple[Any, Any],
+    ) -> tuple[Traced, list[torch.Tensor]]:
+        """(the last call as it was traced, the tensors it made)."""
+        versions = [t._version for t in entered]
+        state, given = block.state(), pytree.tree_flatten(arguments)
+        self._inside = True
+        try:
+            with _watched(block, self._differing[block.likeness]) as seen:
+                result = forward(*arguments[0], **arguments[1])
+        finally:
+            self._inside = False
+        if seen.written:
+            raise Unlike(block.likeness, f"sets {', '.join(sorted(seen.written))}")
+        if block.state() != state:
+            raise Unlike(block.likeness, "changes what it holds")
+        if versions != [t._version for t in entered] or not _same(given, pytree.tree_flatten(arguments)):
+            raise Unlike(block.likeness, "changes its inputs")
+        leaves, spec = pytree.tree_flatten(result)
+        if not _all_known(leaves):
+            raise Unlike(block.likeness, "returns objects that are no tensors")
+        inputs = {id(t): i for i, t in enumerate(entered)}
+        made: dict[int, torch.Tensor] = {}
+        outputs: list[tuple[str, Any]] = []
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                outputs.append(("value", leaf))
+            elif id(leaf) in inputs:
+                outputs.append(("input", inputs[id(leaf)]))
+            else:
+                made.setdefault(id(leaf), leaf)
+                outputs.append(("made", list(made).index(id(leaf))))
+        _check_memory(block, made.values(), entered)
+        layouts = [Layout.of(t) for t in made.values()]
+        traced = Traced(len(self._run.called) - 1, block, call, seen.read, outputs, spec, layouts)
+        self._run.traced.append(traced)
+        return traced, list(made.values())
+
+
+_active: Blocks | None = None
+
+
+def _fresh(tensors: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
+    return [Layout.of(t).empty() for t in tensors]
+
+
+def _made(tensors: Sequence[torch.Tensor], call: int, traced: int) -> list[torch.Tensor]:
+    assert _active is not None
+    return [layout.empty() for one in _active.traced if one.number == traced for layout in one.made]
+
+
+for _name, _results in (("enter", _fresh), ("leave", _fresh), ("repeat", _made)):
+    torch.library.register_fake(f"tensoropt_blocks::{_name}", _results, lib=LIBRARY)
+
+
+def _all_known(leaves: Sequence[Any]) -> bool:
+    return all(isinstance(leaf, (torch.Tensor, *SIMPLE)) for leaf in leaves)
+
+
+def _same(one: tuple[list[Any], pytree.TreeSpec], other: tuple[list[Any], pytree.TreeSpec]) -> bool:
+    """Whether arguments hold what they held: a list that was handed in may have grown."""
+    return one[1] == other[1] and all(a is b for a, b in zip(one[0], other[0], strict=True))
+
+
+def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.Tensor]) -> Any:
+    place = {id(t): i for i, t in enumerate(tensors)}
+    values = [place[id(v)] if isinstance(v, torch.Tensor) else repr(v) for v in leaves]
+    modes = (torch.is_grad_enabled(), *(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")))
+    return (modes, repr(spec), values, [Layout.of(t) for t in tensors])
+
+
+def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
+    """What a block makes lies in memory of its own: changing a view changes what it is a view of."""
+    stored = (*block.module.parameters(), *block.module.buffers())
+    taken = {t.untyped_storage()._cdata for t in (*entered, *stored)}
+    for tensor in made:
+        if (memory := tensor.untyped_storage()._cdata) in taken:
+            raise Unlike(block.likeness, "returns views of its inputs, of what it stores or of one another")
+        taken.add(memory)
+
+
+@dataclass
+class _Seen:
+    read: set[Place] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+
+
+@contextlib.contextmanager
+def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
+    """Which of these attributes a block reads, and which attributes it sets, while the context is open."""
+    seen = _Seen()
+    parts = dict(block.module.named_modules(remove_duplicate=False))
+    own = {id(vars(part)) for part in parts.values()}
+    watched = {(id(vars(parts[path])), name): (path, name) for path, name in places}
+    names = {name for _, name in places}
+
+    def reading(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(module: Any, name: str) -> Any:
+            if name in names:
+                place = watched.get((id(object.__getattribute__(module, "__dict__")), name))
+                if place is not None:
+                    seen.read.add(place)
+            return original(module, name)
+
+        return read
+
+    def setting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def write(module: Any, name: str, value: Any) -> None:
+            if id(vars(module)) in own:
+                seen.written.add(name)
+            original(module, name, value)
+
+        return write
+
+    with contextlib.ExitStack() as stack:
+        for cls in {type(parts[path]) for path, _ in places}:
+            stack.enter_context(attribute_of(cls, "__getattribute__", reading(cls.__getattribute__)))
+        for cls in {type(part) for part in parts.values()}:
+            stack.enter_context(attribute_of(cls, "__setattr__", setting(cls.__setattr__)))
+        yield seen
+
+
+@contextlib.contextmanager
+def attribute_of(cls: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a class, while the context is open."""
+    own = name in vars(cls)
+    before = vars(cls).get(name)
+    setattr(cls, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(cls, name, before)
+        else:
+            delattr(cls, name)

@@ -1,0 +1,157 @@
+"""The nodes of traced blocks, written out wherever their like was called."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from tensoropt.capture.blocks.likeness import stored_tensors
+from tensoropt.capture.blocks.tracing import OPS, Blocks, Traced, Unlike
+
+
+def write_out(blocks: Blocks, exported: torch.export.ExportedProgram) -> None:
+    """Put the nodes of a block in place of every operator that stands for one.
+
+    Args:
+        exported: functional and decomposed; its graph is changed in place.
+
+    Raises:
+        Unlike: the trace of a block does not stand for its like.
+    """
+    graph = exported.graph
+    stored = _Stored.of(blocks.model, exported)
+    marks: dict[Any, dict[int, fx.Node]] = {OPS.enter: {}, OPS.leave: {}, OPS.repeat: {}}
+    for node in graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet in marks:
+            marks[packet][_arguments(node)[1]] = node
+    bodies = {
+        traced.number: _Body(traced, marks[OPS.enter].get(traced.number), leave, stored)
+        for traced in blocks.traced
+        if (leave := marks[OPS.leave].get(traced.number)) is not None
+    }
+    paths = {id(module): path for path, module in blocks.model.named_modules()}
+    for number, repeat in marks[OPS.repeat].items():
+        block, of = blocks.called[number], _arguments(repeat)[2]
+        if of not in bodies:
+            raise Unlike(block.likeness, "nothing reads what the traced one returns")
+        _exchange(repeat, bodies[of].copied(repeat, stored, block.module, paths))
+    for node in (*marks[OPS.enter].values(), *marks[OPS.leave].values()):
+        _exchange(node, _arguments(node)[0])
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Which placeholder holds what a model stores.
+
+    Attributes:
+        name_of: names of parameters and buffers, by placeholder.
+        changed: names of buffers that the program changes.
+        node_of: placeholders by the identity of the tensor in the model; of tied ones export takes one.
+    """
+
+    name_of: Mapping[fx.Node, str]
+    changed: frozenset[str]
+    node_of: Mapping[int, fx.Node]
+
+    @classmethod
+    def of(cls, model: nn.Module, exported: torch.export.ExportedProgram) -> _Stored:
+        signature = exported.graph_signature
+        placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+        nodes = {
+            spec.target: node
+            for node, spec in zip(placeholders, signature.input_specs, strict=True)
+            if spec.kind.name in ("PARAMETER", "BUFFER")
+        }
+        node_of = {id(tensor): nodes[name] for name, tensor in stored_tensors(model) if name in nodes}
+        changed = frozenset(signature.buffers_to_mutate.values())
+        return cls({node: name for name, node in nodes.items()}, changed, node_of)
+
+    def counterparts(self, module: nn.Module, other: nn.Module) -> dict[fx.Node, fx.Node]:
+        """Per placeholder of what ``module`` stores that of the same of ``other``."""
+        pairs = zip(stored_tensors(module), stored_tensors(other), strict=True)
+        return {self.node_of[id(a)]: self.node_of[id(b)] for (_, a), (_, b) in pairs if id(a) in self.node_of}
+
+
+class _Body:
+    """What a traced block computes.
+
+    Attributes:
+        nodes: those that what comes out depends on, in the order of execution.
+
+    Raises:
+        Unlike: it depends on more than it is given and stores, or more depends on it than what comes out.
+    """
+
+    def __init__(self, traced: Traced, enter: fx.Node | None, leave: fx.Node, stored: _Stored):
+        self.traced = traced
+        self.given = list(enter.users) if enter is not None else []
+        self.leave = leave
+        inside: set[fx.Node] = set(self.given)
+        needed = set(leave.all_input_nodes)
+        nodes: list[fx.Node] = []
+        node = leave.prev
+        while node is not enter and node.op != "placeholder":
+            if node not in inside:
+                inside.add(node)
+                if node in needed:
+                    nodes.append(node)
+                    needed.update(node.all_input_nodes)
+            node = node.prev
+        self.nodes = nodes[::-1]
+        likeness = traced.block.likeness
+        for outer in needed - inside - {enter}:
+            name = stored.name_of.get(outer)
+            if name is None:
+                raise Unlike(likeness, f"reads {outer.name}, which it is not given")
+            if name in stored.changed:
+                raise Unlike(likeness, f"changes {name}")
+        for one in inside:
+            if any(user not in inside and user is not leave for user in one.users):
+                raise Unlike(likeness, f"{one.name} is read outside it")
+
+    def copied(
+        self, repeat: fx.Node, stored: _Stored, module: nn.Module, paths: Mapping[int, str]
+    ) -> list[fx.Node]:
+        """Copy the nodes in front of ``repeat`` as ``module`` runs them; gives what comes out."""
+        counterparts = stored.counterparts(self.traced.block.module, module)
+        new = {node: _arguments(repeat)[0][_arguments(node)[1]] for node in self.given}
+        before, after = paths[id(self.traced.block.module)], paths[id(module)]
+
+        def moved(node: fx.Node) -> fx.Node:
+            return new[node] if node in new else counterparts.get(node, node)
+
+        with repeat.graph.inserting_before(repeat):
+            for node in self.nodes:
+                new[node] = copy = repeat.graph.node_copy(node, moved)
+                copy.meta = {**node.meta, "nn_module_stack": _stack(node, before, after)}
+        return [moved(node) for node in _arguments(self.leave)[0]]
+
+
+def _exchange(marker: fx.Node, values: Sequence[fx.Node]) -> None:
+    """Put other nodes in the places of a marker's results."""
+    for result in list(marker.users):
+        assert result.target is operator.getitem
+        result.replace_all_uses_with(values[_arguments(result)[1]])
+        result.graph.erase_node(result)
+    marker.graph.erase_node(marker)
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a marker, or of reading one of its results."""
+    return node.args
+
+
+def _stack(node: fx.Node, before: str, after: str) -> dict[str, Any]:
+    """The modules that a node is called in, with one module's path for another's."""
+
+    def path(old: str) -> str:
+        return after + old.removeprefix(before) if old == before or old.startswith(before + ".") else old
+
+    stack = node.meta.get("nn_module_stack") or {}
+    return {key: (path(where), cls) for key, (where, cls) in stack.items()}

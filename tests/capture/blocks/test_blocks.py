@@ -1,0 +1,357 @@
+"""Equal blocks are traced once, the graph is the one of a trace of each, and what differs is found."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt import zoo
+from tensoropt.capture import capture, exporting
+from tensoropt.capture.blocks import Blocks, tracing
+
+X = torch.randn(4, 8)
+
+
+class Gate(nn.Module):
+    """A block around a layer; ``function(block, x, ...)`` is what it computes."""
+
+    def __init__(self, index: int, function, **held):
+        super().__init__()
+        self.index, self.function, self.layer = index, function, nn.Linear(8, 8)
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
+def plain(block, x):
+    return x + torch.relu(block.layer(x))
+
+
+class Stack(nn.Module):
+    """``around(stack, x)`` calls the blocks."""
+
+    def __init__(self, blocks, around=None):
+        super().__init__()
+        self.blocks, self.around = nn.ModuleList(blocks), around
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        x = x * self.scale  # so that what goes into every block needs a gradient
+        if self.around is not None:
+            return self.around(self, x)
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def stack(function=plain, around=None, count=6, **held) -> Stack:
+    return Stack([Gate(i, function, **held) for i in range(count)], around)
+
+
+def described(graph):
+    constants = [(n, tuple(c.shape), c.dtype) for n, c in graph.constants.items()]
+    return (
+        graph.fingerprint,
+        [repr(op) for op in graph.operators],
+        [(name, repr(tensor)) for name, tensor in graph.tensors.items()],
+        (graph.inputs, graph.outputs, graph.notes, graph.aliases, graph.mutations),
+        constants,
+    )
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Capture a model and say (how many calls of blocks were traced, how many there were).
+
+    The graph is compared with the one of every call traced.
+    """
+
+    def of(model, args=(X,), **options) -> tuple[int, int]:
+        tries: list[Blocks] = []
+
+        class Watched(Blocks):
+            def __init__(self, *given):
+                super().__init__(*given)
+                tries.append(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(exporting, "Blocks", Watched)
+            graph = capture(model, args, **options).graph
+        with monkeypatch.context() as patch:
+            patch.setattr(tracing, "repeated_blocks", lambda *_: [])
+            one_by_one = capture(model, args, **options).graph
+        assert described(graph) == described(one_by_one)
+        return len(tries[-1].traced), len(tries[-1].called)
+
+    return of
+
+
+# -- alike --------------------------------------------------------------------------------------
+
+
+def test_six_equal_blocks_are_traced_once(traced):
+    assert traced(stack()) == (1, 6)
+    assert traced(stack(), mode="inference") == (1, 6)
+
+
+def test_blocks_with_tied_and_shared_parameters(traced):
+    """Each layer has a parameter of its own and one that all share; two layers are tied."""
+    shared = nn.Parameter(torch.randn(8))
+    model = stack(lambda b, x: b.layer(x) * b.scale, scale=shared)
+    assert traced(model) == (1, 6)
+    model.blocks[4].layer.weight = model.blocks[1].layer.weight
+    assert traced(model) == (1, 6)
+
+
+def test_a_tensor_that_one_block_has_under_two_names_is_no_two_tensors(traced):
+    model = stack(lambda b, x: b.layer(x) + b.other(x), count=4)
+    for block in model.blocks:
+        block.other = nn.Linear(8, 8)
+    model.blocks[3].other.weight = model.blocks[3].layer.weight
+    assert traced(model) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("around", "found"),
+    [
+        pytest.param(
+            lambda s, x: sum(b(x, flag=i % 2 == 0) for i, b in enumerate(s.blocks)).sum(), (2, 6), id="flags"
+        ),
+        pytest.param(lambda s, x: sum(b(x, flag=None) for b in s.blocks).sum(), (1, 6), id="none"),
+    ],
+)
+def test_calls_with_other_arguments_are_other_calls(traced, around, found):
+    def gate(b, x, flag):
+        return torch.tanh(b.layer(x)) if flag else b.layer(x)
+
+    assert traced(stack(gate, around)) == found
+
+
+def test_calls_with_tensors_of_other_shapes_are_other_calls(traced):
+    def around(s, x):
+        for i, block in enumerate(s.blocks):
+            x = block(x if i < 3 else x[:2])
+        return x.sum()
+
+    assert traced(stack(around=around)) == (2, 6)
+
+
+def test_one_tensor_for_two_arguments_is_another_call(traced):
+    def around(s, x):
+        y = x * 2
+        return sum(b(x, y if i % 2 else x) for i, b in enumerate(s.blocks)).sum()
+
+    assert traced(stack(lambda b, x, y: b.layer(x) * y, around)) == (2, 6)
+
+
+def test_blocks_that_return_dictionaries_none_and_their_own_input(traced):
+    def around(s, x):
+        for block in s.blocks:
+            out = block(x)
+            assert out["attention"] is None
+            assert out["mask"] is x
+            x = out["x"]
+        return x.sum()
+
+    assert traced(stack(lambda b, x: {"x": plain(b, x), "attention": None, "mask": x}, around)) == (1, 6)
+
+
+def test_what_nothing_reads_of_a_block_stays_unread(traced):
+    def around(s, x):
+        for block in s.blocks:
+            x, _ = block(x)
+        return x.sum()
+
+    assert traced(stack(lambda b, x: (plain(b, x), b.layer(x).exp()), around)) == (1, 6)
+
+
+def test_random_operators_keep_their_order_and_count(traced):
+    assert traced(stack(lambda b, x: torch.dropout(b.layer(x), 0.1, b.training))) == (1, 6)
+
+
+def test_paths_of_modules_are_those_of_the_module_that_was_called():
+    graph = capture(stack(), (X,)).graph
+    linears = [op for op in graph.operators if op.target.startswith("aten.linear")]
+    assert [op.module for op in linears] == [f"blocks.{i}.layer" for i in range(6)]
+    read = [p for op in linears for p in op.inputs() if graph.tensors[p].kind == "parameter"]
+    assert read == [f"blocks.{i}.layer.{what}" for i in range(6) for what in ("weight", "bias")]
+
+
+def test_gpt2_and_a_mixture_of_experts(traced):
+    """As ``transformers`` writes them, and with routers, sparse layers and their counts."""
+    for name in ("gpt2-tiny", "moe-mini"):
+        bundle = zoo.build(name, device="meta")
+        found, calls = traced(bundle.model, bundle.args, kwargs=dict(bundle.kwargs))
+        assert found < calls
+
+
+# -- not alike ----------------------------------------------------------------------------------
+
+
+def test_a_layer_index_that_is_read_is_read_for_each(traced):
+    """An index may differ where no code reads it (``stack`` gives each one its own)."""
+    assert traced(stack(lambda b, x: b.layer(x) / (b.index + 1))) == (6, 6)
+    assert traced(stack(lambda b, x: b.layer(x) if b.index % 2 else torch.tanh(b.layer(x)))) == (6, 6)
+
+
+def test_dropout_that_differs(traced):
+    model = stack(lambda b, x: b.drop(b.layer(x)))
+    for i, block in enumerate(model.blocks):
+        block.drop = nn.Dropout(0.1 if i < 4 else 0.5)
+    assert traced(model) == (2, 6)
+
+
+def test_layers_of_other_shapes_or_with_hooks(traced):
+    model = stack(lambda b, x: b.layer(x).relu() if b.hooked is None else b.layer(x), hooked=None)
+    model.blocks[2].layer = nn.Linear(8, 8, bias=False)
+    model.blocks[3].layer.register_forward_hook(lambda module, args, out: out * 2)
+    assert traced(model) == (1, 4)
+
+
+def test_norms_that_count_what_they_see_are_no_blocks(traced):
+    model = stack(lambda b, x: b.norm(b.layer(x)))
+    for block in model.blocks:
+        block.norm = nn.BatchNorm1d(8)
+    assert traced(model) == (0, 0)
+    assert traced(model.eval(), mode="inference") == (1, 6)
+
+
+def sets(b, x):
+    b.last = 3
+    return b.layer(x)
+
+
+def changes_in_place(b, x):
+    x.add_(1)
+    return b.layer(x)
+
+
+def counts(b, x):
+    b.shared.calls += 1
+    return b.layer(x) * b.shared.calls
+
+
+def appends(b, x):
+    b.history.append(1)
+    return b.layer(x) * len(b.history)
+
+
+def buffered(b, x):
+    b.seen.add_(1)
+    return b.layer(x) + b.seen
+
+
+@pytest.mark.parametrize(
+    ("function", "held"),
+    [
+        pytest.param(sets, {}, id="attribute"),
+        pytest.param(lambda b, x: x[:, :4].repeat(1, 2) + b.layer(x).add_(1), {}, id="in place, its own"),
+        pytest.param(changes_in_place, {}, id="in place"),
+        pytest.param(lambda b, x: x.view(4, 8), {}, id="view"),
+        pytest.param(counts, {"shared": None}, id="shared object"),
+        pytest.param(appends, {"history": None}, id="list"),
+        pytest.param(buffered, {}, id="buffer"),
+    ],
+)
+def test_blocks_whose_trace_stands_for_no_other_one(traced, function, held):
+    """Each is traced by itself wherever that matters; the fixture compares the graphs."""
+
+    def model():
+        shared = types.SimpleNamespace(calls=0)
+        made = stack(function, lambda s, x: s_calls(s, x))
+        for block in made.blocks:
+            if "shared" in held:
+                block.shared = shared
+            if "history" in held:
+                block.history = []
+            block.register_buffer("seen", torch.zeros(8))
+        return made
+
+    def s_calls(s, x):
+        if "shared" in held:
+            s.blocks[0].shared.calls = 0
+        for block in s.blocks:
+            if "history" in held:
+                block.history.clear()
+            x = block(x.clone())
+        return x.sum()
+
+    traced(model())
+
+
+def test_a_list_that_a_block_appends_to(traced):
+    def around(s, x):
+        skips = []
+        for block in s.blocks:
+            x = block(x, skips)
+        assert len(skips) == len(s.blocks)
+        return (x + sum(skips)).sum()
+
+    def gate(b, x, skips):
+        skips.append(x * 2)
+        return b.layer(x)
+
+    assert traced(stack(gate, around)) == (0, 0)
+
+
+def test_a_tensor_that_is_handed_out_beside_the_result(traced):
+    kept = []
+
+    def around(s, x):
+        kept.clear()
+        for block in s.blocks:
+            x = block(x)
+        return x.sum() + sum(kept).sum()
+
+    def gate(b, x):
+        y = b.layer(x)
+        kept.append(y.relu())
+        return y
+
+    assert traced(stack(gate, around)) == (0, 0)
+
+
+def test_a_tensor_that_is_read_though_it_was_not_given(traced):
+    outer = []
+
+    def around(s, x):
+        outer[:] = [x * 3]
+        for block in s.blocks:
+            x = block(x)
+        return x.sum()
+
+    assert traced(stack(lambda b, x: b.layer(x) + outer[0], around)) == (0, 0)
+
+
+def test_inside_blocks_that_are_traced_one_by_one_smaller_ones_are_found(traced):
+    """The outer blocks change what they are given; the inner ones do not."""
+
+    def outer(b, x):
+        x.add_(1)
+        for part in b.parts:
+            x = part(x)
+        return x
+
+    model = stack(outer, lambda s, x: sum(b(x.clone()) for b in s.blocks).sum(), count=3)
+    for block in model.blocks:
+        block.parts = nn.ModuleList([Gate(0, plain), Gate(1, plain)])
+    assert traced(model) == (1, 6)
+
+
+def test_a_block_that_refuses_gives_the_models_own_reason():
+    def gate(b, x):
+        return b.layer(x) if x.sum() > 0 else x
+
+    with pytest.raises(exporting.CaptureError, match=r"data-dependent|Python branches"):
+        capture(stack(gate), (X,))
+
+
+def test_classes_are_as_before_afterwards():
+    before = dict(vars(Gate))
+    capture(stack(lambda b, x: b.layer(x) * b.index), (X,))
+    assert dict(vars(Gate)) == before

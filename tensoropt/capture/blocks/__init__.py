@@ -11,7 +11,8 @@ what else they hold are the same (``likeness.py``). Numbers, flags and names may
 long as the traced block did not read them. What the trace of one block cannot stand for is found and ends the
 attempt, so that those modules are traced one by one: a block that sets attributes, changes its inputs or
 buffers, hands out views of its inputs, reads tensors that it was not given, or has tensors inside that are
-read outside. The graph is the same either way, only sooner.
+read outside. The graph is the same either way, only sooner; where a block is given a tensor that was changed
+in place before, views of it may come earlier among the operators.
 """
 
 from tensoropt.capture.blocks.likeness import Likeness

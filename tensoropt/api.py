@@ -68,7 +68,8 @@ def explore(
         limits: memory per device they are given, bytes; None for all trade-offs they know.
         keep: keep the exploration beside the profile store, and return one that was kept, with a note, where
             nothing has changed that decides its points: the operators, the cluster, the settings, what the
-            store knows, this package. Explorations with planners are not kept.
+            store knows, this package. Explorations with planners are not kept, their tables and frontiers of
+            single spaces are.
         chosen: fields of :class:`Settings` one by one, instead of ``settings``: ``mode``, ``optimizer``,
             ``micro_batches``, ``memory_bytes``, ``epsilon``, ``max_points``, ``dtype``, ``recompute``,
             ``constraints``, ``measure``.
@@ -78,7 +79,7 @@ def explore(
         InfeasibleError: no plan fits ``memory_bytes``.
     """
     settings = settings_of(settings, chosen)
-    session = Session(load_cluster(cluster), settings, store, progress or silent)
+    session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     entries = asked(planners)  # an unknown name is refused before anything is computed
     captured, problem = _prepared(session, model, args, kwargs, loss)
     info = _model_info(session, captured, args, kwargs, source, seed)
@@ -97,6 +98,7 @@ def explore_graph(
     settings: Settings | None = None,
     store: ProfileStore | None = None,
     progress: Progress | None = None,
+    keep: bool = False,
     **chosen: Unpack[Chosen],
 ) -> Exploration:
     """The cost frontier of an operator graph that was captured before, without the model.
@@ -105,13 +107,15 @@ def explore_graph(
         graph: captured in the mode and the dtype that the settings ask for.
         model: what plans say of the model.
         cluster, settings, store, progress, chosen: as in :func:`explore`.
+        keep: keep tables and frontiers of single spaces beside the profile store, and use those that were
+            kept; the exploration is made again.
 
     Raises:
         ClusterError, TensorOptError: with the rule, the values and the remedy.
         InfeasibleError: no plan fits ``memory_bytes``.
     """
     settings = settings_of(settings, chosen)
-    session = Session(load_cluster(cluster), settings, store, progress or silent)
+    session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     with session.clock.stage("capture"), session.open_store() as kept:
         problem = prepare_graph(graph, kept=kept)
     return evaluate_searched(session, search(session, problem), model)

@@ -120,12 +120,14 @@ def _explored(
             return found
         captured = kept.capture_of(source)
     if captured is None:
-        found, captured = _explored_anew(options, progress, cluster, settings, more)
+        found, captured = _explored_anew(options, progress, cluster, settings, {"keep": True, **more})
     else:
         found = _explored_graph(captured, progress, cluster, settings)
     with ProfileStore() as store:
         kept = KeptExplorations(store)
-        if refusal := kept.keep(question_of(found.model), cluster, settings, found):
+        # Another source may have led to the same operators before.
+        made = "kept" not in found.report
+        if made and (refusal := kept.keep(question_of(found.model), cluster, settings, found)):
             progress.note(refusal)
         if captured is not None:
             kept.note_source(source, captured)
@@ -137,7 +139,7 @@ def _explored_graph(captured: Any, progress: ProgressDisplay, cluster: Any, sett
     from tensoropt.api import explore_graph
 
     found = explore_graph(
-        captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress
+        captured.graph, captured.model, cluster=cluster, settings=settings, progress=progress, keep=True
     )
     progress.note("the operator graph is one that was kept; --anew captures the model again")
     return with_notes(found, captured.notes)

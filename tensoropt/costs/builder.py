@@ -11,6 +11,7 @@ import numpy as np
 from tensoropt.costs.edges import EdgeBuilder
 from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.parameters import storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
@@ -33,6 +34,7 @@ class TableBuilder:
         templates: per group what it shares with groups that look alike.
         regions: blocks that may be recomputed; a group of one has every configuration twice.
         restriction: how parameters may be stored, and which groups belong together.
+        arrays: those of this mesh at these prices that were made before.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class TableBuilder:
         prices: Prices,
         regions: Sequence[Region] = (),
         restriction: Restriction = FREE,
+        arrays: TableArrays | None = None,
     ):
         self.graph = graph
         self.mesh = prices.mesh
@@ -54,6 +57,7 @@ class TableBuilder:
         self.training = graph.atoms.graph.training
         self.regions = tuple(regions)
         self.restriction = restriction
+        self.arrays = TableArrays(None) if arrays is None else arrays
         self.region_of = region_of(regions)
         self._variable_cache: dict[object, VariableTable] = {}
         self._stored_costs: dict[tuple[str, Layout, Use], tuple[Cost, ...]] = {}
@@ -69,7 +73,9 @@ class TableBuilder:
         }
         # Edges come after the variables' configurations and before the hubs' variables: what a hub can be is
         # asked of the readings of its neighbours, which EdgeBuilder derives from these configurations.
-        self.edges = EdgeBuilder(self.effects, self.templates, self.configurations, self.region_of)
+        self.edges = EdgeBuilder(
+            self.effects, self.templates, self.configurations, self.region_of, self.arrays
+        )
         variables = [self._group(g) for g in self.graph.groups]
         variables += [self._hub(name) for name in self.graph.hubs]
         variables += [self._shared_parameter(name) for name in self.graph.shared]
@@ -105,26 +111,35 @@ class TableBuilder:
         return replace(self._variable_cache[key], key=Variable.of_group(group.name))
 
     def _group_variable(self, group: Group, template: Template, passes: Sequence[bool]) -> VariableTable:
-        tables, options, again = [], [], []
-        for recomputed in passes:
-            for configuration, work, facts in zip(
-                self.configurations[group.name], template.works, template.facts, strict=True
-            ):
-                stored_options = self._stored_options(group.parameters, configuration)
-                tables.append(
-                    self._options(Choice(configuration, work, facts, {}, recomputed), stored_options)
-                )
-                options.append(stored_options)
-                again.append(recomputed)
+        each = list(zip(self.configurations[group.name], template.works, template.facts, strict=True))
+        choices = [
+            Choice(configuration, work, facts, {}, recomputed)
+            for recomputed in passes
+            for configuration, work, facts in each
+        ]
+        options = [self._stored_options(group.parameters, choice.configuration) for choice in choices]
+
+        def rows() -> np.ndarray:
+            return np.concatenate([self._options(*one) for one in zip(choices, options, strict=True)])
+
+        # The facts are named, as those of kernels that could be asked replace others.
+        table = self.arrays.once(
+            lambda: repr((template.look, passes, [self._priced(c) for c in choices])), rows
+        )
+        ends = np.cumsum([len(stored) for stored in options])[:-1]
+        tables = np.split(table, ends)
         memory, compute, communication = (tuple(t[:, i] for t in tables) for i in range(3))
         return VariableTable(
             Variable.of_group(group.name),
             memory,
             compute,
             communication,
-            again=tuple(again),
+            again=tuple(choice.again for choice in choices),
             options=tuple(options),
         )
+
+    def _priced(self, choice: Choice) -> tuple[object, ...]:
+        return choice.work.key, choice.facts, self.prices.compute.seconds(choice.work, choice.facts)
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration

@@ -82,6 +82,11 @@ class CommunicationModel:
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
     @property
+    def described(self) -> str:
+        """All that predictions follow from."""
+        return repr((self.cluster.to_dict(), self.mesh, self._fits))
+
+    @property
     def fits(self) -> LinkFits | None:
         """The measurements of this mesh that were given, or None."""
         return self._fits

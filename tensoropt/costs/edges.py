@@ -15,6 +15,7 @@ import numpy as np
 
 from tensoropt.costs.effects import Keeps, Reading, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
+from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, VariableTable
@@ -37,6 +38,7 @@ class EdgeBuilder:
         effects: what moves and uses do.
         configurations: per group name, in the order of its template.
         region_of: per group name the region that offers to recompute it.
+        arrays: those of this mesh at these prices that were made before.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class EdgeBuilder:
         templates: Mapping[str, Template],
         configurations: Mapping[str, Sequence[Configuration]],
         region_of: Mapping[str, Region],
+        arrays: TableArrays,
     ):
         self.graph = effects.graph
         self.effects = effects
         self.templates = templates
         self.configurations = configurations
         self.region_of = region_of
+        self.arrays = arrays
         self.tensors = effects.tensors
         self._tables: dict[object, np.ndarray] = {}
 
@@ -167,8 +171,11 @@ class EdgeBuilder:
             b.key.kind,
         )
         key = (like, tuple(rows), tuple(cols))
+        shared = name in self.graph.shared
         if key not in self._tables:
-            self._tables[key] = costs(tuple(rows), tuple(cols))
+            self._tables[key] = self.arrays.once(
+                lambda: repr((shared, key)), lambda: costs(tuple(rows), tuple(cols))
+            )
         return EdgeTable(
             a.key,
             b.key,

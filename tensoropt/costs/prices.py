@@ -59,6 +59,11 @@ class CommunicationCosts(Protocol):
         """Seconds that ``work_s`` of work afterwards takes longer; likewise."""
         ...
 
+    @property
+    def described(self) -> str:
+        """All that these seconds follow from: equal where they are the same."""
+        ...
+
 
 class Send(NamedTuple):
     """One collective with its price for ranks in step; ``axes`` are the mesh's own, counted from 0."""
@@ -104,6 +109,12 @@ class Prices:
         self.overheads = overheads
         self.process = process
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
+
+    @property
+    def described(self) -> str:
+        """All that prices follow from but seconds of workloads: equal where these are the same."""
+        compute_s = self.compute.optimizer_s_per_element
+        return repr((self.mesh, self.optimizer, self.overheads, compute_s, self.communication.described))
 
     @property
     def training(self) -> bool:
@@ -216,6 +227,8 @@ class _FreeCommunication:
 
     def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
         return 0.0
+
+    described = "free"
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:

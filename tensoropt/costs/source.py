@@ -19,6 +19,7 @@ from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
+from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
@@ -30,7 +31,7 @@ from tensoropt.costs.roofline import (
     fit_efficiencies,
     samples_of,
 )
-from tensoropt.costs.tables import CostTables, Template, outline_templates, with_facts
+from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
 from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.cuda_attention import Capability, capability_of, has_attention
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
@@ -96,6 +97,7 @@ class CostSource:
         failed: what could not be timed, and why.
         lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
         expect: is called with a part of the work and the seconds that are left of it.
+        kept: tables that were made before.
         timing: progress of timing, which says itself how long it takes; by default as all else.
     """
 
@@ -112,6 +114,7 @@ class CostSource:
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Workload] = field(default_factory=dict)
     expect: Callable[[str, float], None] = lambda part, seconds: None
+    kept: KeptTables = field(default_factory=lambda: KeptTables(None))
     timing: Progress | None = None
 
     @property
@@ -403,9 +406,10 @@ def build_tables(
     limits = [restrictions[mesh.label, count] if restrictions else FREE for mesh, count in pairs]
     outlines: list[dict[str, Template]] = []
     works: dict[str, Workload] = {}
+    keys = group_keys(graph, micro)
     for index, ((_, shape), limit) in enumerate(zip(shapes, limits, strict=True)):
         costs.progress("configurations", index, len(shapes), "x".join(map(str, shape[1:])) or "1")
-        made = outline_templates(graph, shape, micro, limit)
+        made = outline_templates(graph, shape, micro, limit, keys)
         works.update({work.key: work for t in made.values() for work in t.works})
         outlines.append(made)
     costs.progress("configurations", len(shapes), len(shapes), f"{len(works)} distinct workloads")
@@ -439,8 +443,11 @@ def build_tables(
             overheads,
             process,
         )
-        tables = TableBuilder(graph, micro, made, prices, regions, limit).build()
+        arrays = costs.kept.at(repr((costs.training, prices.described)))
+        tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()
+        arrays.save()
         result.append((mesh, tables, models[mesh.label]))
+    costs.kept.remove_old()
     costs.expect("tables", 0.0)
     costs.progress("tables", len(shapes), len(shapes), "priced")
     return result

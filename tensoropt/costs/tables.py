@@ -27,11 +27,16 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class Template:
-    """What groups that look alike share: configurations (as strategy indices), workloads and facts."""
+    """What groups that look alike share: configurations (as strategy indices), workloads and facts.
+
+    Attributes:
+        look: equal for groups that look alike and are restricted alike, in any model.
+    """
 
     choices: tuple[tuple[int, ...], ...]
     works: tuple[Workload, ...]
     facts: tuple[Facts, ...]
+    look: str = field(default="", repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -197,14 +202,28 @@ def make_templates(
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
+def group_keys(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> dict[str, str]:
+    """:func:`group_key` of all groups, by name; no mesh is part of it."""
+    return {group.name: group_key(graph, group, micro[group.name]) for group in graph.groups}
+
+
 def outline_templates(
-    graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], restriction: Restriction = FREE
+    graph: GroupGraph,
+    mesh: AxisSizes,
+    micro: Mapping[str, AxisStrategy],
+    restriction: Restriction = FREE,
+    keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """:func:`make_templates` without facts, which take longest to find."""
-    shared: dict[object, Template] = {}
+    """:func:`make_templates` without facts, which take longest to find.
+
+    Args:
+        keys: :func:`group_keys`, where they are known.
+    """
+    keys = group_keys(graph, micro) if keys is None else keys
+    shared: dict[str, Template] = {}
     result = {}
     for group in graph.groups:
-        key = group_key(graph, group, micro[group.name]), repr(restriction.about(group))
+        key = f"{keys[group.name]} {restriction.about(group)!r}"
         if key not in shared:
             configurations = enumerate_configurations(graph.atoms, group, mesh, micro[group.name])
             if group.name in restriction.kept:
@@ -217,7 +236,8 @@ def outline_templates(
             # Sizes that divide by the axes of other meshes need not divide by this one's.
             configurations = tuple(left) or configurations
             choices = tuple(tuple(index[id(s)] for s in c.strategies[1:]) for c in configurations)
-            shared[key] = Template(choices, tuple(workload(graph, c, mesh) for c in configurations), ())
+            works = tuple(workload(graph, c, mesh) for c in configurations)
+            shared[key] = Template(choices, works, (), key)
         result[group.name] = shared[key]
     return result
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster
+from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.errors import TensorOptError
 from tensoropt.graph import OperatorGraph
 from tensoropt.graph.serialise import graph_from_dict, graph_to_dict
@@ -35,6 +36,7 @@ from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.version import __version__
 
 MOST_KEPT = 64
@@ -187,6 +189,24 @@ class KeptExplorations:
         graphs = list((self.folder / "sources").glob(f"*{GRAPH}"))
         for path in sorted(graphs, key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
             path.unlink(missing_ok=True)
+
+
+def kept_tables(store: ProfileStore) -> KeptTables:
+    """Cost tables beside a profile store; one in memory keeps none."""
+    return KeptTables(None if store.path is None else store.path.parent / "tables", code())
+
+
+def kept_frontiers(
+    store: ProfileStore, graph: OperatorGraph, cluster: Cluster, settings: Settings
+) -> KeptFrontiers:
+    """The frontiers of single spaces beside a profile store; one in memory keeps none."""
+    if store.path is None:
+        return KeptFrontiers()
+    # A budget decides only which points fit.
+    asked = {**settings.to_dict(), "memory_bytes": None}
+    told = json.dumps([cluster.to_dict(), asked], sort_keys=True)
+    key = _hash(graph.fingerprint, code(), told, store.digest())
+    return KeptFrontiers(store.path.parent / "frontiers", key)
 
 
 def question_of(model: ModelInfo) -> str:

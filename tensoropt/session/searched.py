@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensoropt.costs.kept_tables import KeptTables
 from tensoropt.costs.math_form import math_form_notes
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.session.kept import kept_frontiers, kept_tables
+from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.session.meshes import left_to_search, searched_meshes
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.refining import Offered, SpaceTables, announce, apart, refine
@@ -61,21 +65,24 @@ def search(session: Session, problem: Problem) -> Searched:
             pool,
             session.report,
             expect=session.remaining.expect,
+            kept=kept_tables(store) if session.keep else KeptTables(None),
             timing=session.progress,
         )
         tables = SpaceTables(problem, costs, offered_regions(problem, settings))
         refused: tuple[str, ...] = ()
+        kept = _kept_frontiers(session, store, problem)
         try:
-            spaces = _search(session, tables, narrow, wide)
+            spaces = _search(session, tables, narrow, wide, kept)
         except (InfeasibleError, ConstraintError) as error:
             if not wide:
                 raise
             # Where only wide meshes have strategies, nothing says which of these are good.
             refused, narrow, wide = (str(error),), wide, {}
-            spaces = _search(session, tables, narrow, wide)
+            spaces = _search(session, tables, narrow, wide, kept)
         with clock.stage("judge"):  # the name under which saved explorations keep these seconds
             spaces.simulate()
         refined = refine(session, tables, spaces, wide)
+        kept.remove_old()
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             _, split_share = shares_of_flops(problem, costs.facts_of)
@@ -94,14 +101,22 @@ def search(session: Session, problem: Problem) -> Searched:
     )
 
 
-def _search(session: Session, tables: SpaceTables, offered: Offered, wide: Offered) -> SpaceSearch:
+def _kept_frontiers(session: Session, store: ProfileStore, problem: Problem) -> KeptFrontiers:
+    if not session.keep:
+        return KeptFrontiers()
+    return kept_frontiers(store, problem.graph.atoms.graph, session.cluster, session.settings)
+
+
+def _search(
+    session: Session, tables: SpaceTables, offered: Offered, wide: Offered, kept: KeptFrontiers
+) -> SpaceSearch:
     """The spaces offered, with their tables made and searched; wide ones are to come after them."""
     with session.clock.stage("costs"):
         built = tables.build(offered)
     simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
     session.remaining.expect("simulation", simulate_s(built[0][1]))
     announce(session, built, wide)
-    spaces = SpaceSearch(built, session.settings, simulations, session.report, session.remaining)
+    spaces = SpaceSearch(built, session.settings, simulations, session.report, session.remaining, kept)
     with session.clock.stage("search"):
         spaces.search()
     return spaces

@@ -24,6 +24,8 @@ class Session:
         progress: called with (stage, done, total, what).
         clock: seconds per stage so far.
         remaining: seconds that are left, as far as that can be said.
+        keep: tables and frontiers of single spaces are kept beside the profile store, and those that were
+            kept are used.
     """
 
     cluster: Cluster
@@ -32,6 +34,7 @@ class Session:
     progress: Progress = silent
     clock: StageClock = field(default_factory=StageClock)
     remaining: Remaining = field(default_factory=Remaining)
+    keep: bool = False
 
     def report(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Show progress, and how long all that was announced still takes."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.settings import Settings
-from tensoropt.processes import cores, in_forks
+from tensoropt.processes import cores
 from tensoropt.search import TOO_LARGE, TrackedFrontier
+from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.session.one_space import Built, OneSpace, SearchedSpace, SpacePart, comes_close
 from tensoropt.session.remaining import Remaining, outlined_s
 from tensoropt.session.simulations import Simulations
@@ -36,6 +37,7 @@ class SpaceSearch:
 
     Args:
         simulations: of the same spaces, in the same order; filled here.
+        kept: what was found of single spaces before.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class SpaceSearch:
         simulations: Simulations,
         progress: Progress,
         remaining: Remaining | None = None,
+        kept: KeptFrontiers | None = None,
     ):
         self.built, self.settings, self.simulations = list(built), settings, simulations
         self.progress = progress
         self.remaining = remaining if remaining is not None else Remaining()
+        self.kept = kept if kept is not None else KeptFrontiers()
         self.found: dict[int, SearchedSpace] = {}
         self.refused: dict[int, str] = {}
         self.every: list[Found] = []
@@ -150,7 +154,7 @@ class SpaceSearch:
             known = self.simulations.copy()
             return work(OneSpace(number, self.built[number], self.settings, known, threads))
 
-        parts = in_forks(alone, numbers)
+        parts = self.kept.each(alone, numbers)
         for part in parts:
             self.simulations.spaces[part.number].done = part.simulated
             self.every += part.every

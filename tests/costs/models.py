@@ -14,6 +14,7 @@ from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.costs.builder import TableBuilder
+from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.graph import OperatorGraph
@@ -177,10 +178,11 @@ def tables_of(
     optimizer: str = "adam",
     copy: float = 1e9,
     regions: Sequence[Region] = (),
+    arrays: TableArrays | None = None,
 ) -> CostTables:
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
     overheads = Overheads(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
     prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, overheads)
-    return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions).build()
+    return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions, arrays=arrays).build()

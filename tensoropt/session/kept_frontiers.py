@@ -1,0 +1,97 @@
+"""What was found of single spaces, kept for explorations that search alike.
+
+An exploration that was interrupted goes on where it ended, and published planners are compared without a new
+search. Every step of the search follows from what the exploration is asked, so that its place among the steps
+names it. Files are pickles of this package's own code, in the folder of the profile store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tensoropt.processes import in_forks
+from tensoropt.session.one_space import SpacePart
+
+MOST_BYTES = 1 << 30
+"""Kept in all; of more, what was not asked for longest is removed. An assumption."""
+
+
+class KeptFrontiers:
+    """The steps of one search.
+
+    Args:
+        folder: of all searches; None keeps nothing.
+        key: all that decides what this search finds.
+    """
+
+    def __init__(self, folder: Path | None = None, key: str = ""):
+        self.all = folder
+        self.folder = None if folder is None else folder / key
+        self.known = 0
+        self._step = 0
+
+    def each(self, work: Callable[[int], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
+        """``work`` of each of some spaces, in forks; of those that were kept, what was found then."""
+        self._step += 1
+        found = {number: self._read(number) for number in numbers}
+        left = [number for number, part in found.items() if part is None]
+        self.known += len(numbers) - len(left)
+        made = dict(zip(left, in_forks(self._kept(work), left), strict=True))
+        return [found[number] or made[number] for number in numbers]
+
+    def _kept(self, work: Callable[[int], SpacePart]) -> Callable[[int], SpacePart]:
+        # Written where it was found, before the others of this step are: one of them may be interrupted.
+        def kept(number: int) -> SpacePart:
+            part = work(number)
+            self._write(number, part)
+            return part
+
+        return kept
+
+    def _path(self, number: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"{self._step}-{number}.pickle"
+
+    def _read(self, number: int) -> SpacePart | None:
+        path = self._path(number)
+        if path is None:
+            return None
+        # Not there, or damaged in whatever way: as if it were not there.
+        with contextlib.suppress(Exception):
+            part = pickle.loads(path.read_bytes())
+            os.utime(path.parent)
+            return part if isinstance(part, SpacePart) and part.number == number else None
+        return None
+
+    def _write(self, number: int, part: SpacePart) -> None:
+        path = self._path(number)
+        if path is None:
+            return
+        # What cannot be written is found again the next time.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+            beside = Path(name)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    pickle.dump(part, file, protocol=pickle.HIGHEST_PROTOCOL)
+                os.replace(beside, path)  # so that nobody finds half of one
+            finally:
+                beside.unlink(missing_ok=True)
+
+    def remove_old(self) -> None:
+        """Remove the searches that were not asked for longest, as far as there are more than are kept."""
+        if self.all is None:
+            return
+        with contextlib.suppress(OSError):  # another process may remove them too
+            folders = sorted(self.all.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+            total = 0
+            for folder in folders:
+                total += sum(path.stat().st_size for path in folder.iterdir())
+                if total > MOST_BYTES:
+                    shutil.rmtree(folder, ignore_errors=True)

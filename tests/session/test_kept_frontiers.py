@@ -11,7 +11,7 @@ from tensoropt.session import kept_frontiers
 from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.session.one_space import OneSpace
 
-ASKED = {"cluster": "dgx-h100[4]", "measure": "never", "micro_batches": [1, 2]}
+ASKED = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2]}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_an_interrupted_search_goes_on_where_it_ended(model, store, count):
         explore(*model, store=store, keep=True, **ASKED)
     count.stop = -1
     again = explore(*model, store=store, keep=True, **ASKED)
-    assert every > 4
+    assert every >= 4
     assert count.done == every
     assert points(again) == points(fresh)
 
@@ -87,7 +87,7 @@ def test_a_graph_is_explored_with_what_was_kept(model, store, count):
         explore_graph(graph, found.model, store=store, **ASKED)
 
 
-@pytest.mark.parametrize("other", [{"epsilon": 1e-4}, {"cluster": "dgx-v100[4]"}, {"micro_batches": [1, 4]}])
+@pytest.mark.parametrize("other", [{"epsilon": 1e-4}, {"cluster": "dgx-v100[2]"}, {"micro_batches": [1, 4]}])
 def test_another_question_is_another_search(model, store, count, other):
     explore(*model, store=store, keep=True, **ASKED)
     before = count.done

@@ -66,6 +66,39 @@ def placed(case: dict[str, Any]) -> dict[str, Any]:
     return watched(loaded, strategy, predicted, range(3))
 
 
+def through_host(case: dict[str, Any]) -> dict[str, Any]:
+    """One random placement on three devices whose messages are copied through the host, as gloo needs it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from tensoropt.placement.execute import transport
+    from tensoropt.verify.fake_ranks import step_on
+    from tests.fake_cuda.devices import MadeOnTheCpu
+
+    carried: set[str] = set()
+
+    class Messages(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "c10d" and func._schema.name in ("c10d::send", "c10d::recv_"):
+                carried.update(value.device.type for value in args[0])
+            return func(*args, **(kwargs or {}))
+
+    loaded = loaded_of(case)
+    strategy, _ = placement(loaded, case["seed"])
+    made: set[str] = set()
+    with mock.patch.object(transport, "through_host", lambda device: device.type != "cpu"):
+        for rank in range(3):
+            with step_on(rank, loaded, strategy, "adam", "cuda") as step:
+                step()
+                with MadeOnTheCpu() as noted, Messages():
+                    step()
+                made |= noted.operators
+                where = {value.device.type for value in step.engine.shards.gradients.values()}
+                carried |= {f"gradient on {device}" for device in where - {"cuda"}}
+    # Copies to the host, and what a message arrives in.
+    staged = {"aten._to_copy.default", "aten.empty.memory_format", "c10d.recv_.default", "c10d.send.default"}
+    return {"carried": sorted(carried), "cpu": sorted(made - staged)}
+
+
 def one_process(case: dict[str, Any]) -> dict[str, Any]:
     """One random placement on three devices that one process runs."""
     import torch
@@ -207,7 +240,13 @@ def watched(loaded: Any, strategy: Any, predicted: float, ranks: Sequence[int]) 
     }
 
 
-KINDS = {"sharded": sharded, "placed": placed, "one_process": one_process, "script": script}
+KINDS = {
+    "sharded": sharded,
+    "placed": placed,
+    "through_host": through_host,
+    "one_process": one_process,
+    "script": script,
+}
 
 if __name__ == "__main__":
     main()

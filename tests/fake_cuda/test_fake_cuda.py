@@ -38,6 +38,7 @@ QUICK = (
     case("zoo:moe-mini"),
     case("zoo:lstm-lm-tiny"),
     case("tests.fake_cuda.models:drawing", "bfloat16", "placed"),
+    case("tests.fake_cuda.models:drawing", kind="through_host"),
     case("tests.fake_cuda.models:drawing", kind="one_process"),
     case("zoo:gpt2-tiny", kind="one_process"),
     case("zoo:gpt2-tiny-dropout", kind="script"),
@@ -79,6 +80,8 @@ def wrong(found: dict[str, Any]) -> list[str]:
     faults = [
         f"{name}: {operator} gives a CPU tensor" for operator in found["cpu"] if operator not in ON_THE_CPU
     ]
+    if found.get("carried", ["cpu"]) != ["cpu"]:
+        faults.append(f"{name}: messages through the host are {found['carried']}")
     if "alike" not in found or found["model"] in CELLS:
         return faults
     if not found["alike"]:
@@ -122,6 +125,7 @@ def test_what_is_wrong_is_noticed() -> None:
     assert "other collectives" in wrong({**good, "alike": False})[0]
     assert "gives a CPU tensor" in wrong({**good, "cpu": ["aten.rand.default"]})[0]
     assert "predicted" in wrong({**good, "predicted": 102.0})[0]
+    assert "messages" in wrong({**good, "carried": ["cpu", "cuda"]})[0]
     assert "device mismatch" in wrong({**good, "error": "device mismatch"})[0]
 
 

@@ -14,12 +14,9 @@ import pytest
 from tensoropt import fake_cuda
 from tensoropt.errors import TensorOptError
 from tensoropt.fake_cuda import library as library_module
+from tensoropt.selftest.fake_steps import ON_THE_CPU
 
 ROOT = Path(__file__).parents[2]
-ON_THE_CPU = {
-    "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",
-}
-"""Operators that may give a CPU tensor in a step on CUDA, and why."""
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
 WITHIN, PLACED_WITHIN = 0.01, 0.12

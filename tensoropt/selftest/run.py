@@ -23,7 +23,6 @@ from tensoropt.types import Progress, silent
 MINUTES = 8.0
 HUNG_FACTOR, HUNG_S = 4.0, 60.0
 """A check that takes so many times as long as expected, and so many seconds more, hangs; assumptions."""
-REPORT = "tensoropt-selftest"
 _TAIL = 400
 
 Device = Literal["auto", "gpu", "cpu"]

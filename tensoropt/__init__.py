@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tensoropt.plan import load_exploration as load
     from tensoropt.plan.settings import Settings
     from tensoropt.saved import choose, device_profile, export_csv, show
+    from tensoropt.selftest import SelftestReport, run_selftest
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.verify import verify_plan, verify_random
 
@@ -41,6 +42,7 @@ _MODULE_OF = {
     "Exploration": "tensoropt.plan",
     "Plan": "tensoropt.plan",
     "Point": "tensoropt.plan",
+    "SelftestReport": "tensoropt.selftest",
     "Settings": "tensoropt.plan.settings",
     "Space": "tensoropt.plan",
     "choose": "tensoropt.saved",
@@ -62,13 +64,15 @@ _MODULE_OF = {
     "profiles": "tensoropt.machine",
     "recost": "tensoropt.api",
     "run_demo": "tensoropt.demo",
+    "run_selftest": "tensoropt.selftest",
     "show": "tensoropt.saved",
     "shutdown": "tensoropt.execute",
     "verify_plan": "tensoropt.verify",
     "verify_random": "tensoropt.verify",
 }
-"""The module that each name is imported from when it is first used. Of the verbs ``demo`` and ``verify`` are
-modules, so that their functions are :func:`run_demo`, :func:`verify_plan` and :func:`verify_random`."""
+"""The module that each name is imported from when it is first used. Of the verbs ``demo``, ``selftest`` and
+``verify`` are modules, so that their functions are :func:`run_demo`, :func:`run_selftest`,
+:func:`verify_plan` and :func:`verify_random`."""
 _NAMED_THERE = {"load": "load_exploration"}
 
 __all__ = [
@@ -83,6 +87,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Point",
+    "SelftestReport",
     "Settings",
     "Space",
     "TensorOptError",
@@ -107,6 +112,7 @@ __all__ = [
     "profiles",
     "recost",
     "run_demo",
+    "run_selftest",
     "show",
     "shutdown",
     "verify_plan",

@@ -13,6 +13,7 @@ from tensoropt.cli import (
     measure_links,
     profiles,
     recost,
+    selftest,
     show,
     verify,
 )
@@ -31,5 +32,6 @@ _IN_ORDER = (
     profiles.VERB,
     dashboard.VERB,
     demo.VERB,
+    selftest.VERB,
 )
 VERBS: dict[str, Verb] = {verb.name: verb for verb in _IN_ORDER}

@@ -45,6 +45,10 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--ranks", dest="where", action="store_const", const="ranks",
         help="run on CPU ranks of this machine, whatever cluster the plan is for",
     )  # fmt: skip
+    where.add_argument(
+        "--share-gpu", dest="where", action="store_const", const="share-gpu",
+        help="run all ranks on the first GPU, over gloo: numbers of CUDA kernels with one card, and no times",
+    )  # fmt: skip
     verb.set_defaults(where="auto")
 
 

@@ -43,6 +43,8 @@ class RankPool:
         timeout_s: how long one run may take; also the group's time-out for a collective.
         start_timeout_s: how long the start may take.
         backend: ``gloo``; ``nccl`` gives rank r the GPU r.
+        share_gpu: with gloo, give all ranks the first GPU. NCCL refuses two ranks on one GPU, gloo copies
+            what they say to each other through the host; the numbers are CUDA's, the times nobody's.
         pin: pin rank r to cores ``r*threads …`` where the process may use enough cores.
         interface: network interface of gloo, the loopback by default.
         prefixes: per rank, a command put before the worker's (such as ``ip netns exec NAME``).
@@ -60,6 +62,7 @@ class RankPool:
         *,
         start_timeout_s: float = 180.0,
         backend: str = "gloo",
+        share_gpu: bool = False,
         pin: bool = True,
         interface: str | None = None,
         prefixes: Sequence[Sequence[str]] | None = None,
@@ -69,10 +72,16 @@ class RankPool:
                 f"a pool of {world_size} ranks with {threads} threads and a time-out of {timeout_s} s is"
                 " impossible; give at least 1, 1 and more than 0"
             )
+        if share_gpu and backend != "gloo":
+            raise MeasurementError(
+                f"ranks that share a GPU talk over gloo, not over {backend}, which takes one rank per GPU; "
+                "give backend='gloo'"
+            )
         self.world_size = world_size
         self.threads = threads
         self.timeout_s = timeout_s
         self.backend = backend
+        self.share_gpu = share_gpu
         self._start_timeout_s = start_timeout_s
         self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
@@ -225,9 +234,16 @@ class RankPool:
             "threads": self.threads,
             "cores": None if self._cores is None else self._cores[rank],
             "backend": self.backend,
+            "gpu": self._gpu(rank),
             "store": str(self._store()),
             "timeout_s": self.timeout_s,
         }
+
+    def _gpu(self, rank: int) -> int | None:
+        """The number of a rank's GPU; None for CPU ranks."""
+        if self.share_gpu:
+            return 0
+        return rank if self.backend == "nccl" else None
 
     def _send_all(self, verb: str, contents: Sequence[Any]) -> None:
         for worker, content in zip(self._workers, contents, strict=True):

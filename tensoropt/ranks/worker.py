@@ -92,7 +92,8 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":
         setup.update(content)
-        if setup["backend"] == "gloo":
+        on_cpu = setup["gpu"] is None
+        if on_cpu:
             pin_rank(setup["cores"])  # before PyTorch starts threads
         elif setup["cores"] is not None:
             os.sched_setaffinity(0, setup["cores"])
@@ -100,10 +101,10 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
 
         torch.set_num_threads(setup["threads"])
         torch.set_num_interop_threads(1)
-        if setup["backend"] == "gloo":
+        if on_cpu:
             keep_freed_memory()
-        if setup["backend"] == "nccl":
-            torch.cuda.set_device(setup["rank"])
+        else:
+            torch.cuda.set_device(setup["gpu"])
         _connect(setup)
         return os.getpid()
     assert verb == "reset"

@@ -9,22 +9,34 @@ from typing import Any, Literal
 from tensoropt.cluster import available_cores
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.made_for import made_for
+from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
+from tensoropt.ranks.pool import RankPool
 
-Wanted = Literal["auto", "ranks", "fake"]
+Wanted = Literal["auto", "ranks", "share-gpu", "fake"]
 Kind = Literal["cpu", "cuda", "fake"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where, and in words what that means for the result."""
+    """Where, and in words what that means for the result.
+
+    Attributes:
+        shared: all ranks are on one GPU, so that what a step takes means nothing.
+    """
 
     kind: Kind
     text: str
+    shared: bool = False
 
     @property
     def backend(self) -> str:
         """What ranks talk over."""
-        return "nccl" if self.kind == "cuda" else "gloo"
+        return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
+
+    def pool(self, ranks: int, timeout_s: float) -> RankPool:
+        """Ranks of this kind, which are not fake; not started yet."""
+        assert self.kind != "fake"
+        return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     @property
     def device(self) -> str:
@@ -38,19 +50,28 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
     Args:
         device_type: of the cluster, ``cpu`` or ``cuda``.
         name: of the cluster, for the text.
-        wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``fake`` for fake ranks.
+        wanted: ``ranks`` for CPU ranks of this machine whatever the cluster is, ``share-gpu`` for ranks that
+            are all on its first GPU, ``fake`` for fake ranks.
 
     Raises:
-        TensorOptError: ``ranks`` of more devices than this machine could pretend to have.
+        TensorOptError: ``ranks`` of more devices than this machine could pretend to have, or no GPU to share.
     """
     if wanted == "fake":
         return Place("fake", "checked on fake ranks, as asked: nothing was computed, sent or timed")
     if wanted == "ranks":
         check_room(devices)
         return Place("cpu", f"run on {devices} CPU ranks of this machine")
+    if wanted == "share-gpu":
+        if reason := why_no_gpu():
+            raise TensorOptError(f"ranks have no GPU to share: {reason}, or give --ranks for CPU ranks")
+        check_room(devices)
+        return Place(
+            "cuda",
+            f"run on {devices} ranks that share the first GPU and talk through the host (gloo): its kernels "
+            "computed the numbers, and steps were not timed, as their times would mean nothing",
+            shared=True,
+        )
     if device_type == "cuda":
-        from tensoropt.ranks.local_hardware import local_gpus
-
         found = len(local_gpus())
         if found >= devices:
             return Place("cuda", f"run on {devices} GPUs of this machine")

@@ -10,7 +10,6 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import executable_of_plan
 from tensoropt.plan import Plan
-from tensoropt.ranks.pool import RankPool
 from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, cluster_of, place_for
 from tensoropt.verify.predict import prediction_of
@@ -29,7 +28,8 @@ def verify_plans(
 
     Args:
         where: ``auto`` takes the plan's own devices where they are here, else fake ranks; ``ranks`` takes CPU
-            ranks of this machine whatever the plan is for; ``fake`` takes fake ranks.
+            ranks of this machine whatever the plan is for; ``share-gpu`` takes ranks that are all on its
+            first GPU and talk through the host, whose steps are not timed; ``fake`` takes fake ranks.
 
     Returns:
         ``ok``; ``plans`` with an entry for each, whose keys :func:`tensoropt.verify.answer.entry_of`
@@ -52,7 +52,7 @@ def verify_plans(
     if place.kind == "fake":
         return run_and_answer(spec, predicted, place, None, first.optimizer, progress)
     # Started after the capture: a model that is refused costs no processes.
-    with RankPool(first.devices, timeout_s=TIMEOUT_S, backend=place.backend) as pool:
+    with place.pool(first.devices, TIMEOUT_S) as pool:
         return run_and_answer(spec, predicted, place, pool, first.optimizer, progress)
 
 

@@ -184,7 +184,7 @@ def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> Findings:
         collectives_issued=ranks[0].collectives if spmd else all_sent([r.collectives for r in ranks]),
         ranks_checked=list(range(len(ranks))),
         ranks_unlike=_unlike(ranks) if spmd else [],
-        time_measured_s=statistics.median(steps) if steps else 0.0,
+        time_measured_s=statistics.median(steps) if steps else None,
     )
     memory = [r.memory for r in ranks if r.memory is not None]
     if memory:

@@ -51,11 +51,10 @@ def predict_and_run(
         own = store or stack.enter_context(ProfileStore())
         pool: RankPool | None = None
         if place.kind != "fake":
-            pool = stack.enter_context(
-                RankPool(cluster.device_count, timeout_s=TIMEOUT_S, backend=place.backend)
-            )
+            pool = stack.enter_context(place.pool(cluster.device_count, TIMEOUT_S))
         # Ranks of another kind than the cluster's devices run its strategies, but say nothing of its speed.
-        measured_on = pool if pool is not None and pool.backend == local_backend(cluster) else None
+        alike = not place.shared and place.backend == local_backend(cluster)
+        measured_on = pool if alike else None
         predicted = predict_all(CostSource(cluster, own, settings, measured_on, progress))
         return run_and_answer(spec, predicted, place, pool, settings.optimizer, progress)
 
@@ -84,19 +83,26 @@ def run_and_answer(
         # In float32 whatever the plan computes in: the module itself knows nothing of the plan's precision.
         module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
         progress("reference", 1, 1, "")
-        findings = _on_real_ranks(spec, strategies, pool, optimizer, progress)
+        options = CheckOptions(optimizer=optimizer, seed=spec.seed)
+        if place.shared:
+            options = replace(options, timed_steps=0)
+        findings = _on_real_ranks(spec, strategies, pool, options, progress)
     return answer_of(list(map(executable_of, strategies)), predictions, findings, place, module)
 
 
 def _on_real_ranks(
-    spec: ModelSpec, strategies: Sequence[AnyStrategy], pool: RankPool, optimizer: str, progress: Progress
+    spec: ModelSpec,
+    strategies: Sequence[AnyStrategy],
+    pool: RankPool,
+    options: CheckOptions,
+    progress: Progress,
 ) -> list[Findings]:
     progress("run", 0, len(strategies), "")
     return verify_strategies(
         spec,
         [executable_of(strategy).to_dict() for strategy in strategies],
         pool=pool,
-        options=CheckOptions(optimizer=optimizer, seed=spec.seed),
+        options=options,
         progress=progress,
     )
 

@@ -12,7 +12,6 @@ import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,32 +37,51 @@ def main() -> None:
 
 def sharded(case: dict[str, Any]) -> dict[str, Any]:
     """One random sharded strategy, on a CPU rank and on a CUDA rank."""
-    from tensoropt.fake_cuda.operators import CAPABILITY
-    from tensoropt.profiling.fact_finding import find_facts
-    from tensoropt.profiling.workload import workload
-    from tensoropt.sharding.configurations import MicroBatchRefused
-    from tensoropt.simulate.memory_curve import memory_curve
-    from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+    from tensoropt.selftest.fake_steps import watched_random
 
-    loaded = loaded_of(case)
-    mesh = tuple(case["mesh"])
-    try:
-        micro = micro_strategies(loaded.graph, mesh[0])
-    except MicroBatchRefused:
-        mesh = (1, *mesh[1:])
-        micro = micro_strategies(loaded.graph, 1)
-    strategy = random_strategy(loaded.graph, mesh, micro, random.Random(case["seed"]), 0.3)
-    works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    facts = {n: find_facts(work, True, CAPABILITY) for n, work in works.items()}
-    predicted = memory_curve(strategy, facts, "adam").peak.total
-    return watched(loaded, strategy, predicted, [0])
+    return watched_random(loaded_of(case), tuple(case["mesh"]), case["seed"])
 
 
 def placed(case: dict[str, Any]) -> dict[str, Any]:
     """One random placement on three devices, a process each."""
+    from tensoropt.selftest.fake_steps import watched
+
     loaded = loaded_of(case)
     strategy, predicted = placement(loaded, case["seed"])
     return watched(loaded, strategy, predicted, range(3))
+
+
+def through_host(case: dict[str, Any]) -> dict[str, Any]:
+    """One random placement on three devices whose messages are copied through the host, as gloo needs it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from tensoropt.placement.execute import transport
+    from tensoropt.selftest.fake_steps import MadeOnTheCpu
+    from tensoropt.verify.fake_ranks import step_on
+
+    carried: set[str] = set()
+
+    class Messages(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "c10d" and func._schema.name in ("c10d::send", "c10d::recv_"):
+                carried.update(value.device.type for value in args[0])
+            return func(*args, **(kwargs or {}))
+
+    loaded = loaded_of(case)
+    strategy, _ = placement(loaded, case["seed"])
+    made: set[str] = set()
+    with mock.patch.object(transport, "through_host", lambda device: device.type != "cpu"):
+        for rank in range(3):
+            with step_on(rank, loaded, strategy, "adam", "cuda") as step:
+                step()
+                with MadeOnTheCpu() as noted, Messages():
+                    step()
+                made |= noted.operators
+                where = {value.device.type for value in step.engine.shards.gradients.values()}
+                carried |= {f"gradient on {device}" for device in where - {"cuda"}}
+    # Copies to the host, and what a message arrives in.
+    staged = {"aten._to_copy.default", "aten.empty.memory_format", "c10d.recv_.default", "c10d.send.default"}
+    return {"carried": sorted(carried), "cpu": sorted(made - staged)}
 
 
 def one_process(case: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +90,7 @@ def one_process(case: dict[str, Any]) -> dict[str, Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from tensoropt.placement.execute.engine import PlacedEngine
-    from tests.fake_cuda.devices import MadeOnTheCpu
+    from tensoropt.selftest.fake_steps import MadeOnTheCpu
 
     loaded = loaded_of(case)
     # All in pieces, so that pieces of the loss are on several devices.
@@ -99,9 +117,9 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     from tensoropt.engine import sharded_model
     from tensoropt.engine.models import ModelSpec
     from tensoropt.execute import job, parallel
+    from tensoropt.selftest.fake_steps import MadeOnTheCpu
     from tensoropt.verify.fake_ranks import fake_job
     from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-    from tests.fake_cuda.devices import MadeOnTheCpu
 
     loaded = loaded_of(case)
     micro = micro_strategies(loaded.graph, 2)
@@ -183,31 +201,13 @@ def loaded_of(case: dict[str, Any]) -> Any:
     return load_model(ModelSpec(case["model"], 0, compute_dtype=case["dtype"], device=device))
 
 
-def watched(loaded: Any, strategy: Any, predicted: float, ranks: Sequence[int]) -> dict[str, Any]:
-    """What steps send and keep alive on CPU and on CUDA ranks, and which operators gave CPU tensors there."""
-    from tensoropt.verify.fake_ranks import step_on
-    from tensoropt.verify.steps import issued, tracked_memory
-    from tests.fake_cuda.devices import MadeOnTheCpu
-
-    sent: dict[str, list[Any]] = {"cpu": [], "cuda": []}
-    tracked, made = 0, set()
-    for rank in ranks:
-        for device, of_device in sent.items():
-            with step_on(rank, loaded, strategy, "adam", device) as step:
-                of_device.append(issued(step.engine, step))
-                if device == "cuda":
-                    with MadeOnTheCpu() as noted:
-                        tracked = max(tracked, tracked_memory(step)["peak"])
-                    made |= noted.operators
-    return {
-        "alike": sent["cpu"] == sent["cuda"],
-        "tracked": tracked,
-        "predicted": predicted,
-        "cpu": sorted(made),
-    }
-
-
-KINDS = {"sharded": sharded, "placed": placed, "one_process": one_process, "script": script}
+KINDS = {
+    "sharded": sharded,
+    "placed": placed,
+    "through_host": through_host,
+    "one_process": one_process,
+    "script": script,
+}
 
 if __name__ == "__main__":
     main()

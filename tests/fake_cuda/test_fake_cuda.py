@@ -14,12 +14,9 @@ import pytest
 from tensoropt import fake_cuda
 from tensoropt.errors import TensorOptError
 from tensoropt.fake_cuda import library as library_module
+from tensoropt.selftest.fake_steps import ON_THE_CPU
 
 ROOT = Path(__file__).parents[2]
-ON_THE_CPU = {
-    "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",
-}
-"""Operators that may give a CPU tensor in a step on CUDA, and why."""
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
 WITHIN, PLACED_WITHIN = 0.01, 0.12
@@ -38,6 +35,7 @@ QUICK = (
     case("zoo:moe-mini"),
     case("zoo:lstm-lm-tiny"),
     case("tests.fake_cuda.models:drawing", "bfloat16", "placed"),
+    case("tests.fake_cuda.models:drawing", kind="through_host"),
     case("tests.fake_cuda.models:drawing", kind="one_process"),
     case("zoo:gpt2-tiny", kind="one_process"),
     case("zoo:gpt2-tiny-dropout", kind="script"),
@@ -79,6 +77,8 @@ def wrong(found: dict[str, Any]) -> list[str]:
     faults = [
         f"{name}: {operator} gives a CPU tensor" for operator in found["cpu"] if operator not in ON_THE_CPU
     ]
+    if found.get("carried", ["cpu"]) != ["cpu"]:
+        faults.append(f"{name}: messages through the host are {found['carried']}")
     if "alike" not in found or found["model"] in CELLS:
         return faults
     if not found["alike"]:
@@ -122,6 +122,7 @@ def test_what_is_wrong_is_noticed() -> None:
     assert "other collectives" in wrong({**good, "alike": False})[0]
     assert "gives a CPU tensor" in wrong({**good, "cpu": ["aten.rand.default"]})[0]
     assert "predicted" in wrong({**good, "predicted": 102.0})[0]
+    assert "messages" in wrong({**good, "carried": ["cpu", "cuda"]})[0]
     assert "device mismatch" in wrong({**good, "error": "device mismatch"})[0]
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from tensoropt.engine.models import load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.placement.execute import transport
 from tensoropt.sharding.serialise import strategy_from_dict
-from tensoropt.verify.rank_checks import replica_spread
+from tensoropt.verify.rank_checks import RankFindings, check_plan, replica_spread
 from tensoropt.verify.reference import Results, of_first_rank
 from tests.execute import jobs
 
@@ -42,3 +45,9 @@ def spreads(rank: int, world: int, data: dict, offset: float) -> float:
         value.view(-1)[0] = float("nan")  # alike on both
         value.view(-1)[-1] += offset * rank * value.nan_to_num().abs().max()
     return replica_spread(engine, values)
+
+
+def check_through_host(rank: int, world: int, *arguments: Any) -> RankFindings:
+    """:func:`check_plan` where messages lie in the host's memory on their way, as those from shared GPUs."""
+    with mock.patch.object(transport, "through_host", return_value=True):
+        return check_plan(rank, world, *arguments)

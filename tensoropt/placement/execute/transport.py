@@ -66,12 +66,21 @@ class Alone:
 
 
 class _Received:
-    def __init__(self, work: Any, value: torch.Tensor):
-        self.work, self.value = work, value
+    def __init__(self, work: Any, value: torch.Tensor, device: torch.device):
+        self.work, self.value, self.device = work, value, device
 
     def wait(self) -> torch.Tensor:
         self.work.wait()
-        return self.value
+        return self.value.to(self.device)
+
+
+def through_host(device: torch.device) -> bool:
+    """Whether a message between this job's ranks has to lie in the host's memory on its way.
+
+    Gloo's collectives copy GPU tensors there and back themselves; its messages do not, they read the address
+    that they are given (``ProcessGroupGloo::send`` and ``recv``).
+    """
+    return device.type != "cpu" and dist.get_backend() == "gloo"
 
 
 class Job:
@@ -90,7 +99,7 @@ class Job:
         self._on_gpu: list[tuple[Any, torch.Tensor]] = []
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
-        value = value.contiguous()
+        value = (value.cpu() if through_host(value.device) else value).contiguous()
         # The tag matches a send with its receive under gloo; NCCL ignores tags and matches by order, which is
         # the same on all ranks.
         work = dist.isend(value, transfer.target, tag=transfer.number)
@@ -124,8 +133,9 @@ class Job:
     def receive(
         self, transfer: Transfer, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Arriving:
-        value = torch.empty(tuple(shape), dtype=dtype, device=device)
-        return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value)
+        lies_on = torch.device("cpu") if through_host(device) else device
+        value = torch.empty(tuple(shape), dtype=dtype, device=lies_on)
+        return _Received(dist.irecv(value, transfer.source, tag=transfer.number), value, device)
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
         dist.broadcast(value, source)

@@ -1,0 +1,61 @@
+"""``selftest``: what can be tried on this machine, and a report of it that can be sent."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tensoropt.cli.verb import Answer, Verb
+from tensoropt.console import ProgressDisplay
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument(
+        "--gpu",
+        dest="device",
+        action="store_const",
+        const="gpu",
+        help="the first GPU; default where there is one",
+    )
+    where.add_argument(
+        "--cpu", dest="device", action="store_const", const="cpu", help="CPU ranks, and fake CUDA devices"
+    )
+    verb.add_argument(
+        "--out", default="tensoropt-selftest", metavar="REPORT",
+        help="write REPORT.json and REPORT.txt; default: %(default)s",
+    )  # fmt: skip
+    verb.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="of the checks (their names are in every report), only these",
+    )
+    verb.add_argument(
+        "--minutes", type=float, default=8.0, metavar="N",
+        help="that all checks may take; what does not fit is left out, and the report says so; "
+        "default: %(default)g",
+    )  # fmt: skip
+    verb.set_defaults(device="auto")
+
+
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+    """The report; exit code 1 where a check failed."""
+    from tensoropt.selftest import run_selftest
+
+    # What a person writes who takes the name of one of the two files for that of both.
+    out = Path(options.out.removesuffix(".json").removesuffix(".txt"))
+    found = run_selftest(
+        options.device, only=options.only, minutes=options.minutes, out=out, progress=progress
+    )
+    text = f"{found}\n\nwritten to {out}.json and {out}.txt: no names of users, hosts or folders are in them"
+    return Answer(found.to_dict(), text, 0 if found.ok else 1)
+
+
+VERB = Verb(
+    "selftest",
+    "try on this machine what can be tried, above all on a GPU, and write a report",
+    add_arguments,
+    answer,
+)

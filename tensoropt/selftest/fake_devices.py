@@ -1,0 +1,84 @@
+"""Programs that are lowered for GPUs, run on fake CUDA devices: as far as a check goes without a card.
+
+PyTorch is imported only once there are such devices, so this module does not import it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+from pathlib import Path
+from typing import Any
+
+from tensoropt import fake_cuda
+from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+
+DEVICES = 8
+CASES = (
+    ("zoo:gpt-mini-dropout", "float32", (2, 2, 2)),
+    ("zoo:transformer-tiny", "bfloat16", (1, 2, 2)),
+    ("zoo:moe-mini", "float32", (2, 2, 2)),
+)
+"""Model, precision, and micro-batches with the axis sizes of the mesh of a random strategy."""
+BOUND = 0.01
+"""Of memory, relative: the goal."""
+
+
+def run(context: CheckContext) -> Outcome:
+    """Nothing lies on the CPU, collectives are the CPU ranks', memory is what is predicted."""
+    if reason := why_not(context):
+        return Outcome.skipped(reason)
+    from tensoropt.profiling.store import default_path
+
+    # Kept, as compiling takes half a minute.
+    fake_cuda.load(fake_cuda.compiled(default_path().parent / "fake_cuda"), DEVICES)
+    from tensoropt.engine.models import ModelSpec, load_model
+    from tensoropt.fake_cuda.operators import cuda_operators
+    from tensoropt.selftest.fake_steps import watched_random
+
+    figures: list[Figure] = []
+    unlike: dict[str, Any] = {}
+    with cuda_operators():
+        for source, dtype, mesh in CASES:
+            loaded = load_model(ModelSpec(source, 0, compute_dtype=dtype, device="meta"))
+            name = f"{source.removeprefix('zoo:')}, {dtype}"
+            seen = watched_random(loaded, mesh, 0)
+            figures += figures_of(name, seen)
+            unlike[name] = misplaced(seen)
+    wrong = {name: operators for name, operators in unlike.items() if operators}
+    return Outcome.of(figures, f"{DEVICES} fake devices; they compute no numbers", made_on_the_cpu=wrong)
+
+
+def why_not(context: CheckContext) -> str:
+    """Why this process cannot have fake CUDA devices; nothing where it can."""
+    if context.on_gpu:
+        return "there is a GPU: fake CUDA devices are for machines without one"
+    if built_for_cuda():
+        return "this PyTorch is built for CUDA: fake CUDA devices need a build for CPUs"
+    return fake_cuda.why_not()
+
+
+def built_for_cuda() -> bool:
+    """Whether the PyTorch that is installed is built for CUDA, without importing it."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return runpy.run_path(str(Path(found.origin).with_name("version.py"))).get("cuda") is not None
+
+
+def misplaced(seen: dict[str, Any]) -> list[str]:
+    """The operators that made a tensor on the CPU and may not."""
+    from tensoropt.selftest.fake_steps import ON_THE_CPU
+
+    return [operator for operator in seen["cpu"] if operator not in ON_THE_CPU]
+
+
+def figures_of(name: str, seen: dict[str, Any]) -> list[Figure]:
+    """What was seen of one strategy (:func:`tensoropt.selftest.fake_steps.watched`) as figures."""
+    return [
+        Figure(f"{name}: operators that make a tensor on the CPU", len(misplaced(seen)), 0),
+        Figure(f"{name}: steps with other collectives than on the CPU", int(not seen["alike"]), 0),
+        Figure.share(
+            f"{name}: memory, predicted against tracked", abs(seen["predicted"] / seen["tracked"] - 1), BOUND
+        ),
+    ]

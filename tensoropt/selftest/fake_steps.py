@@ -1,0 +1,87 @@
+"""Steps on fake CUDA devices: what they make, send and keep alive. Imported where such devices are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tensoropt.engine.models import CapturedModel
+from tensoropt.execute.executable import AnyStrategy
+from tensoropt.fake_cuda.operators import CAPABILITY
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.configurations import MicroBatchRefused
+from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.steps import issued, tracked_memory
+
+ON_THE_CPU = {
+    "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are",
+}
+"""Operators that may give a CPU tensor in a step on CUDA, and why."""
+RECOMPUTE = 0.3
+"""How often a repeated block of a random strategy is recomputed; an assumption."""
+
+
+class MadeOnTheCpu(TorchDispatchMode):
+    """Notes the operators that give a tensor on the CPU, whose operands are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        results = [v for v in torch.utils._pytree.tree_leaves(found) if isinstance(v, torch.Tensor)]
+        if any(value.device.type == "cpu" for value in results):
+            self.operators.add(str(func))
+        return found
+
+
+def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
+    """:func:`watched` of one random sharded strategy.
+
+    Args:
+        mesh: micro-batches (where the model allows them), then the axis sizes.
+    """
+    try:
+        micro = micro_strategies(loaded.graph, mesh[0])
+    except MicroBatchRefused:
+        mesh = (1, *mesh[1:])
+        micro = micro_strategies(loaded.graph, 1)
+    strategy = random_strategy(loaded.graph, mesh, micro, random.Random(seed), RECOMPUTE)
+    works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    facts = {n: find_facts(work, True, CAPABILITY) for n, work in works.items()}
+    return watched(loaded, strategy, memory_curve(strategy, facts, "adam").peak.total, [0])
+
+
+def watched(
+    loaded: CapturedModel, strategy: AnyStrategy, predicted: float, ranks: Sequence[int]
+) -> dict[str, Any]:
+    """What steps send and keep alive on CPU and on CUDA ranks, and which operators gave CPU tensors there.
+
+    Returns:
+        ``alike``: whether both send the same; ``tracked``: bytes of the fullest CUDA rank; ``predicted``
+        bytes; ``cpu``: the operators.
+    """
+    sent: dict[str, list[Any]] = {"cpu": [], "cuda": []}
+    tracked, made = 0, set()
+    for rank in ranks:
+        for device, of_device in sent.items():
+            with step_on(rank, loaded, strategy, "adam", device) as step:
+                of_device.append(issued(step.engine, step))
+                if device == "cuda":
+                    with MadeOnTheCpu() as noted:
+                        tracked = max(tracked, tracked_memory(step)["peak"])
+                    made |= noted.operators
+    return {
+        "alike": sent["cpu"] == sent["cuda"],
+        "tracked": tracked,
+        "predicted": predicted,
+        "cpu": sorted(made),
+    }

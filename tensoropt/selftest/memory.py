@@ -1,0 +1,135 @@
+"""The bytes of a step: predicted and tracked, beside what PyTorch's allocator gave out."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from tensoropt.engine.counts import unsplit_strategy
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.profiling.cuda_attention import Capability
+from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.workload import workload
+from tensoropt.selftest.facts import off
+from tensoropt.selftest.models import short_name, timed_models, unsplit_engine
+from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.verify.steps import Step, tracked_memory
+
+BOUND = {"cuda": 0.01, "cpu": 0.05}
+"""Relative, of the allocator's peak: the goal for a GPU. On the CPU kernels of convolutions take scratch
+memory from the same allocator, 4 % of a small VGG's peak."""
+_WATCHED = "the step that is watched"
+
+
+def run(context: CheckContext) -> Outcome:
+    """Peaks of a step with Adam of the timed models."""
+    figures: list[Figure] = []
+    for spec in timed_models(context):
+        figures += _of_gpu(spec) if context.on_gpu else _of_cpu(spec, context.folder)
+    if context.on_gpu:
+        return Outcome.of(
+            figures,
+            "inputs, constants and what the process had before the step (libraries' workspaces) are added to "
+            "what is tracked and predicted, as the allocator counts them",
+        )
+    return Outcome.of(
+        figures,
+        "on the CPU the allocator is asked through PyTorch's profiler: what it gives out during a step, on "
+        "top of what lies there between two; scratch memory of kernels counts, which the tracker never sees",
+    )
+
+
+def _of_gpu(spec: ModelSpec) -> list[Figure]:
+    capability = torch.cuda.get_device_capability(0)
+    loaded = load_model(spec)
+    step = _ready(loaded)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(0)
+    found = tracked_memory(step)
+    between = sum(found[kind] for kind in ("parameters", "gradients", "optimizer"))
+    # What lies on the GPU beside the step: inputs, constants, libraries' workspaces.
+    beside = before - between
+    name, allocated = short_name(spec), found["allocated"]
+    return [
+        Figure.share(
+            f"{name}: tracked, against the allocator", off(found["peak"] + beside, allocated), BOUND["cuda"]
+        ),
+        Figure.share(
+            f"{name}: predicted, against the allocator",
+            off(predicted_peak(loaded, capability) + beside, allocated),
+            BOUND["cuda"],
+        ),
+        Figure(f"{name}: the allocator's peak", allocated, unit="bytes"),
+        Figure(f"{name}: taken from the GPU", found["reserved"], unit="bytes"),
+        Figure(f"{name}: in use on the GPU beside that", _not_pytorchs(), unit="bytes"),
+        Figure(f"{name}: beside the step", beside, unit="bytes"),
+        Figure(f"{name}: of it, inputs and constants", found["inputs_and_constants"], unit="bytes"),
+    ]
+
+
+def _not_pytorchs() -> int:
+    """Bytes of the GPU that PyTorch's allocator did not take: CUDA's context, libraries, other processes."""
+    free, total = torch.cuda.mem_get_info(0)
+    return total - free - torch.cuda.memory_reserved(0)
+
+
+def _of_cpu(spec: ModelSpec, folder: Path) -> list[Figure]:
+    loaded = load_model(spec)
+    step = _ready(loaded)
+    found = tracked_memory(step)
+    between = sum(found[kind] for kind in ("parameters", "gradients", "optimizer"))
+    allocated = allocated_above(step, folder)
+    predicted = predicted_peak(loaded, None)
+    name = short_name(spec)
+    return [
+        Figure.share(
+            f"{name}: tracked, against the allocator", off(found["peak"], between + allocated), BOUND["cpu"]
+        ),
+        Figure.share(
+            f"{name}: predicted, against the allocator", off(predicted, between + allocated), BOUND["cpu"]
+        ),
+        Figure(f"{name}: the allocator's peak", between + allocated, unit="bytes"),
+    ]
+
+
+def _ready(loaded: CapturedModel) -> Step:
+    """A step that was run: libraries have their workspaces, the optimizer its state."""
+    gc.collect()  # or the model before this one would be freed in the middle of the step
+    step = Step(unsplit_engine(loaded), loaded.inputs, "adam")
+    step()
+    step()
+    return step
+
+
+def predicted_peak(loaded: CapturedModel, capability: Capability | None) -> float:
+    """Bytes of the unsplit model's rank at the most, as the simulator has it from fake tensors."""
+    strategy = unsplit_strategy(loaded.graph)
+    works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
+    facts = {n: find_facts(work, True, capability) for n, work in works.items()}
+    return float(memory_curve(strategy, facts, "adam").peak.total)
+
+
+def allocated_above(step: Step, folder: Path) -> int:
+    """Bytes that PyTorch's allocator of the CPU gives out during a step, at the most, above its begin."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        # Twice: the profiler does not see that memory is freed which it did not see allocated.
+        step()
+        with record_function(_WATCHED):
+            step()
+    trace = folder / "memory.json"
+    seen.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    trace.unlink()
+    [begin] = [event["ts"] for event in events if event.get("name") == _WATCHED and event.get("ph") == "X"]
+    now = peak = 0
+    for event in events:
+        # The device -1 is the host.
+        if event.get("name") == "[memory]" and event["args"]["Device Id"] < 0 and event["ts"] >= begin:
+            now += event["args"]["Bytes"]
+            peak = max(peak, now)
+    return peak

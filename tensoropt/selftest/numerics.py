@@ -1,0 +1,88 @@
+"""The lowered graph against the module that it was captured from: loss and gradients of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
+from tensoropt.selftest.models import (
+    device_of_check,
+    loss_of,
+    module_of,
+    short_name,
+    small_models,
+    unsplit_engine,
+)
+from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.verify.reference import first_step, module_difference
+from tensoropt.verify.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE, NARROW_FACTOR
+
+Gradients = Mapping[str, torch.Tensor]
+
+
+def run(context: CheckContext) -> Outcome:
+    """In float32 the graph's step is the module's; in bfloat16 it is as near to it as autocast's is."""
+    figures = []
+    for spec in small_models(context):
+        figures += [*_float32(spec), *_bfloat16(spec, device_of_check(context))]
+    return Outcome.of(
+        figures,
+        "float32: the largest difference, relative to the loss and to each parameter's largest gradient",
+        "bfloat16: how far gradients are from the module's in float32, in norm, over how far the module's "
+        "own are under torch.autocast",
+    )
+
+
+def _float32(spec: ModelSpec) -> list[Figure]:
+    found = module_difference(0, 1, spec, 0)
+    assert found is not None  # models that draw numbers are not among the small ones
+    name, differences = short_name(spec), found.differences
+    loss, gradient = (math.nan if x is None else x for x in (differences.loss, differences.gradient))
+    return [
+        Figure(f"{name}, float32: loss", loss, LOSS_TOLERANCE),
+        Figure(f"{name}, float32: gradients", gradient, GRADIENT_TOLERANCE),
+        Figure(f"{name}, float32: values that are NaN or infinite", sum(found.not_finite.values()), 0),
+    ]
+
+
+def _bfloat16(spec: ModelSpec, device: torch.device) -> list[Figure]:
+    loaded = open_model(replace(spec, compute_dtype="bfloat16"))
+    exact = module_gradients(loaded, device, autocast=False)
+    autocast = distance(module_gradients(loaded, device, autocast=True), exact)
+    graph = distance(first_step(unsplit_engine(loaded), loaded)[1], exact)
+    name = short_name(spec)
+    return [
+        Figure(f"{name}, bfloat16: gradients over autocast's", graph / autocast, NARROW_FACTOR),
+        Figure(f"{name}, bfloat16: gradients", graph),
+    ]
+
+
+def module_gradients(
+    loaded: CapturedModel, device: torch.device, *, autocast: bool
+) -> dict[str, torch.Tensor]:
+    """The module's gradients of a step, by the graph's names of parameters."""
+    model, args, kwargs = module_of(loaded.spec, device)
+    with torch.autocast(device.type, torch.bfloat16) if autocast else nullcontext():
+        loss = loss_of(model(*args, **kwargs))
+    loss.backward()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = {}
+    for tensor in loaded.captured.graph.parameters:
+        gradient = parameters[str(tensor.key)].grad
+        if gradient is not None:
+            found[tensor.name] = gradient
+    return found
+
+
+def distance(got: Gradients, exact: Gradients) -> float:
+    """Norm of the difference of all gradients together, relative to that of the exact ones."""
+    apart = size = 0.0
+    for name, want in exact.items():
+        apart += float((got[name].double() - want.double()).square().sum())
+        size += float(want.double().square().sum())
+    return math.sqrt(apart / size)

@@ -1,0 +1,150 @@
+"""What a check found: figures, each with the most it may be, or why there are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tensoropt.units import format_bytes, format_seconds
+
+RESULT = "outcome.json"
+"""The file in which a check's process leaves what it found."""
+
+State = Literal["passed", "failed", "skipped", "left out"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        what: it is of, in words.
+        value: in ``unit``; NaN is within no bound.
+        bound: the most that it may be; None for figures that are only shown.
+        unit: ``s``, ``bytes``, or ``share`` of something, 1 for all of it; empty for other numbers.
+    """
+
+    what: str
+    value: float
+    bound: float | None = None
+    unit: str = ""
+
+    @classmethod
+    def share(cls, what: str, value: float, bound: float) -> Figure:
+        """A share, which people read as per cents."""
+        return cls(what, value, bound, "share")
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is within its bound; one without a bound always is."""
+        return self.bound is None or self.value <= self.bound
+
+    @property
+    def text(self) -> str:
+        """The value as people read it."""
+        return _text(self.value, self.unit)
+
+    @property
+    def bound_text(self) -> str:
+        """The bound as people read it."""
+        return "-" if self.bound is None else _text(self.bound, self.unit)
+
+
+def _text(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return "not a number"
+    if unit == "share":
+        return f"{value * 100:.3g} %"
+    shown = {"s": format_seconds, "bytes": format_bytes}.get(unit, "{:.3g}".format)
+    return shown(value)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a check.
+
+    Attributes:
+        state: ``skipped`` where this machine cannot do it, ``left out`` where there was no time for it.
+        reason: of all states but ``passed``, in a sentence.
+        notes: what else a reader of the figures has to know.
+        details: plain data for those who look closer.
+    """
+
+    state: State
+    figures: tuple[Figure, ...] = ()
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, figures: Sequence[Figure], *notes: str, **details: Any) -> Outcome:
+        """Passed where all figures are within their bounds; at least one has to have a bound."""
+        bounded = [figure for figure in figures if figure.bound is not None]
+        assert bounded, "a check without bounds cannot fail"
+        far = [
+            f"{figure.what}: {figure.text}, at most {figure.bound_text}"
+            for figure in bounded
+            if not figure.ok
+        ]
+        return cls("failed" if far else "passed", tuple(figures), "; ".join(far), notes, details)
+
+    @classmethod
+    def skipped(cls, reason: str) -> Outcome:
+        """Of what this machine cannot do."""
+        return cls("skipped", reason=reason)
+
+    @classmethod
+    def left_out(cls, reason: str) -> Outcome:
+        """Of what there was no time for."""
+        return cls("left out", reason=reason)
+
+    @classmethod
+    def failed(cls, reason: str, **details: Any) -> Outcome:
+        """Of a check that did not get as far as figures."""
+        return cls("failed", reason=reason, details=details)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, read back by :meth:`from_dict`."""
+        figures = [asdict(figure) | {"ok": figure.ok} for figure in self.figures]
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "figures": figures,
+            "notes": list(self.notes),
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
+        """Inverse of :meth:`to_dict`."""
+        figures = tuple(
+            Figure(one["what"], math.nan if one["value"] is None else one["value"], one["bound"], one["unit"])
+            for one in data["figures"]
+        )
+        return cls(data["state"], figures, data["reason"], tuple(data["notes"]), dict(data["details"]))
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    """Where a check works, and with what.
+
+    Attributes:
+        device: ``cpu``, or ``cuda`` for the first GPU.
+        folder: an existing one for files that nobody needs afterwards.
+    """
+
+    device: str
+    folder: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it works on the first GPU."""
+        return self.device == "cuda"
+
+    @property
+    def backend(self) -> str:
+        """What one rank of this kind talks over."""
+        return "nccl" if self.on_gpu else "gloo"

@@ -1,0 +1,62 @@
+"""Two ranks on one device: split plans whose numbers its own kernels compute, with one card."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.verify import verify_random
+
+CLUSTER = "dgx-a100[2]"
+"""Two devices whose prices are from data sheets: nothing is timed for them."""
+STRATEGIES = (
+    ("zoo:gpt-mini", "float32", False, 2),
+    ("zoo:mlp", "bfloat16", False, 1),
+    ("zoo:mlp", "float32", True, 1),
+)
+"""Model, precision, whether placed, and how many."""
+
+
+def run(context: CheckContext) -> Outcome:
+    """Random legal strategies beside the unsplit model, as ``verify --random`` runs them."""
+    figures: list[Figure] = []
+    remarks: list[str] = []
+    with ProfileStore(context.folder / "profiles.sqlite") as store:
+        for source, dtype, placed, count in STRATEGIES:
+            answer = verify_random(
+                source, CLUSTER, count, dtype=dtype, placed=placed, store=store,
+                where="share-gpu" if context.on_gpu else "ranks",
+            )  # fmt: skip
+            kind = "placements" if placed else "strategies"
+            name = f"{source.removeprefix('zoo:')}, {dtype}, {count} random {kind}"
+            figures += figures_of(name, answer)
+            remarks += [f"{name}: {plan['error'] or plan['collectives_unlike']}" for plan in _wrong(answer)]
+    words = "two ranks share the GPU" if context.on_gpu else "two CPU ranks stand for two on one GPU"
+    return Outcome.of(
+        figures,
+        f"{words}; they talk over gloo",
+        "what is wrong depends on the model: how far its own rounding takes it is allowed",
+        remarks=remarks,
+    )
+
+
+def figures_of(name: str, answer: dict[str, Any]) -> list[Figure]:
+    """What is wrong in an answer of ``verify``, and how far numbers are apart."""
+    largest = {
+        kind: max(_number(plan[f"{kind}_difference"]) for plan in answer["plans"])
+        for kind in ("loss", "gradient")
+    }
+    return [
+        Figure(f"{name}: wrong ones", len(_wrong(answer)) + (not answer["ok"] and not _wrong(answer)), 0),
+        *(Figure(f"{name}: {kind}", value) for kind, value in largest.items()),
+    ]
+
+
+def _wrong(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan for plan in answer["plans"] if not plan["ok"]]
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value

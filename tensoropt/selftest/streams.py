@@ -1,0 +1,104 @@
+"""Streams of a GPU: a step in a stream of its own is right, and a copy beside computation hides behind it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+from tensoropt.engine.models import load_model
+from tensoropt.selftest.models import device_of_check, short_name, small_models, unsplit_engine
+from tensoropt.selftest.outcome import CheckContext, Figure, Outcome
+from tensoropt.selftest.timing import device_seconds, in_turns
+from tensoropt.verify.differences import named_difference, outputs_difference
+from tensoropt.verify.reference import first_step
+from tensoropt.verify.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+
+BOUND = 0.3
+"""The most of the shorter work that may come on top of the longer one when both run in streams of their own;
+1 where nothing overlaps. An assumption, which no GPU has tried."""
+ROUNDS = 7
+SIZE, PRODUCTS = 4096, 8
+COPIED_BYTES = 1 << 28
+
+
+def run(context: CheckContext) -> Outcome:
+    """Numbers of steps in a side stream, and seconds of two streams at once."""
+    if not context.on_gpu:
+        return Outcome.skipped("CPU ranks have no streams; give --gpu on a machine that has one")
+    device = device_of_check(context)
+    figures: list[Figure] = []
+    for spec in small_models(context):
+        loaded = load_model(spec)
+        wanted = first_step(unsplit_engine(loaded), loaded)
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            got = first_step(unsplit_engine(loaded), loaded)
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        name = short_name(spec)
+        gradients = named_difference(got[1], wanted[1], 1e-3)
+        figures += [
+            Figure(f"{name}: loss in a side stream", outputs_difference(got[0], wanted[0]), LOSS_TOLERANCE),
+            Figure(f"{name}: gradients in a side stream", gradients, GRADIENT_TOLERANCE),
+        ]
+    compute, copy = _works(device)
+    alone, moved, both = map(
+        statistics.median, in_turns([compute, copy, _together(compute, copy, device)], device, ROUNDS)
+    )
+    return Outcome.of(
+        [
+            *figures,
+            Figure.share(
+                "share of a copy that computation does not hide", exposed(alone, moved, both), BOUND
+            ),
+            Figure("computation alone", alone, unit="s"),
+            Figure("copy from the host alone", moved, unit="s"),
+            Figure("both in two streams", both, unit="s"),
+        ]
+    )
+
+
+def exposed(one_s: float, other_s: float, both_s: float) -> float:
+    """The share of the shorter work that is not hidden behind the longer one."""
+    return (both_s - max(one_s, other_s)) / min(one_s, other_s)
+
+
+def _works(device: torch.device) -> tuple[Callable[[], object], Callable[[], object]]:
+    a, b = (torch.randn(SIZE, SIZE, device=device) for _ in range(2))
+    out = torch.empty_like(a)
+    host = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+
+    def copy() -> None:
+        there.copy_(host, non_blocking=True)
+
+    # As many products as take about as long as the copy, so that hiding either shows.
+    wanted_s = device_seconds(copy, device)
+    torch.mm(a, b, out=out)
+    one_s = device_seconds(lambda: torch.mm(a, b, out=out), device)
+    count = max(PRODUCTS, round(wanted_s / one_s))
+
+    def compute() -> None:
+        for _ in range(count):
+            torch.mm(a, b, out=out)
+
+    return compute, copy
+
+
+def _together(
+    compute: Callable[[], object], copy: Callable[[], object], device: torch.device
+) -> Callable[[], object]:
+    side = torch.cuda.Stream(device)
+
+    def both() -> None:
+        main = torch.cuda.current_stream(device)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            copy()
+        compute()
+        main.wait_stream(side)
+
+    return both

@@ -1,0 +1,70 @@
+"""What work takes on a device: the one place where checks read a clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from tensoropt.selftest.outcome import CheckContext, Outcome
+
+LOOK_S = 0.5
+OWN_CORE = 0.9
+"""Of its core, what a process gets at least where nobody else is busy; an assumption."""
+
+
+def device_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds from the begin of ``work`` on a device to its end: by events on a GPU, by the clock else."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    torch.cuda.synchronize(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1e3  # PyTorch gives milliseconds
+
+
+def in_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[list[float]]:
+    """Seconds of each work in each round, run one after the other so that all meet the same machine."""
+    seconds: list[list[float]] = [[] for _ in works]
+    for number in range(rounds):
+        # Forwards and backwards: who comes first has what the last round left behind.
+        order = range(len(works)) if number % 2 == 0 else reversed(range(len(works)))
+        for index in order:
+            seconds[index].append(device_seconds(works[index], device))
+    return seconds
+
+
+def over(of: Sequence[float], to: Sequence[float]) -> float:
+    """By how much the fastest round of one is slower than that of the other, relative: what else runs on the
+    machine only makes rounds slower."""
+    return min(of) / min(to) - 1
+
+
+def share_of_core() -> float:
+    """The share of a core that this process gets while it has something to do."""
+    began, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() < began + LOOK_S:
+        pass
+    return (time.process_time() - used) / (time.perf_counter() - began)
+
+
+def unless_busy(check: Callable[[CheckContext], Outcome], context: CheckContext) -> Outcome:
+    """What a check of times finds; on CPU ranks a failure says nothing where others use the cores as well,
+    and is a check that was skipped, with its figures."""
+    before = share_of_core()
+    found = check(context)
+    share = min(before, share_of_core())
+    if found.state != "failed" or not found.figures or context.on_gpu or share >= OWN_CORE:
+        return found
+    reason = (
+        f"times say nothing, as others use this machine's cores: a busy process got {share:.0%} of one "
+        f"({found.reason})"
+    )
+    return replace(found, state="skipped", reason=reason)

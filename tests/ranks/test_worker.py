@@ -1,0 +1,33 @@
+"""How a worker gets ready: CPU ranks are pinned and keep what they free, ranks of GPUs get theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tensoropt.ranks import worker
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpu", "done"),
+    [
+        ("gloo", None, ["pinned", "keeps", "gloo"]),
+        ("gloo", 0, ["gpu 0", "gloo"]),
+        ("nccl", 1, ["gpu 1", "nccl"]),
+    ],
+)
+def test_a_rank_gets_what_its_device_needs(
+    monkeypatch: pytest.MonkeyPatch, backend: str, gpu: int | None, done: list[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(worker, "pin_rank", lambda cores: seen.append("pinned"))
+    monkeypatch.setattr(worker, "keep_freed_memory", lambda: seen.append("keeps"))
+    monkeypatch.setattr(worker, "_connect", lambda setup: seen.append(setup["backend"]))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch, "set_num_interop_threads", lambda count: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(f"gpu {device}"))
+    setup: dict[str, Any] = {"rank": 1, "backend": backend, "gpu": gpu, "cores": None, "threads": 1}
+    worker._obey("setup", setup, {})
+    assert seen == done

@@ -111,9 +111,10 @@ class PlacedPrices:
                     latency[i, j] = self.links.pair_time_s(i, j, 1)
                     per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
         process = self.costs.process_memory(self.graph.atoms.graph)
-        # Messages go through the communicator of all ranks.
+        # Messages go through the communicator of all ranks, whose barriers are sums.
         levels = [level.name for level in self.cluster.levels]
-        terms = named_terms(process.constant(process.communicator_bytes(levels) if count > 1 else 0.0))
+        sends = process.communicator_bytes(levels, ("all_reduce",), count) if count > 1 else 0.0
+        terms = named_terms(process.constant(sends))
         memory = np.array([device.memory_bytes for device in self.cluster.devices], dtype=float)
         return DeviceSet(
             capacity_bytes=np.maximum(memory - sum(terms.values()), 0.0),

@@ -131,7 +131,8 @@ for capability in (V100, A100, H100):
             tensors = {n: random_tensor(spec, torch.device("cuda")) for n, spec, _ in work.inputs}
             args = work.calls[0][0].args
             kernel = attention_kernel(
-                capability, *(tensors[n] for n in "qkv"), tensors.get("m"), *args[4:], **work.calls[0][0].kwargs
+                capability, *(tensors[n] for n in "qkv"), tensors.get("m"), *args[4:],
+                **work.calls[0][0].kwargs,
             )
             os.environ["FAKE_CUDA_ATTENTION"] = str(NUMBERS[kernel])
             there = _Probe(work, tensors, True).observe()

@@ -41,6 +41,9 @@ QUICK = (
     case("tests.fake_cuda.models:drawing", kind="one_process"),
     case("zoo:gpt2-tiny", kind="one_process"),
     case("zoo:gpt2-tiny-dropout", kind="script"),
+    case("zoo:llama-tiny", kind="captured"),
+    case("zoo:bert-tiny", "bfloat16", kind="captured"),
+    case("zoo:mlp", kind="from_plan"),
 )
 LAPTOP = (
     "amoebanet-d-tiny", "bert-tiny", "deeplab-v3-tiny", "gnmt-tiny", "gpt-mini", "gpt-mini-dropout",

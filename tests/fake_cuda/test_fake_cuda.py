@@ -22,8 +22,9 @@ ON_THE_CPU = {
 """Operators that may give a CPU tensor in a step on CUDA, and why."""
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
-WITHIN = 0.01
-"""How far memory may be from what is predicted."""
+WITHIN, PLACED_TOO_MUCH = 0.01, 0.1
+"""How far memory may be from what is predicted; and how much less a placed plan may take, whose residual sums
+count a gradient for each operand."""
 
 
 def case(model: str, dtype: str = "float32", kind: str = "sharded", seed: int = 0) -> dict[str, Any]:
@@ -86,7 +87,8 @@ def wrong(found: dict[str, Any]) -> list[str]:
         return faults
     if not found["alike"]:
         faults.append(f"{name}: other collectives than on the CPU")
-    if abs(found["predicted"] / found["tracked"] - 1) > WITHIN:
+    most = PLACED_TOO_MUCH if found["kind"] == "placed" else WITHIN
+    if not -WITHIN <= found["predicted"] / found["tracked"] - 1 <= most:
         faults.append(f"{name}: {found['tracked']} bytes, predicted {found['predicted']}")
     return faults
 
@@ -124,6 +126,11 @@ def test_what_is_wrong_is_noticed() -> None:
     assert "other collectives" in wrong({**good, "alike": False})[0]
     assert "gives a CPU tensor" in wrong({**good, "cpu": ["aten.rand.default"]})[0]
     assert "predicted" in wrong({**good, "predicted": 102.0})[0]
+    assert "predicted" in wrong({**good, "predicted": 98.0})[0]
+    placed = {**good, "kind": "placed"}
+    assert wrong({**placed, "predicted": 105.0}) == []
+    assert "predicted" in wrong({**placed, "predicted": 98.0})[0]
+    assert "predicted" in wrong({**placed, "predicted": 112.0})[0]
     assert "device mismatch" in wrong({**good, "error": "device mismatch"})[0]
 
 

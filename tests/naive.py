@@ -145,3 +145,76 @@ def limits(memories, corners, values, weight_m, weight_t, slack):
                 rooms.append(t - least)
         found.append(max(rooms))
     return [max(found[i:]) for i in range(len(found))]
+
+
+class NaiveAllocator:
+    """PyTorch's caching allocator with every segment as a list of its pieces, looked through each time.
+
+    A piece is ``[segment, address, size, used]``; of an expandable segment only what is mapped has pieces.
+    """
+
+    MIB = 2**20
+
+    def __init__(self, *, expandable):
+        self.expandable = expandable
+        self.segments = []  # [small, pieces]
+        self.reserved = 0
+
+    @property
+    def allocated(self):
+        return sum(size for _, pieces in self.segments for _, _, size, used in pieces if used)
+
+    def allocate(self, size):
+        size = max(512, (size + 511) // 512 * 512)
+        small = size <= self.MIB
+        piece = self._free_piece(size, small) or self._new_piece(size, small)
+        rest = piece[2] - size
+        if rest >= 512 if small or self.expandable else rest > self.MIB:
+            pieces = self.segments[piece[0]][1]
+            pieces.insert(pieces.index(piece) + 1, [piece[0], piece[1] + size, rest, False])
+            piece[2] = size
+        piece[3] = True
+        return piece
+
+    def _free_piece(self, size, small):
+        found = [
+            piece
+            for is_small, pieces in self.segments
+            if is_small == small
+            for piece in pieces
+            if not piece[3] and piece[2] >= size
+        ]
+        # An expandable segment's last piece can grow without end, and so is the largest of all.
+        last = [pieces[-1] for is_small, pieces in self.segments if self.expandable and pieces]
+        found.sort(key=lambda piece: (any(piece is one for one in last), piece[2], piece[0], piece[1]))
+        return found[0] if found else None
+
+    def _new_piece(self, size, small):
+        if not self.expandable:
+            taken = 2 * self.MIB if small else 20 * self.MIB
+            if size >= 10 * self.MIB:
+                taken = (size + 2 * self.MIB - 1) // (2 * self.MIB) * (2 * self.MIB)
+            self.segments.append([small, [[len(self.segments), 0, taken, False]]])
+            self.reserved += taken
+            return self.segments[-1][1][0]
+        number = next((n for n, (is_small, _) in enumerate(self.segments) if is_small == small), None)
+        if number is None:
+            number = len(self.segments)
+            self.segments.append([small, []])
+        pieces = self.segments[number][1]
+        end = pieces[-1][1] + pieces[-1][2] if pieces else 0
+        if not pieces or pieces[-1][3]:
+            pieces.append([number, end, 0, False])
+        page = 2 * self.MIB if small else 20 * self.MIB
+        while pieces[-1][2] < size:
+            pieces[-1][2] += page
+            self.reserved += page
+        return pieces[-1]
+
+    def free(self, piece):
+        piece[3] = False
+        pieces = self.segments[piece[0]][1]
+        for n in range(len(pieces) - 1, 0, -1):
+            if not pieces[n][3] and not pieces[n - 1][3]:
+                pieces[n - 1][2] += pieces[n][2]
+                del pieces[n]

@@ -67,7 +67,8 @@ def add_question(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--process-memory",
         action="store_true",
-        help="count what a process takes of a GPU beside tensors, too: estimates, never compared with a card",
+        help="count what a process takes of a GPU beside tensors, too, and replay PyTorch's allocator: "
+        "estimates, never compared with a card",
     )
     verb.add_argument(
         "--anew",

@@ -34,6 +34,7 @@ from tensoropt.costs.roofline import (
 from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
 from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.cuda_attention import Capability, capability_of, has_attention
+from tensoropt.profiling.cuda_recurrent import has_recurrent
 from tensoropt.profiling.fact_finding import find_facts, find_facts_of_all, find_facts_on_rank
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.links import load_links, measure_links
@@ -93,6 +94,7 @@ class CostSource:
         pool: ranks of this cluster when it is this machine and may be measured, else None.
         on_gpu: keys of the facts that are of the GPU's own kernels.
         on_meta: keys of those that GPUs' attention kernels were asked for on fake tensors.
+        estimated: keys of those with recurrent layers whose kernels of GPUs nobody can ask.
         fitted_to: the records that efficiencies were fitted to, once they were.
         failed: what could not be timed, and why.
         lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
@@ -110,6 +112,7 @@ class CostSource:
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
     on_gpu: set[str] = field(default_factory=set)
     on_meta: set[str] = field(default_factory=set)
+    estimated: set[str] = field(default_factory=set)
     fitted_to: RecordSample | None = None
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Workload] = field(default_factory=dict)
@@ -148,6 +151,8 @@ class CostSource:
             facts = self._facts_on_gpu(work) if self.cluster.device_type == "cuda" else None
             if facts is not None:
                 self.on_gpu.add(work.key)
+            elif self.capability is not None and has_recurrent(work):
+                self.estimated.add(work.key)
             elif self.capability is not None and has_attention(work):
                 self.on_meta.add(work.key)
             self.facts[work.key] = facts or self._facts_on_fake(work)
@@ -201,9 +206,12 @@ class CostSource:
         return None if record is None or "error" in record else Facts.from_record(record)
 
     def _facts_key(self, work: Workload) -> str:
-        # Only attention is asked for by compute capability: other facts are shared with those of CPU ranks.
+        # Only attention is asked for by compute capability, and only recurrent layers are estimated: other
+        # facts are shared with those of CPU ranks.
         capability = self.capability if has_attention(work) else None
-        kernels = f"cuda-{capability[0]}.{capability[1]}/" if capability is not None else ""
+        kernels = f"cuda-{capability[0]}.{capability[1]}-2/" if capability is not None else ""
+        if self.capability is not None and has_recurrent(work):
+            kernels += "cuda-recurrent/"
         mode = "train" if self.training else "inference"
         return f"{FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
@@ -219,9 +227,14 @@ class CostSource:
                 f"attention keeps what its kernels for compute capability {major}.{minor}{assumed} keep, as "
                 f"PyTorch {torch.__version__.partition('+')[0]} chooses them"
             )
-        others = len(self.facts.keys() - self.on_gpu - self.on_meta)
+        if self.estimated:
+            whose.append(
+                f"what recurrent layers keep on GPUs is an estimate for {len(self.estimated)} of "
+                f"{len(self.facts)} pieces of work: cuDNN's reserve by sizes that were published once"
+            )
+        others = len(self.facts.keys() - self.on_gpu - self.on_meta - self.estimated)
         if others:
-            known = self.on_gpu or self.on_meta
+            known = self.on_gpu or self.on_meta or self.estimated
             share = f"{others} of {len(self.facts)} pieces of work" if known else "all pieces of work"
             whose.append(
                 f"saved tensors are those of CPU kernels for {share}; kernels of GPUs keep some others"

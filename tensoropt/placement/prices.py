@@ -111,9 +111,10 @@ class PlacedPrices:
                     latency[i, j] = self.links.pair_time_s(i, j, 1)
                     per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
         process = self.costs.process_memory(self.graph.atoms.graph)
-        # Messages go through the communicator of all ranks.
+        # Messages go through the communicator of all ranks, whose barriers are sums.
         levels = [level.name for level in self.cluster.levels]
-        terms = named_terms(process.constant(process.communicator_bytes(levels) if count > 1 else 0.0))
+        sends = process.communicator_bytes(levels, ("all_reduce",), count) if count > 1 else 0.0
+        terms = named_terms(process.constant(sends))
         memory = np.array([device.memory_bytes for device in self.cluster.devices], dtype=float)
         return DeviceSet(
             capacity_bytes=np.maximum(memory - sum(terms.values()), 0.0),
@@ -272,7 +273,8 @@ def _row(
     else:
         forward, backward = _copy_seconds(prices, graph, op)
         row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
-        row |= {"forward_peak_bytes": 0, "backward_peak_bytes": 0}
+        peaks = _copy_peaks(prices, op)
+        row |= dict(zip(("forward_peak_bytes", "backward_peak_bytes"), peaks, strict=True))
     return row | _stored_row(prices, op, rates)
 
 
@@ -283,19 +285,48 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, foun
     grows = [v for v in made if prices.tensors[v.tensor].requires_grad]
     comes = [v for v in op.reads if prices.tensors[v.tensor].requires_grad]
     forward, backward = prices.seconds(found)
+    forward_peak, backward_peak, returning = _peaks(prices, op, found)
+    # The facts count what an operator makes and its gradients as its own; here tensors between operators are
+    # counted by themselves.
+    own_kept = max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept))
+    given = sum(graph.bytes(v) for v in grows)
     return {
         "forward_s": forward,
         "backward_s": backward,
-        # The facts count what an operator makes and its gradients as its own; here tensors between operators
-        # are counted by themselves.
-        "kept_bytes": max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept)),
-        "forward_peak_bytes": max(
-            0, facts.forward_peak_bytes - sum(b for v, b in made.items() if v.tensor not in kept)
-        ),
+        "kept_bytes": own_kept,
+        "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
         "backward_peak_bytes": max(
-            0, facts.backward_peak_bytes - sum(graph.bytes(v) for v in (*grows, *comes))
+            0,
+            backward_peak - given - sum(graph.bytes(v) for v in comes),
+            # By then it has let go of what it kept and of the gradients it was given.
+            returning - own_kept - given,
         ),
     }
+
+
+def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int, int, int]:
+    """Bytes alive in forward and in backward, and while gradients are cast when that is over.
+
+    Parameters that are stored in another dtype are cast for every use: the copies are there while they are
+    read, and their gradients wait in the dtype of the copies until backward is over.
+    """
+    facts, names = found.facts, found.work.names
+    wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
+    narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
+    if not narrow:
+        return facts.forward_peak_bytes, facts.backward_peak_bytes, 0
+    forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
+    backward = facts.backward_peak_bytes
+    for reads, made, alive, _ in facts.backward_runs:
+        beside = sum(narrow.get(names[name], 0) for name in (*reads, *made))
+        backward = max(backward, alive + beside)
+    waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}
+    returning = 0
+    for name in list(waiting):
+        cast = wide[name].elements * wide[name].stored_element_bytes
+        returning = max(returning, sum(waiting.values()) + cast)
+        del waiting[name]
+    return forward, backward, returning
 
 
 def _copy_seconds(
@@ -313,6 +344,21 @@ def _copy_seconds(
         forward.append(added if sums else copy)
         backward.append((0.0 if sums else copy) if back else 0.0)
     return np.array(forward), np.array(backward)
+
+
+def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
+    """(forward, backward) bytes beside what is read and written of what hands out a parameter: the whole of
+    which it makes pieces, and of whose gradients it makes one; the gradient in the dtype it is stored in."""
+    if op.kind != OperatorKind.VARIABLE:
+        return 0, 0
+    (name,) = op.parameters
+    tensor = prices.tensors[name]
+    cuts = {(v.code, v.count) for v in op.writes if v.code is not None}
+    whole, cast = tensor.elements * tensor.element_bytes, tensor.master_dtype is not None
+    if not (prices.training and tensor.requires_grad):
+        return whole if cuts and cast else 0, 0
+    back = len(cuts) * whole + (tensor.elements * tensor.stored_element_bytes if cast else 0)
+    return whole if cuts and cast else 0, back
 
 
 def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[ComputeCosts]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.regions import region_of
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.allocations import replayed
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.collectives import Collective, collectives
@@ -92,10 +93,11 @@ class Evaluation:
         *,
         additive: tuple[float, float],
         planner: str = "frontier",
+        allocator: Mapping[str, float] | None = None,
     ) -> Point:
         """Strategy ``row`` as a point of space ``number``, of which nothing is proven yet.
 
-        ``additive``: the search's memory and time.
+        ``additive``: the search's memory and time. ``allocator``: as :meth:`allocator` tells, if known.
         """
         p = self.metrics
         total, communication = float(p.total_s[row]), float(p.communication_s[row])
@@ -114,6 +116,7 @@ class Evaluation:
             additive_time_s=additive[1],
             memory=tuple(float(m) for m in p.memory[row]),
             terms=named_terms(p.terms[row].tolist()),
+            allocator=self.allocator(row) if allocator is None else allocator,
             space=number,
             choice=tuple(int(self.choices[n][row]) for n in space.variables),
             options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in space.variables),
@@ -124,6 +127,10 @@ class Evaluation:
             gap=None,
             planner=planner,
         )
+
+    def allocator(self, row: int) -> dict[str, float]:
+        """The peaks of PyTorch's allocator in one strategy (:mod:`tensoropt.simulate.allocations`)."""
+        return replayed(self.batch, row)
 
     def collectives(self, row: int) -> Counter[Collective]:
         """What one strategy sends in a step."""

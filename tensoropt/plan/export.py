@@ -17,6 +17,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.sharding.storage import stored_words
+from tensoropt.simulate.recording import ALLOCATOR
 
 FIXED_COLUMNS = (
     "point", "memory_bytes", "time_s", "devices", "mesh", "micro_batches", "compute_s", "communication_s",
@@ -27,6 +28,8 @@ FURTHER_COLUMNS = (
     "gradients_bytes", "optimizer_bytes", "kept_bytes", "transient_bytes", "measured_share", "fitted_share",
     "data_sheet_share", *(f"{name}_bytes" for name in TERMS),
 )  # fmt: skip
+ALLOCATOR_COLUMNS = tuple(f"allocator_{name}_bytes" for name in ALLOCATOR)
+"""Behind these where process memory is counted."""
 
 
 def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -39,6 +42,7 @@ def _write(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[S
 def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
     """One row per point, ascending in memory, strictly descending in time."""
     rows = []
+    told = any(p.allocator for p in exploration.points)
     for i, p in enumerate(exploration.points):
         space = exploration.spaces[p.space]
         devices = 1
@@ -52,9 +56,10 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
                 repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
                 *(round(p.terms.get(name, 0)) for name in TERMS),
+                *((round(p.allocator[name]) if p.allocator else "" for name in ALLOCATOR) if told else ()),
             ]
         )  # fmt: skip
-    _write(path, FIXED_COLUMNS + FURTHER_COLUMNS, rows)
+    _write(path, FIXED_COLUMNS + FURTHER_COLUMNS + (ALLOCATOR_COLUMNS if told else ()), rows)
 
 
 def _gap(point: Point) -> str:

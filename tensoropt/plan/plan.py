@@ -14,6 +14,7 @@ from tensoropt.errors import PlanError
 from tensoropt.plan.facts_table import facts_html, facts_text
 from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
+from tensoropt.simulate.recording import allocator_words
 from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.plan/1"
@@ -124,7 +125,8 @@ class Predicted(_Strict):
 
     ``memory_bytes`` and ``time_s`` are what the simulator found; ``additive_memory_bytes`` and
     ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
-    names what a process takes beside them (on GPUs); together they are ``memory_bytes``.
+    names what a process takes beside them (on GPUs); together they are ``memory_bytes``. ``allocator`` holds
+    peaks of PyTorch's allocator where these are counted (:mod:`tensoropt.simulate.allocations`).
     ``communication_s`` is all of it, ``exposed_s`` what is waited for.
     """
 
@@ -139,6 +141,7 @@ class Predicted(_Strict):
     idle_s: float = 0.0
     memory: dict[str, float] = {}
     terms: dict[str, float] = {}
+    allocator: dict[str, float] = {}
     sources: dict[str, float] = {}
     collectives: tuple[CollectiveCount, ...] = ()
     exact: bool = True
@@ -259,6 +262,7 @@ class Plan(_Strict):
             ("step", f"{self.model.mode}, {self.micro_batches} micro-batch(es), {self.optimizer}"),
             ("memory per device", format_bytes(told.memory_bytes)),
             ("", memory),
+            ("allocator", allocator_words(told.allocator) if told.allocator else ""),
             ("time per step", format_seconds(told.time_s)),
             (
                 "",

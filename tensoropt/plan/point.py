@@ -12,7 +12,7 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import facts_html
-from tensoropt.simulate.recording import MEMORY_KINDS
+from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -31,6 +31,9 @@ class Point:
 
     ``memory`` is the peak of tensors by kind, ``terms`` what a process takes beside them by name (empty on
     CPU ranks); ``memory_bytes`` is the sum of both. ``additive_memory_bytes`` counts tensors only.
+
+    ``allocator``: peaks of PyTorch's caching allocator in the step, by the names of
+    :data:`~tensoropt.simulate.recording.ALLOCATOR`; only of sharded plans where process memory is counted.
 
     ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices.
     """
@@ -55,6 +58,7 @@ class Point:
     idle_s: float = 0.0
     placed: Mapping[str, Any] | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
+    allocator: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tensor_bytes(self) -> float:
@@ -83,6 +87,7 @@ class Point:
         return [
             ("memory per device", format_bytes(self.memory_bytes)),
             ("", ", ".join(f"{kind} {format_bytes(size)}" for kind, size in memory if size)),
+            *([("allocator", allocator_words(self.allocator))] if self.allocator else []),
             ("time per step", format_seconds(self.time_s)),
             (
                 "",
@@ -149,9 +154,11 @@ def _additive(point: Point) -> tuple[float, float]:
 def check_budget(points: Sequence[Point], memory_bytes: float | None) -> None:
     """Raise :class:`InfeasibleError` where none of the points, leanest first, fits the budget."""
     if memory_bytes is not None and points[0].memory_bytes > memory_bytes:
+        beside = sum(points[0].terms.values())
+        told = f", of which {format_bytes(beside)} are estimates of what a process takes beside tensors"
         raise InfeasibleError(
             f"no plan fits {format_bytes(memory_bytes)}; the smallest plan needs "
-            f"{format_bytes(points[0].memory_bytes)}"
+            f"{format_bytes(points[0].memory_bytes)}{told if beside else ''}"
         )
 
 

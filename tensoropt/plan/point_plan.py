@@ -43,6 +43,7 @@ def _predicted(point: Point) -> Predicted:
         additive_memory_bytes=point.additive_memory_bytes,
         memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),
         terms=dict(point.terms),
+        allocator=dict(point.allocator),
         sources=dict(point.sources),
         collectives=tuple(
             CollectiveCount(kind=k, axes=tuple(a), bytes=b, count=c) for k, a, b, c in point.collectives

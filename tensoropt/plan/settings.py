@@ -31,8 +31,9 @@ class Settings:
         measure: ``all`` times on ranks of this machine what the profile store does not know; ``never``
             prices it from a fit to what the store knows.
         process_memory: count what a process takes of a GPU beside tensors, too: CUDA's context, NCCL's
-            buffers, inputs (:mod:`tensoropt.costs.process_memory`). They are estimates that were not
-            compared with a card, and NCCL's are so large that small models have few plans left.
+            buffers, inputs (:mod:`tensoropt.costs.process_memory`), and replay PyTorch's allocator for the
+            points (:mod:`tensoropt.simulate.allocations`). They are estimates that were not compared with a
+            card, and NCCL's are so large that small models have few plans left.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.

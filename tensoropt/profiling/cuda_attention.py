@@ -50,6 +50,7 @@ def attention_kernel(
     mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    enable_gqa: bool = False,
 ) -> str:
     """The kernel that CUDA takes: ``flash``, ``cudnn``, ``efficient`` or ``math``.
 
@@ -57,6 +58,7 @@ def attention_kernel(
         q: ``[batch, heads, queries, head_dim]``; others are left to the math form.
         k, v: ``[batch, key heads, keys, head_dim]``.
         mask: ``[..., queries, keys]``, boolean or added.
+        enable_gqa: fewer heads of keys than of queries mean groups; without it they are broadcast.
 
     cuDNN's comes first on compute capabilities 9.x and 10.x, as of cuDNN 9.15.1 and CUDA 13, with which
     PyTorch 2.13 is built; elsewhere it is taken only where a user asks for it.
@@ -68,9 +70,22 @@ def attention_kernel(
     accepts = {CUDNN: _cudnn_accepts, FLASH: _flash_accepts, EFFICIENT: _efficient_accepts}
     order = (CUDNN, FLASH, EFFICIENT) if capability[0] in (9, 10) else (FLASH, EFFICIENT)
     for kernel in order:
-        if accepts[kernel](capability, q, k, v, mask, dropout_p, is_causal):
+        heads = _heads_accepted(kernel, q, k, v, enable_gqa)
+        if heads and accepts[kernel](capability, q, k, v, mask, dropout_p, is_causal):
             return kernel
     return MATH
+
+
+def _heads_accepted(kernel: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
+    """``check_batch_size_and_num_heads_dense``: nothing is broadcast, and groups are not for the efficient
+    kernel (PyTorch 2.13; the one that follows it takes them)."""
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        return False
+    heads, of_keys, of_values = (t.shape[1] for t in (q, k, v))
+    if gqa and kernel != EFFICIENT:
+        alike = of_keys == of_values or (kernel == CUDNN and heads % of_values == 0)
+        return alike and heads % of_keys == 0
+    return heads == of_keys == of_values
 
 
 def _narrow(capability: Capability, q: torch.Tensor) -> bool:
@@ -129,8 +144,7 @@ def _efficient_accepts(
     alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] >= 7 else 1
     known = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and capability[0] >= 8)
     aligned = q.shape[-1] == k.shape[-1] and q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
-    # Fewer heads of keys than of queries (grouped-query attention) are not for this kernel.
-    return known and aligned and q.shape[1] == k.shape[1] == v.shape[1]
+    return known and aligned
 
 
 class CudaAttention(TorchFunctionMode):
@@ -170,7 +184,7 @@ def _attend(
 ) -> torch.Tensor:
     """Attention by the kernel that CUDA takes, with what PyTorch does around it."""
     aten: Any = torch.ops.aten
-    kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal)
+    kernel = attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     result: torch.Tensor
     if kernel == FLASH:

@@ -1,18 +1,19 @@
 """Finding the facts of a workload by running it: what autograd saves is seen through
 ``torch.autograd.graph.saved_tensors_hooks``, what is alive through the storages that operators make.
 
-Kernels of one device keep other things than those of another (attention its random state, a GPU's batch norm
-a reserve, recurrent layers all that cuDNN's backward needs). On fake tensors it is CPU kernels that are
-asked, and of attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`): PyTorch ends the
-process at a fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is asked
-itself, with real tensors.
+Kernels of one device keep other things than those of another (attention its random state, a GPU's batch
+norm a reserve, recurrent layers all that cuDNN's backward needs). On fake tensors it is CPU kernels that
+are asked, and of attention also those of GPUs (:mod:`tensoropt.profiling.cuda_attention`); what recurrent
+layers keep there is estimated (:mod:`tensoropt.profiling.cuda_recurrent`). PyTorch ends the process at a
+fake CUDA tensor with autograd where it was built without CUDA. A GPU of this machine is asked itself, with
+real tensors.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from tensoropt.graph import iter_refs
 from tensoropt.ops.context import SingleDevice
 from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_attention import Capability, CudaAttention
+from tensoropt.profiling.cuda_recurrent import CudaRecurrent, has_recurrent
 from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
@@ -37,10 +39,28 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
     """Run a workload on fake tensors and note what it keeps with CPU kernels.
 
     Args:
-        capability: attention runs as on GPUs of this compute capability.
+        capability: attention runs as on GPUs of this compute capability, and recurrent layers keep what is
+            estimated of GPUs.
     """
-    attention = CudaAttention(capability) if capability is not None else nullcontext()
-    with FakeTensorMode(), attention:
+    if capability is None:
+        return _observed(work, training)
+    with CudaAttention(capability):
+        if not has_recurrent(work):
+            return _observed(work, training)
+        computed = _observed(work, training)
+        with CudaRecurrent():
+            kept = _observed(work, training)
+    # What stands for cuDNN's layers makes storages, and computes nothing.
+    return replace(
+        kept,
+        forward_flops=computed.forward_flops,
+        backward_flops=computed.backward_flops,
+        traffic_bytes=computed.traffic_bytes,
+    )
+
+
+def _observed(work: Workload, training: bool) -> Facts:
+    with FakeTensorMode():
         tensors = {name: random_tensor(spec) for name, spec, _ in work.inputs}
         return _Probe(work, tensors, training).observe()
 

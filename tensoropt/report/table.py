@@ -10,7 +10,7 @@ import numpy as np
 from tensoropt.console import columns
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import source_words, split_words
-from tensoropt.simulate.recording import MEMORY_KINDS
+from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -103,6 +103,7 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
         f"  mesh {space.mesh.label}, {space.micro_batches} micro-batch(es); operators split by: "
         f"{split_words(exploration, index)}",
         "  memory: " + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds if size),
+        *([f"  allocator: {allocator_words(p.allocator)}"] if p.allocator else []),
         f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
         f"({source_words(dict(p.sources))})",
     ]
@@ -135,6 +136,7 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
                 "planner": p.planner,
                 "memory": dict(zip(MEMORY_KINDS, map(round, p.memory), strict=True)),
                 "terms": {name: round(size) for name, size in p.terms.items()},
+                "allocator": {name: round(size) for name, size in p.allocator.items()},
                 "sources": dict(p.sources),
             }
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ def watched_random(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> d
     strategy = random_strategy(loaded.graph, mesh, micro, random.Random(seed), RECOMPUTE)
     works = {n: workload(loaded.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     facts = {n: find_facts(work, True, CAPABILITY) for n, work in works.items()}
-    return watched(loaded, strategy, memory_curve(strategy, facts, "adam").peak.total, [0])
+    predicted = memory_curve(strategy, facts, "adam").peak.total
+    # Shards are as large on the first rank; where gradients of parameters are padded, the last has more.
+    return watched(loaded, strategy, predicted, [0, prod(mesh) // mesh[0] - 1])
 
 
 def watched(

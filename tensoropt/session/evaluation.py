@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensoropt.costs.tables import CostTables
-from tensoropt.frontier import knee, representatives
+from tensoropt.frontier import knee, reduce, representatives
 from tensoropt.plan.evaluate import space_of
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
@@ -21,7 +21,7 @@ from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.run_report import run_report, versions
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.session.simulations import unbeaten_of
+from tensoropt.session.simulations import SpaceSimulations, unbeaten_of
 
 SHOWN, LOSS = 300, 1e-3
 """Points of an exploration in which a gap is allowed, and the share of hypervolume that leaving others out
@@ -39,6 +39,8 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
         points, unbeaten_count = chosen_points(searched, spaces, session.settings)
         recorded = record_used(searched, spaces, points)
     simulated = sum(len(of_space.simulated) for of_space in searched.simulations)
+    report = run_report(searched, session.clock.seconds, simulated, unbeaten_count)
+    report["notes"] += beaten_by_terms(searched.simulations, unbeaten_count)
     session.remaining.expect("simulation", 0.0)
     session.progress("simulate", 1, 1, f"{len(points)} of {simulated} points remain")
     check_budget(points, session.settings.memory_bytes)
@@ -49,7 +51,7 @@ def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) ->
         cluster=session.cluster.to_dict(),
         settings=session.settings.to_dict(),
         versions=versions(),
-        report=run_report(searched, session.clock.seconds, simulated, unbeaten_count),
+        report=report,
         recorded=recorded,
     )
 
@@ -69,6 +71,23 @@ def chosen_points(
         own = np.flatnonzero(origin[:, 0] == space)
         points |= zip(own.tolist(), its.points(origin[own, 1], spaces[space], space), strict=True)
     return certified(searched.spaces, [points[i] for i in range(len(chosen))]), len(best.memory)
+
+
+def beaten_by_terms(spaces: Sequence[SpaceSimulations], unbeaten_count: int) -> list[str]:
+    """That strategies are left out for what processes take beside tensors, in words; nothing where none is.
+
+    Args:
+        unbeaten_count: how many strategies none beats, all memory counted.
+    """
+    tensors = np.concatenate([one.done.tensors for one in spaces])
+    costs = np.concatenate([one.simulated for one in spaces])
+    by_tensors = len(reduce(tensors, costs[:, 1]))
+    if np.array_equal(tensors, costs[:, 0]) or by_tensors <= unbeaten_count:
+        return []
+    return [
+        f"of {by_tensors:,} simulated strategies that none beats in tensors and time, {unbeaten_count:,} are "
+        "left where NCCL's buffers count: those of others take more than they save"
+    ]
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensoropt.costs.process_memory import process_notes
 from tensoropt.ops.atom_graph import AtomGraph
 from tensoropt.ranks.local_hardware import local_notes
 from tensoropt.session.searched import Searched
@@ -57,6 +58,7 @@ def run_report(
             *graph.notes,
             *_lost(problem.graph.atoms),
             *costs.notes(),
+            *process_notes(costs.cluster, graph, counted=costs.settings.process_memory),
             *searched.notes,
         ],
         "seconds": {k: round(v, 3) for k, v in seconds.items()},

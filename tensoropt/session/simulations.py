@@ -15,6 +15,7 @@ from tensoropt.frontier import Frontier, reduce
 from tensoropt.plan.evaluate import CHUNK, Evaluation, Evaluator
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
+from tensoropt.processes import cores, in_forks
 from tensoropt.search import Staircase, TrackedFrontier
 from tensoropt.simulate.overlap import overlap_of
 from tensoropt.types import Floats, Indices
@@ -22,6 +23,9 @@ from tensoropt.types import Floats, Indices
 MARGIN = 0.05
 """How much less memory, or time, a strategy of a space may turn out to need than all of its simulated ones,
 as a share of what the search added up, before it is missed; an assumption."""
+
+LEAST_PER_PROCESS = 8
+"""Replays of the allocator that are worth a process: one takes some 10 to 100 ms; an assumption."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +111,11 @@ class SpaceSimulations:
         for start in range(0, len(numbers), CHUNK):
             part = numbers[start : start + CHUNK]
             evaluation = self._evaluated(self.done.configurations[part], self.done.options[part])
+            replays = _replayed(evaluation, len(part))
             for row, (memory, time_s) in enumerate(self.done.additive[part].tolist()):
-                found.append(evaluation.point(row, space, index, additive=(memory, time_s)))
+                found.append(
+                    evaluation.point(row, space, index, additive=(memory, time_s), allocator=replays[row])
+                )
         return found
 
     def _evaluated(self, configurations: Indices, options: Indices) -> Evaluation:
@@ -167,6 +174,17 @@ class Simulations:
         )
         # Of communicators one strategy has more than another: what is leaner in all may have more tensors.
         return Staircase(np.maximum.accumulate(tensors) / shares[0], known.time / shares[1])
+
+
+def _replayed(evaluation: Evaluation, count: int) -> list[dict[str, float]]:
+    """The allocator's peaks of all rows, on all cores."""
+    parts = max(1, min(cores(), count // LEAST_PER_PROCESS))
+
+    def replay(first: int) -> list[dict[str, float]]:
+        return [evaluation.allocator(row) for row in range(first, count, parts)]
+
+    found = in_forks(replay, range(parts))
+    return [found[row % parts][row // parts] for row in range(count)]
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:

@@ -62,6 +62,7 @@ class EffectTables:
         kept, transient, workspace: bytes by place.
         local: device seconds by place.
         sends: by place and axes: (seconds of all collectives, bytes of the largest).
+        kinds: by axes and kind of collective: 1 where it is sent.
         lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
         seconds: per number the seconds of a step by where they come from, as in ``SOURCES``.
         shares: per number the gradient that is reduced with others, or None.
@@ -74,6 +75,7 @@ class EffectTables:
         self.workspace: dict[Place, Cells] = {}
         self.local: dict[Place, Cells] = {}
         self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells]] = {}
+        self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
         self.seconds: list[list[float]] = []
         self.shares: list[GradientShare | None] = []
@@ -101,6 +103,7 @@ class EffectTables:
                 # What a collective costs the work after it grows with its bytes and does not add up over
                 # several in a row.
                 sends[1].most(number, send.bytes)
+                self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
                 seconds[SOURCES.index(send.source)] += send.seconds * times
             if shared is None:
                 shared = e.share

@@ -8,8 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tensoropt.units import format_bytes
+
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
+ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
+"""What is told of a replay of PyTorch's allocator: the most that was asked for, that blocks took, and that
+was taken from the device, without and with expandable segments; bytes."""
 COMPUTE = "compute"
+
+
+def allocator_words(peaks: Mapping[str, float]) -> str:
+    """What PyTorch's allocator takes for a step, in words."""
+    size = {name: format_bytes(number) for name, number in peaks.items()}
+    return (
+        f"{size['requested']} asked for, {size['allocated']} in blocks, {size['reserved']} reserved "
+        f"({size['reserved_expandable']} with expandable segments)"
+    )
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from operator import itemgetter
 
 import numpy as np
 
+from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.effect_tables import SOURCES, Axes, Cells, Place
 from tensoropt.simulate.recorder import StepRecorder
@@ -277,17 +279,29 @@ class StepSimulator:
 
     def _terms(self) -> Floats:
         """(n, 5) what a process takes beside tensors, with a communicator per set of axes it sends over."""
-        process, sets = self.batch.prices.process, dict[Axes, Flags]()
+        process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()
         if process.counts_communicators and len(self.batch.mesh) > 1:
-            # That of all ranks is there in any case: a job begins and ends with it.
-            sets[tuple(range(len(self.batch.mesh) - 1))] = np.ones(self.batch.count, dtype=bool)
-            for sends in (*chain(*map(dict.values, self.sends.values())), *chain(*self.buckets.values())):
-                if sends.axes:
-                    sets[sends.axes] = sets.get(sends.axes, False) | sends.sending
-        sending: dict[tuple[str, ...], list[Flags]] = {}
-        for axes, flags in sorted(sets.items(), key=itemgetter(0)):
-            sending.setdefault(self.batch.overlap.links(axes), []).append(flags)
-        return process.terms(self.batch.count, sending)
+            # That of all ranks is there in any case: a job begins and ends with a barrier, which is a sum.
+            everyone = tuple(range(len(self.batch.mesh) - 1))
+            none = np.zeros(self.batch.count, dtype=bool)
+            kinds[everyone] = {"all_reduce": ~none}
+            for stack in self.batch.stacks:
+                tables = stack.kind.tables
+                for (axes, kind), cells in tables.kinds.items():
+                    sends = (cells.of(stack.used, tables.count) > 0)[stack.which].any(axis=0)
+                    of_axes = kinds.setdefault(axes, {})
+                    of_axes[kind] = of_axes.get(kind, none) | sends
+            for bucket in chain(*self.buckets.values()):
+                of_axes = kinds.setdefault(bucket.axes or (), {})
+                of_axes["all_reduce"] = of_axes.get("all_reduce", none) | bucket.sending
+        return process.terms(
+            self.batch.count,
+            [
+                Sending(self.batch.overlap.links(axes), prod(self.batch.mesh[1 + a] for a in axes), of_axes)
+                for axes, of_axes in sorted(kinds.items(), key=itemgetter(0))
+                if axes
+            ],
+        )
 
     @property
     def time(self) -> Floats:

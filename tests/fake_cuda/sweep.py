@@ -170,6 +170,56 @@ def script(case: dict[str, Any]) -> dict[str, Any]:
     return {"cpu": sorted(noted.operators) + elsewhere}
 
 
+def captured(case: dict[str, Any]) -> dict[str, Any]:
+    """A model on a GPU, captured with example inputs on the CPU and on the GPU."""
+    from tensoropt.capture import capture
+    from tensoropt.engine.models import ModelSpec
+    from tests.fake_cuda.devices import OnCuda, put_on_cuda
+
+    model, args, kwargs = ModelSpec(case["model"], 0).build()
+    there = {name: OnCuda(value) for name, value in kwargs.items()}
+    wanted = capture(model, args, kwargs, dtype=case["dtype"]).graph.fingerprint
+    put_on_cuda(model)
+    calls = ((args, kwargs), (tuple(OnCuda(value) for value in args), there))
+    found = [capture(model, *call, dtype=case["dtype"]).graph.fingerprint for call in calls]
+    left = [v.device.type for v in (*model.parameters(), *model.buffers()) if v.device.type != "cuda"]
+    return {"cpu": left + [f"another graph: {one}" for one in found if one != wanted]}
+
+
+def from_plan(case: dict[str, Any]) -> dict[str, Any]:
+    """A model on a GPU that is parallelized by a plan's file alone, without an example call."""
+
+    import tensoropt
+    from tensoropt.engine.models import ModelSpec
+    from tensoropt.execute import parallel
+    from tensoropt.execute.resolve import ResolvedPlan
+    from tests.fake_cuda.devices import put_on_cuda
+
+    model, args, kwargs = ModelSpec(case["model"], 0).build()
+    found = tensoropt.explore(
+        model, args, kwargs, cluster="dgx-a100[1]", measure="never", micro_batches=(1,), recompute="never"
+    )
+    prepared = []
+    prepare = ResolvedPlan.prepare
+
+    class PreparedError(Exception):
+        """All that has to do with the example call is done."""
+
+    def noted(*args: Any) -> Any:
+        prepared.append(prepare(*args))
+        raise PreparedError
+
+    with tempfile.TemporaryDirectory() as folder:
+        found.choose().save(f"{folder}/plan.json")
+        put_on_cuda(model)
+        with mock.patch.object(ResolvedPlan, "prepare", noted), contextlib.suppress(PreparedError):
+            parallel.parallelize(model, f"{folder}/plan.json")
+    graph = prepared[0].captured.graph
+    shapes = [graph.tensors[name].shape for name in graph.inputs]
+    assert shapes == [tuple(v.shape) for v in (*args, *kwargs.values())]
+    return {"cpu": []}
+
+
 def placement(loaded: Any, seed: int, share: float = 0.3) -> tuple[Any, float]:
     """A random placement on three devices, a share of the operators in pieces; bytes of the fullest."""
     from tensoropt.cluster import load_cluster
@@ -207,6 +257,8 @@ KINDS = {
     "through_host": through_host,
     "one_process": one_process,
     "script": script,
+    "captured": captured,
+    "from_plan": from_plan,
 }
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def chosen(capability: tuple[int, int], dtype: torch.dtype, head: int = 64, **mo
         mask = torch.empty(128, 128, dtype=dtype) if more.get("mask") else None
         for t in (q, k, v):
             t.requires_grad_(more.get("trained", True))
-        return attention_kernel(capability, q, k, v, mask, more.get("dropout", 0.0), True)
+        gqa = more.get("gqa", False)
+        return attention_kernel(capability, q, k, v, mask, more.get("dropout", 0.0), True, gqa)
 
 
 def test_the_kernel_follows_device_dtype_mask_and_shape():
@@ -66,9 +67,19 @@ def test_the_kernel_follows_device_dtype_mask_and_shape():
     # Consumer cards train no heads of more than 192 with flash.
     assert [chosen(L40S, half, 200, trained=t) for t in (True, False)] == ["efficient", "flash"]
     assert [chosen(L40S, half, 256, dropout=p) for p in (0.0, 0.1)] == ["flash", "efficient"]
-    # The efficient kernel wants 128 bits of a head, and as many heads of keys as of queries.
+    # The efficient kernel wants 128 bits of a head.
     assert [chosen(A100, whole, head) for head in (60, 62)] == ["efficient", "math"]
-    assert [chosen(A100, d, keys=2) for d in (whole, half)] == ["math", "flash"]
+
+
+def test_groups_of_heads_are_for_flash_and_cudnn_and_broadcast_ones_for_neither():
+    half, whole = torch.bfloat16, torch.float32
+    assert [chosen(A100, d, keys=2, gqa=True) for d in (whole, half)] == ["math", "flash"]
+    assert [chosen(H100, d, keys=2, gqa=True) for d in (whole, half)] == ["math", "cudnn"]
+    assert [chosen(H100, half, keys=keys, gqa=True) for keys in (1, 3)] == ["cudnn", "math"]
+    # One head of keys for all queries, without the flag, is broadcast by the math form only.
+    assert [chosen(c, d, keys=1) for c in (A100, H100) for d in (whole, half)] == ["math"] * 4
+    # As many heads as of queries are no groups.
+    assert [chosen(c, whole, gqa=True) for c in (A100, H100)] == ["efficient"] * 2
 
 
 def test_what_a_kernel_keeps_by_hand():
@@ -120,7 +131,8 @@ for capability in (V100, A100, H100):
             tensors = {n: random_tensor(spec, torch.device("cuda")) for n, spec, _ in work.inputs}
             args = work.calls[0][0].args
             kernel = attention_kernel(
-                capability, *(tensors[n] for n in "qkv"), tensors.get("m"), *args[4:]
+                capability, *(tensors[n] for n in "qkv"), tensors.get("m"), *args[4:],
+                **work.calls[0][0].kwargs,
             )
             os.environ["FAKE_CUDA_ATTENTION"] = str(NUMBERS[kernel])
             there = _Probe(work, tensors, True).observe()

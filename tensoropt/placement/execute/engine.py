@@ -174,8 +174,7 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
                 # Waited for as late as possible, in front of the operator whose backward needs them, so that
                 # messages travel meanwhile.
                 for value in self.strategy.graph.operators[instruction].writes:
-                    for place, message in arriving.pop(value, ()):
-                        tape.add(place, message.wait())
+                    _take_in(tape, arriving.pop(value, ()))
                 tape.backward(instruction)
         self.transport.finish()
         self.shards.accumulated.finish()
@@ -214,6 +213,12 @@ class PlacedEngine(Engine[LoweredPart, Tape]):
             value = Value(new)
             if value in self._makers:
                 self.transport.broadcast(self.buffers[name], self._device_of(value))
+
+
+def _take_in(tape: Tape, messages: Sequence[tuple[Place, Arriving]]) -> None:
+    """Wait for gradients and put them on the tape; nothing here holds one of them any longer then."""
+    for place, message in messages:
+        tape.add(place, message.wait())
 
 
 def _in_one_process(

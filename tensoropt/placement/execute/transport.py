@@ -87,7 +87,7 @@ class Job:
     """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
     Gloo tells that a message is gone only to who waits for it, so a thread does, and lets go of the value.
-    On GPUs one can ask.
+    NCCL's works hold what they send themselves.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Job:
         self._gone = threading.Condition()
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._on_gpu: list[tuple[Any, torch.Tensor]] = []
+        self._on_gpu: list[Any] = []
 
     def send(self, transfer: Transfer, value: torch.Tensor) -> None:
         value = (value.cpu() if through_host(value.device) else value).contiguous()
@@ -105,9 +105,10 @@ class Job:
         work = dist.isend(value, transfer.target, tag=transfer.number)
         assert work is not None, "every rank is a member of the job"
         if value.is_cuda:
-            # A value must live until its message is gone; each send lets go of those that are.
-            self._on_gpu = [(w, v) for w, v in self._on_gpu if not w.is_completed()]
-            self._on_gpu.append((work, value))
+            # NCCL's process group keeps the value until its message is gone. Kept here as well, it would be
+            # there until the host, which is far ahead of the device, looks again.
+            self._on_gpu = [one for one in self._on_gpu if not one.is_completed()]
+            self._on_gpu.append(work)
             return
         if self._thread is None or not self._thread.is_alive():
             # A daemon, so that a message that never arrives does not keep the process from ending.
@@ -142,7 +143,7 @@ class Job:
         return value
 
     def finish(self) -> None:
-        for work, _ in self._on_gpu:
+        for work in self._on_gpu:
             work.wait()
         self._on_gpu.clear()
         with self._gone:

@@ -1,0 +1,108 @@
+"""What recurrent layers keep on GPUs: an estimate, asked without one.
+
+On CUDA ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd keeps what they
+read, their output, a *reserve* of cuDNN's, and a buffer into which the weights are copied, as a lowered
+program has each of them for itself; backward makes the gradients of all weights in one buffer of the same
+size (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``).
+
+How large the reserve is only cuDNN says (``cudnnGetRNNTempSpaceSizes``). The estimate follows the sizes in
+pytorch/pytorch issue 2895 (cuDNN 7, a P100, float32): 736,000,000 bytes of an LSTM and 864,000,000 of a
+GRU, by their numbers of parameters both of four layers of 320 units. They are 23 to 27, which is what 5
+numbers for every step, unit and layer of an LSTM (its gates and the cell) and 6 of a GRU give with one more
+for what passes between two layers; the steps of all sequences, which the issue does not say, are 25,000
+then. cuDNN's workspace, 2 % of the reserve there, is left out, and so is its padding of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tensoropt.profiling.workload import Workload
+
+NUMBERS = {"aten.lstm.input": 5, "aten.gru.input": 6}
+"""Numbers in the reserve for every step, unit and layer."""
+
+
+def has_recurrent(work: Workload) -> bool:
+    """Whether a workload has a layer whose facts on GPUs are estimated."""
+    return any(call.function in NUMBERS for call, _ in work.calls)
+
+
+def reserve_bytes(
+    numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
+) -> int:
+    """Bytes of cuDNN's reserve.
+
+    Args:
+        numbers: of :data:`NUMBERS`.
+        steps: time steps of all sequences of the batch together.
+        hidden: units of a layer and direction.
+    """
+    return steps * hidden * directions * (numbers * layers + layers - 1) * element_bytes
+
+
+class CudaRecurrent(TorchFunctionMode):
+    """Runs recurrent layers as far as memory goes as GPUs do: for fake tensors, which compute nothing."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.lstm.input:
+            return _layers(NUMBERS["aten.lstm.input"], *args, **(kwargs or {}))
+        if func is torch.ops.aten.gru.input:
+            return _layers(NUMBERS["aten.gru.input"], *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _layers(
+    numbers: int,
+    x: torch.Tensor,
+    states: torch.Tensor | Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    states = [states] if isinstance(states, torch.Tensor) else list(states)
+    directions = 2 if bidirectional else 1
+    # Of the reserve only the size matters; there is none where no backward follows.
+    size = 0
+    if train and torch.is_grad_enabled():
+        steps = x.shape[0] * x.shape[1]
+        size = reserve_bytes(numbers, steps, states[0].shape[-1], num_layers, directions, x.element_size())
+    result: tuple[torch.Tensor, ...] = _Layers.apply(size, len(states), directions, x, *states, *weights)
+    return result
+
+
+class _Layers(torch.autograd.Function):
+    """Storages that cuDNN's layers make, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, size: int, count: int, directions: int, x: torch.Tensor, *rest: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        states, weights = rest[:count], rest[count:]
+        y = x.new_empty((*x.shape[:-1], states[0].shape[-1] * directions))
+        last = [state.new_empty(state.shape) for state in states]
+        copied = x.new_empty(sum(weight.numel() for weight in weights))
+        reserve = x.new_empty(size, dtype=torch.uint8)
+        ctx.count = count
+        ctx.save_for_backward(x, *rest, y, reserve, copied)
+        return y, *last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # type: ignore[override]
+        x, *rest = ctx.saved_tensors[:-3]
+        states, weights = rest[: ctx.count], rest[ctx.count :]
+        flat = x.new_empty(sum(weight.numel() for weight in weights))
+        pieces = flat.split([weight.numel() for weight in weights])
+        of_weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+        of_states = [torch.empty_like(state) for state in states]
+        return None, None, None, torch.empty_like(x), *of_states, *of_weights

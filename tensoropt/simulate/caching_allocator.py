@@ -1,0 +1,239 @@
+"""PyTorch's caching allocator of CUDA memory, without memory: what a sequence of requests reserves.
+
+Written after ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (PyTorch 2.13), with
+the default settings and one stream. A request is rounded up to 512 bytes. Requests of up to 1 MiB and larger
+ones have a pool each; a pool gives its smallest free block that is large enough, the lowest of equals, and
+cuts off what is left over where that is worth it. Where no block fits:
+
+- *native*: a segment is taken from the device, of 2 MiB for small requests, of 20 MiB for those below 10 MiB,
+  else of the request rounded up to 2 MiB. A segment is never joined with another one.
+- *expandable* (``expandable_segments:True``): a pool has one range of addresses, and takes pages where it is
+  used: of 2 MiB for small requests, of 20 MiB for others. What is free at the end of the pages grows.
+
+Blocks that are given back join their free neighbours. Nothing goes back to the device: PyTorch does that only
+where the device has no more memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+MIB = 2**20
+LEAST_BYTES = 512
+"""``kMinBlockSize``: requests are rounded up to multiples of it."""
+SMALL_BYTES = MIB
+"""``kSmallSize``: the largest request of the small pool."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""``kSmallBuffer``."""
+LARGE_SEGMENT_BYTES = 20 * MIB
+"""``large_segment_size``, formerly ``kLargeBuffer``."""
+LEAST_OWN_SEGMENT_BYTES = 10 * MIB
+"""``kMinLargeAlloc``: from here on a request has a segment of its own size."""
+ROUNDED_SEGMENT_BYTES = 2 * MIB
+"""``kRoundLarge``: such segments are multiples of it."""
+
+
+def rounded_bytes(size: int) -> int:
+    """A request as the allocator serves it (``round_size``)."""
+    return max(-(-size // LEAST_BYTES), 1) * LEAST_BYTES
+
+
+def segment_bytes(rounded: int) -> int:
+    """What is taken from the device for a rounded request that no block serves (``get_allocation_size``)."""
+    if rounded <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if rounded < LEAST_OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-rounded // ROUNDED_SEGMENT_BYTES) * ROUNDED_SEGMENT_BYTES
+
+
+class Block:
+    """A piece of a segment, used or free.
+
+    Attributes:
+        size: bytes; of a used one what the request has taken.
+        requested: of a used one what was asked for.
+        mapped: it has memory, and not only addresses.
+        before, behind: its neighbours in the segment.
+    """
+
+    __slots__ = ("address", "before", "behind", "mapped", "pool", "requested", "size", "used")
+
+    def __init__(self, pool: _Pool, address: int, size: int, *, mapped: bool = True):
+        self.pool, self.address, self.size, self.mapped = pool, address, size, mapped
+        self.used, self.requested = False, 0
+        self.before: Block | None = None
+        self.behind: Block | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The order of free blocks: by size, of equals by address."""
+        return self.size, self.address
+
+
+class _Pool:
+    """Free blocks for small requests, or for others; ``page`` bytes are mapped at once."""
+
+    def __init__(self, *, small: bool):
+        self.small = small
+        self.page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
+        self.order: list[tuple[int, int]] = []
+        self.blocks: dict[tuple[int, int], Block] = {}
+        self.unmapped: Block | None = None
+
+    def add(self, block: Block) -> None:
+        insort(self.order, block.key)
+        self.blocks[block.key] = block
+
+    def take(self, block: Block) -> None:
+        del self.order[bisect_left(self.order, block.key)]
+        del self.blocks[block.key]
+
+    def fitting(self, size: int) -> Block | None:
+        """The smallest free block of that many bytes; one that can grow counts with all it can grow to."""
+        at = bisect_left(self.order, (size, -1))
+        if at == len(self.order):
+            return None
+        found = self.blocks[self.order[at]]
+        while at + 1 < len(self.order) and _growing(self.blocks[self.order[at + 1]]) < _growing(found):
+            at += 1
+            found = self.blocks[self.order[at]]
+        return found
+
+
+def _growing(block: Block) -> int:
+    behind = block.behind
+    return block.size + (behind.size if behind is not None and not behind.mapped else 0)
+
+
+@dataclass(frozen=True)
+class AllocatorPeaks:
+    """The most bytes at any time.
+
+    Attributes:
+        requested: of what was asked for.
+        allocated: of used blocks: ``torch.cuda.max_memory_allocated``.
+        reserved: taken from the device: ``torch.cuda.max_memory_reserved``.
+    """
+
+    requested: int
+    allocated: int
+    reserved: int
+
+
+class CachingAllocator:
+    """One device's allocator.
+
+    Args:
+        expandable: with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+
+    Attributes:
+        requested, allocated, reserved: bytes now, as in :class:`AllocatorPeaks`.
+    """
+
+    ADDRESSES = 2**50
+    """Of an expandable segment: more than any device has."""
+
+    def __init__(self, *, expandable: bool = False):
+        self.expandable = expandable
+        self.requested = self.allocated = self.reserved = 0
+        self._most_requested = self._most_allocated = 0
+        self._small, self._large = _Pool(small=True), _Pool(small=False)
+        # Where the device puts a segment is not known: one behind the other, as on an empty device.
+        self._next_address = 0
+
+    @property
+    def peaks(self) -> AllocatorPeaks:
+        """The most until now."""
+        return AllocatorPeaks(self._most_requested, self._most_allocated, self.reserved)
+
+    def allocate(self, size: int) -> Block:
+        """A block of at least so many bytes, more than none."""
+        assert size > 0, "PyTorch asks its allocator for no memory for an empty tensor"
+        rounded = rounded_bytes(size)
+        pool = self._small if rounded <= SMALL_BYTES else self._large
+        block = pool.fitting(rounded)
+        if block is not None:
+            pool.take(block)
+        elif self.expandable:
+            block = self._grown(pool, rounded)
+        else:
+            block = self._segment(pool, segment_bytes(rounded))
+        if self._is_worth_cutting(pool, block.size - rounded):
+            self._cut(block, rounded)
+        block.used, block.requested = True, size
+        self.requested, self.allocated = self.requested + size, self.allocated + block.size
+        self._most_requested = max(self._most_requested, self.requested)
+        self._most_allocated = max(self._most_allocated, self.allocated)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back."""
+        assert block.used, "a block can be given back only once"
+        self.requested, self.allocated = self.requested - block.requested, self.allocated - block.size
+        block.used, block.requested = False, 0
+        for neighbour in (block.before, block.behind):
+            if neighbour is not None and neighbour.mapped and not neighbour.used:
+                block.pool.take(neighbour)
+                _join(block, neighbour)
+        block.pool.add(block)
+
+    # -- segments -----------------------------------------------------------------------------------
+
+    def _is_worth_cutting(self, pool: _Pool, rest: int) -> bool:
+        """``should_split``."""
+        return rest >= LEAST_BYTES if pool.small or self.expandable else rest > SMALL_BYTES
+
+    def _cut(self, block: Block, size: int) -> None:
+        """Leave what is behind the first ``size`` bytes to the pool."""
+        rest = Block(block.pool, block.address + size, block.size - size)
+        rest.before, rest.behind = block, block.behind
+        if block.behind is not None:
+            block.behind.before = rest
+        block.behind, block.size = rest, size
+        block.pool.add(rest)
+
+    def _segment(self, pool: _Pool, size: int) -> Block:
+        """A native segment."""
+        block = Block(pool, self._next_address, size)
+        self._next_address += size
+        self.reserved += size
+        return block
+
+    def _grown(self, pool: _Pool, size: int) -> Block:
+        """Memory at the end of the pool's pages, with what is free before it
+        (``try_allocate_expandable_block``)."""
+        if pool.unmapped is None:
+            pool.unmapped = Block(pool, self._next_address, self.ADDRESSES, mapped=False)
+            self._next_address += self.ADDRESSES
+        end = pool.unmapped
+        free = end.before if end.before is not None and not end.before.used else None
+        there = 0
+        if free is not None:
+            pool.take(free)
+            there = free.size
+        mapped = -(-(size - there) // pool.page) * pool.page
+        block = Block(pool, end.address, mapped)
+        block.before, block.behind = end.before, end
+        if end.before is not None:
+            end.before.behind = block
+        end.before = block
+        end.address, end.size = end.address + mapped, end.size - mapped
+        self.reserved += mapped
+        if free is not None:
+            _join(block, free)
+        return block
+
+
+def _join(block: Block, neighbour: Block) -> None:
+    """Make a free neighbour part of a block."""
+    if block.before is neighbour:
+        block.address, block.before = neighbour.address, neighbour.before
+        if block.before is not None:
+            block.before.behind = block
+    else:
+        block.behind = neighbour.behind
+        if block.behind is not None:
+            block.behind.before = block
+    block.size += neighbour.size

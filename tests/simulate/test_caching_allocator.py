@@ -1,0 +1,163 @@
+"""PyTorch's caching allocator: examples worked out by hand from its published rules, and a slow twin."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.simulate.caching_allocator import MIB, CachingAllocator, rounded_bytes, segment_bytes
+from tests.naive import NaiveAllocator
+
+
+@pytest.mark.parametrize(
+    ("size", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)]
+)
+def test_requests_are_rounded_to_512_bytes(size, rounded):
+    assert rounded_bytes(size) == rounded
+
+
+@pytest.mark.parametrize(
+    ("rounded", "segment"),
+    [
+        (512, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 512, 12 * MIB),
+        (101 * MIB, 102 * MIB),
+    ],
+)
+def test_segments_by_the_size_of_a_request(rounded, segment):
+    assert segment_bytes(rounded) == segment
+
+
+def test_small_requests_share_a_segment_of_2_mib():
+    one = CachingAllocator()
+    for _ in range(4):
+        one.allocate(MIB // 2)
+    assert (one.allocated, one.reserved) == (2 * MIB, 2 * MIB)
+    one.allocate(1)
+    assert (one.requested, one.allocated, one.reserved) == (2 * MIB + 1, 2 * MIB + 512, 4 * MIB)
+
+
+def test_up_to_1_mib_of_a_large_block_is_not_cut_off():
+    one = CachingAllocator()
+    block = one.allocate(11 * MIB)  # a segment of 12 MiB, whose last one is not worth a block
+    assert (block.size, one.requested, one.reserved) == (12 * MIB, 11 * MIB, 12 * MIB)
+    one = CachingAllocator()
+    one.free(one.allocate(20 * MIB))
+    assert one.allocate(19 * MIB - 512).size == 19 * MIB - 512  # a little more than 1 MiB is left
+    one = CachingAllocator()
+    one.free(one.allocate(20 * MIB))
+    assert one.allocate(19 * MIB).size == 20 * MIB
+    # With expandable segments every 512 bytes are.
+    grown = CachingAllocator(expandable=True)
+    assert grown.allocate(11 * MIB).size == 11 * MIB
+    assert grown.reserved == 20 * MIB
+
+
+def test_between_1_and_10_mib_requests_share_segments_of_20():
+    one = CachingAllocator()
+    blocks = [one.allocate(6 * MIB) for _ in range(3)]
+    assert one.reserved == 20 * MIB  # 2 MiB are left
+    one.allocate(2 * MIB)
+    assert one.reserved == 20 * MIB
+    one.free(blocks[0])
+    one.free(blocks[2])  # 6 and 6 MiB, apart
+    one.allocate(9 * MIB)
+    assert one.reserved == 40 * MIB
+
+
+def test_free_neighbours_become_one_block():
+    one = CachingAllocator()
+    blocks = [one.allocate(6 * MIB) for _ in range(3)]
+    one.free(blocks[0])
+    one.free(blocks[2])
+    one.free(blocks[1])
+    assert one.allocate(20 * MIB).size == 20 * MIB
+    assert one.reserved == 20 * MIB
+
+
+def test_fragments_of_native_segments_are_not_joined_where_expandable_ones_are():
+    """Ten blocks of 10 MiB, every one of its own segment, are given back and 100 MiB asked for."""
+    reserved = []
+    for expandable in (False, True):
+        one = CachingAllocator(expandable=expandable)
+        for block in [one.allocate(10 * MIB) for _ in range(10)]:
+            one.free(block)
+        one.allocate(100 * MIB)
+        reserved.append(one.peaks.reserved)
+    assert reserved == [200 * MIB, 100 * MIB]
+
+
+def test_an_expandable_segment_grows_from_its_free_end_by_pages_of_20_mib():
+    one = CachingAllocator(expandable=True)
+    first, second = one.allocate(15 * MIB), one.allocate(15 * MIB)
+    assert one.reserved == 40 * MIB  # 10 are left at the end
+    one.free(second)
+    one.allocate(45 * MIB)  # the free 25 and 20 more
+    assert one.reserved == 60 * MIB
+    one.free(first)
+    one.allocate(16 * MIB)  # 15 are free in front, which cannot grow
+    assert one.reserved == 80 * MIB
+
+
+def test_the_peaks_are_of_different_moments():
+    one = CachingAllocator()
+    block = one.allocate(30 * MIB)
+    one.free(block)
+    one.allocate(1)
+    assert one.peaks.requested == one.peaks.allocated == 30 * MIB
+    assert one.peaks.reserved == 32 * MIB
+    assert (one.requested, one.allocated) == (1, 512)
+
+
+def test_a_block_is_given_back_once():
+    one = CachingAllocator()
+    block = one.allocate(1)
+    one.free(block)
+    with pytest.raises(AssertionError, match="only once"):
+        one.free(block)
+
+
+SIZES = st.one_of(
+    st.integers(1, 4096),
+    st.integers(1, 2 * MIB),
+    st.integers(1, 60 * MIB),
+    st.sampled_from([512, MIB, MIB + 1, 10 * MIB - 1, 10 * MIB, 20 * MIB, 19 * MIB]),
+)
+STEPS = st.lists(st.one_of(SIZES, st.integers(-30, -1)), max_size=60)
+"""Requests, and (below 0) which of the blocks there are is given back."""
+
+
+@given(STEPS, st.booleans())
+def test_it_does_what_its_slow_twin_does(steps, expandable):
+    fast, slow = CachingAllocator(expandable=expandable), NaiveAllocator(expandable=expandable)
+    blocks, twins = [], []
+    for step in steps:
+        if step > 0:
+            blocks.append(fast.allocate(step))
+            twins.append(slow.allocate(step))
+            assert blocks[-1].size == twins[-1][2]
+        elif blocks:
+            fast.free(blocks.pop(step % len(blocks)))
+            slow.free(twins.pop(step % len(twins)))
+        assert (fast.allocated, fast.reserved) == (slow.allocated, slow.reserved)
+        assert fast.allocated == sum(block.size for block in blocks)
+    assert fast.requested <= fast.allocated <= fast.reserved == fast.peaks.reserved
+
+
+@given(st.lists(SIZES, max_size=40), st.booleans())
+def test_what_is_freed_whole_serves_the_same_again(sizes, expandable):
+    one = CachingAllocator(expandable=expandable)
+    for _ in range(3):
+        for block in [one.allocate(size) for size in sizes]:
+            one.free(block)
+    assert one.allocated == one.requested == 0
+    again = CachingAllocator(expandable=expandable)
+    for size in sizes:
+        again.allocate(size)
+    # Blocks of one round lie in what the first has taken, whole as it is again.
+    assert one.reserved == again.reserved

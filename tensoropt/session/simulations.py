@@ -63,17 +63,27 @@ class SpaceSimulations:
 
     def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
         """Simulate points of a frontier of this space; their numbers among all of the space."""
+        return self.add_all([(frontier, indices)])[0]
+
+    def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
+        """Simulate points of several frontiers of this space together, which takes little more than of one;
+        per frontier their numbers among all of the space."""
+        chosen = [frontier.strategies(indices) for frontier, indices in parts]
+        configurations = np.concatenate([one.configurations for one in chosen])
+        options = np.concatenate([one.options for one in chosen])
+        memory = np.concatenate([frontier.memory[indices] for frontier, indices in parts])
+        time_s = np.concatenate([frontier.time[indices] for frontier, indices in parts])
         first = len(self.simulated)
-        for start in range(0, len(indices), CHUNK):
-            part = indices[start : start + CHUNK]
-            chosen = frontier.strategies(part)
-            metrics = self._evaluated(chosen.configurations, chosen.options).metrics
+        for start in range(0, len(memory), CHUNK):
+            part = slice(start, start + CHUNK)
+            metrics = self._evaluated(configurations[part], options[part]).metrics
             costs = np.stack([metrics.memory_bytes, metrics.total_s], axis=1)
-            added = np.stack([frontier.memory[part], frontier.time[part]], axis=1)
+            added = np.stack([memory[part], time_s[part]], axis=1)
             tensors = metrics.memory.sum(axis=1)
-            new = Simulated(chosen.configurations, chosen.options, added, costs, tensors)
+            new = Simulated(configurations[part], options[part], added, costs, tensors)
             self.done = self.done.and_then(new)
-        return np.arange(first, len(self.simulated))
+        ends = first + np.cumsum([len(indices) for _, indices in parts])
+        return [np.arange(end - len(of), end) for (_, of), end in zip(parts, ends.tolist(), strict=True)]
 
     @property
     def least_shares(self) -> Floats:

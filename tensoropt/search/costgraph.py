@@ -181,7 +181,8 @@ class CostGraph:
 
 
 def operator_costs(costs: Any, what: str) -> CostTable:
-    """What ``add_operator`` takes as costs, made ready once for many operators; ``what`` they are, for errors.
+    """What ``add_operator`` takes as costs, made ready once for many operators; ``what`` they are, for
+    errors.
 
     Raises:
         ValueError: negative, NaN or ragged costs.

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
@@ -23,6 +24,9 @@ MARGIN = 0.05
 """How much less memory, or time, a strategy of a space may turn out to need than all of its simulated ones,
 as a share of what the search added up, before it is missed; an assumption."""
 
+ChosenIndices = NDArray[np.int32]
+"""Choices of strategies as they are kept: of big models thousands in each of thousands of strategies."""
+
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
@@ -35,8 +39,8 @@ class Simulated:
         tensors: (n,) of that memory what tensors take, which is what the search adds up.
     """
 
-    configurations: Indices
-    options: Indices
+    configurations: ChosenIndices
+    options: ChosenIndices
     additive: Floats
     costs: Floats
     tensors: Floats
@@ -53,7 +57,7 @@ class SpaceSimulations:
 
     def __init__(self, tables: CostTables, mesh: Mesh, evaluator: Evaluator):
         self.tables, self.mesh, self.evaluator = tables, mesh, evaluator
-        none, costs = np.zeros((0, len(tables.variables)), np.int64), np.zeros((0, 2))
+        none, costs = np.zeros((0, len(tables.variables)), np.int32), np.zeros((0, 2))
         self.done = Simulated(none, none, costs, costs, np.zeros(0))
 
     @property
@@ -69,8 +73,10 @@ class SpaceSimulations:
         """Simulate points of several frontiers of this space together, which takes little more than of one;
         per frontier their numbers among all of the space."""
         chosen = [frontier.strategies(indices) for frontier, indices in parts]
-        configurations = np.concatenate([one.configurations for one in chosen])
-        options = np.concatenate([one.options for one in chosen])
+        configurations, options = (
+            np.concatenate([getattr(one, name) for one in chosen], dtype=np.int32, casting="same_kind")
+            for name in ("configurations", "options")
+        )
         memory = np.concatenate([frontier.memory[indices] for frontier, indices in parts])
         time_s = np.concatenate([frontier.time[indices] for frontier, indices in parts])
         first = len(self.simulated)
@@ -121,13 +127,15 @@ class SpaceSimulations:
                 found.append(evaluation.point(row, space, index, additive=(memory, time_s)))
         return found
 
-    def _evaluated(self, configurations: Indices, options: Indices) -> Evaluation:
+    def _evaluated(self, configurations: ChosenIndices, options: ChosenIndices) -> Evaluation:
         """Strategies of the search, a row each, with one array per variable and one per group of options."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
-        choices: dict[str, Indices] = dict(zip(keys, configurations.T, strict=True))
+        # The figures of one variable lie one after the other, as the simulator goes through them.
+        chosen, own = (np.ascontiguousarray(each.T, dtype=np.int64) for each in (configurations, options))
+        choices: dict[str, Indices] = dict(zip(keys, chosen, strict=True))
         return self.evaluator.rows(
-            choices, {key: column for key, column in zip(keys, options.T, strict=True) if key in groups}
+            choices, {key: column for key, column in zip(keys, own, strict=True) if key in groups}
         )
 
 

@@ -23,7 +23,7 @@ from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.simulate.turns import turns
-from tensoropt.types import Flags, Floats, Indices
+from tensoropt.types import Flags, Floats
 
 CELLS = 2**22
 """Figures laid out at once, one per moment and strategy: enough for numpy, few enough for memory (32 MiB in
@@ -200,9 +200,9 @@ class StepSimulator:
         over, done = (_Sends(None, none, none, none.astype(bool)) for _ in range(2))
         self._count_turns(
             [
-                *((position + 1, sends) for position in forth_and_back for sends in self._at(position)),
+                *self._issued(forth_and_back),
                 *((schedule.last, sends) for sends in (over, *complete)),
-                *((position + 1, sends) for position in end for sends in self._at(position)),
+                *self._issued(end),
                 (moments, done),
             ]
         )
@@ -226,6 +226,17 @@ class StepSimulator:
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
         exposed = np.clip(time - compute, 0.0, self.communication)
         return StepMetrics(memory, terms, time, compute, self.communication, exposed, self.sources)
+
+    def _issuing(self, positions: range) -> list[int]:
+        """Those of the moments at which there are collectives, or after which buckets are complete."""
+        return sorted(at for at in {*self.sends, *self.buckets} if at in positions)
+
+    def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
+        """The collectives of moments that follow one another, each with the number of moments whose work is
+        done by then."""
+        for position in self._issuing(positions):
+            for sends in self._at(position):
+                yield position + 1, sends
 
     def _at(self, position: int) -> Iterator[_Sends]:
         """The collectives of a moment, and the buckets that are complete after it."""
@@ -305,11 +316,9 @@ class StepSimulator:
         """Go through moments that follow one another."""
         # At moments without collectives there is only work, which is summed up already; a recording has them
         # all.
-        for position in positions:
+        for position in positions if self.recorder is not None else self._issuing(positions):
             if self.recorder is not None:
                 self._record(self.recorder, position)
-            elif position not in self.sends and position not in self.buckets:
-                continue
             self.worked = self.work[position + 1]
             for sends in self._at(position):
                 self._send(sends)

@@ -9,6 +9,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
+from tensoropt.processes import not_searched_for_garbage
 from tensoropt.session.meshes import left_to_search, searched_meshes
 from tensoropt.session.one_space import SearchedSpace
 from tensoropt.session.refining import Offered, SpaceTables, announce, apart, refine
@@ -73,7 +74,8 @@ def search(session: Session, problem: Problem) -> Searched:
             # Where only wide meshes have strategies, nothing says which of these are good.
             refused, narrow, wide = (str(error),), wide, {}
             spaces = _search(session, tables, narrow, wide)
-        with clock.stage("judge"):  # the name under which saved explorations keep these seconds
+        # The name under which saved explorations keep these seconds.
+        with clock.stage("judge"), not_searched_for_garbage():
             spaces.simulate()
         refined = refine(session, tables, spaces, wide)
         with clock.stage("costs"):
@@ -102,6 +104,6 @@ def _search(session: Session, tables: SpaceTables, offered: Offered, wide: Offer
     session.remaining.expect("simulation", simulate_s(built[0][1]))
     announce(session, built, wide)
     spaces = SpaceSearch(built, session.settings, simulations, session.report, session.remaining)
-    with session.clock.stage("search"):
+    with session.clock.stage("search"), not_searched_for_garbage():
         spaces.search()
     return spaces

@@ -6,13 +6,15 @@ thread may hold a lock, and where CUDA was not initialised.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -38,6 +40,23 @@ def can_fork() -> bool:
 def cores() -> int:
     """Cores that this process may use, which taskset or a container can make fewer than there are."""
     return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def not_searched_for_garbage() -> Iterator[None]:
+    """What is in memory now is not looked through for garbage in the block, nor in its forks.
+
+    Graphs and tables of a big model are millions of objects, which the search neither changes nor lets go of,
+    and Python would go through all of them again and again.
+    """
+    if gc.get_freeze_count():  # somebody else's, who decides when it ends
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:

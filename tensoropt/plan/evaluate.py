@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,7 @@ class Evaluation:
         exposed = float(p.exposed_s[row])
         of_source = p.sources[row]
         weight = float(of_source.sum()) or 1.0
+        names = space.variables
         shares = {s: float(x) / weight for s, x in zip(SOURCES, of_source, strict=True) if x}
         return Point(
             memory_bytes=float(p.memory_bytes[row]),
@@ -118,8 +120,8 @@ class Evaluation:
             terms=named_terms(p.terms[row].tolist()),
             allocator=self.allocator(row) if allocator is None else allocator,
             space=number,
-            choice=tuple(int(self.choices[n][row]) for n in space.variables),
-            options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in space.variables),
+            choice=tuple(int(self.choices[n][row]) for n in names),
+            options=tuple(int(self.options[n][row]) if n in self.options else 0 for n in names),
             collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(self.collectives(row).items())),
             sources=shares,
             # Nothing is proven until session.evaluation.certified looks at all spaces together.
@@ -134,7 +136,12 @@ class Evaluation:
 
     def collectives(self, row: int) -> Counter[Collective]:
         """What one strategy sends in a step."""
-        return collectives(self.batch, row)
+        return self._collectives[row]
+
+    @cached_property
+    def _collectives(self) -> list[Counter[Collective]]:
+        # Of all strategies together, which takes little more than of one.
+        return collectives(self.batch)
 
 
 class Evaluator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tensoropt.costs.variables import variables
@@ -56,7 +57,7 @@ class Space:
         }
         return tuple(found)
 
-    @property
+    @cached_property
     def variables(self) -> tuple[str, ...]:
         """Order of the indices of a point; a hub and a group may share a tensor's name."""
         return variables(self.groups, self.hubs, self.shared)

@@ -70,6 +70,7 @@ class CostGraph:
         self._index: dict[str, int] = {}
         self._ordinals: dict[tuple[int, int], int] = {}
         self._tables: dict[bytes, CostTable] = {}
+        self._known: set[int] = set()
         self._maps: dict[bytes, Indices] = {}
 
     def __len__(self) -> int:
@@ -85,8 +86,9 @@ class CostGraph:
     def add_operator(self, name: str, costs: Any) -> None:
         """Add an operator; ``costs[k]`` is an array (options, 2) of memory and time of configuration ``k``.
 
-        A float array (K, options, 2) is the same; (K, 2) means one option each. Raises ``ValueError``
-        naming the operator for a repeated name, no configurations, or negative, NaN or ragged costs.
+        A float array (K, options, 2) is the same; (K, 2) means one option each; what :func:`operator_costs`
+        has made of either may be given again and again. Raises ``ValueError`` naming the operator for a
+        repeated name, no configurations, or negative, NaN or ragged costs.
         """
         what = f"operator {name!r}"
         if name in self._index:
@@ -110,7 +112,8 @@ class CostGraph:
         options, 2).
 
         With ``rows`` (Ka,) and ``cols`` (Kb,) the edge is factored: configurations (i, j) cost
-        ``costs[rows[i]][cols[j]]``. Parallel edges are kept apart. Raises ``ValueError`` naming the edge
+        ``costs[rows[i]][cols[j]]``. What :func:`edge_costs` has made of ``costs`` may be given again and
+        again. Parallel edges are kept apart. Raises ``ValueError`` naming the edge
         for unknown ends, a self-edge, a wrong shape, negative, NaN or ragged costs.
         """
         what = f"edge {source!r} -> {target!r}"
@@ -164,13 +167,36 @@ class CostGraph:
     def _shared(self, table: CostTable) -> CostTable:
         # Equal tables become one object, so that later stages compare tables by identity: reduce_graph snaps
         # each once, and equal steps of a program are found by it.
+        if id(table) in self._known:
+            return table
         digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
         for array in (table.offsets, table.memory, table.time, table.option):
             digest.update(array.tobytes())
-        return self._tables.setdefault(digest.digest(), table)
+        shared = self._tables.setdefault(digest.digest(), table)
+        self._known.add(id(shared))  # which stays that of this table, as it is kept
+        return shared
 
     def _shared_map(self, values: Indices) -> Indices:
         return self._maps.setdefault(values.tobytes(), values)
+
+
+def operator_costs(costs: Any, what: str) -> CostTable:
+    """What ``add_operator`` takes as costs, made ready once for many operators; ``what`` they are, for
+    errors.
+
+    Raises:
+        ValueError: negative, NaN or ragged costs.
+    """
+    return _table(costs, 1, what)
+
+
+def edge_costs(costs: Any, what: str) -> CostTable:
+    """What ``add_edge`` takes as costs, made ready once for many edges; ``what`` they are, for errors.
+
+    Raises:
+        ValueError: negative, NaN or ragged costs.
+    """
+    return _table(costs, 2, what)
 
 
 def _class_map(given: ArrayLike | None, configurations: int, size: int, what: str) -> Indices:
@@ -197,6 +223,10 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
 
 
 def _table(costs: Any, dims: int, what: str) -> CostTable:
+    if isinstance(costs, CostTable):
+        if len(costs.shape) != dims:
+            raise ValueError(f"{what}: the table has {len(costs.shape)} dimensions; it needs {dims}")
+        return costs
     if isinstance(costs, np.ndarray) and costs.dtype.kind in "fiu" and costs.ndim in (dims + 1, dims + 2):
         return _dense_table(costs, dims, what)
     if dims == 2:

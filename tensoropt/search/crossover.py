@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.types import Floats, Indices
@@ -126,18 +127,42 @@ def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
     )
 
 
-def unmix(reduced: ReducedGraph, heads: Indices, tails: Indices, cuts: Indices) -> Indices:
-    """(n, operators + edges, 2) the picks of mixes, each of a head's pick and a tail's (both of that
-    shape)."""
+def unmix(
+    reduced: ReducedGraph, picks: Sequence[Indices], heads: Indices, tails: Indices, cuts: Indices
+) -> Indices:
+    """(n, operators + edges, 2) the picks of mixes, each of a head's pick and a tail's.
+
+    Args:
+        picks: of the strategies that are mixed, each (operators + edges, 2).
+        heads, tails: (n,) which of these; ``cuts``: (n,) below which operator the head's is taken.
+    """
     n = len(reduced.domains)
     source = np.array([e.source for e in reduced.edges], np.int64)
     target = np.array([e.target for e in reduced.edges], np.int64)
+    used, ends = np.unique(np.concatenate([heads, tails]), return_inverse=True)
+    ends = ends.reshape(2, -1)
+    given = np.stack([picks[i] for i in used.tolist()])
+    found = np.empty((len(cuts), *given.shape[1:]), np.int64)
+    # What of an edge is said of its higher end: below the cut, both are.
+    last = np.concatenate([np.arange(n), np.maximum(source, target)])
+    _mix(given, ends[0], ends[1], cuts, last, found)
     cut = cuts[:, None]
-    from_head = np.concatenate([np.arange(n) < cut, (source < cut) & (target < cut)], axis=1)
-    picks = np.where(from_head[:, :, None], heads, tails)
     rows, numbers = np.nonzero((source < cut) != (target < cut))
     for number in np.unique(numbers).tolist():
         e, where = reduced.edges[number], rows[numbers == number]
-        entry = e.rows[picks[where, e.source, 0]] * e.width + e.cols[picks[where, e.target, 0]]
-        picks[where, n + number, 0], picks[where, n + number, 1] = entry, 0
-    return picks
+        entry = e.rows[found[where, e.source, 0]] * e.width + e.cols[found[where, e.target, 0]]
+        found[where, n + number, 0], found[where, n + number, 1] = entry, 0
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _mix(picks, heads, tails, cuts, last, found):
+    """Fill ``found`` with a head's pick where the ``last`` (operators + edges,) operator of an input lies
+    below the cut, and with a tail's elsewhere."""
+    for m in range(found.shape[0]):
+        head, tail, cut = picks[heads[m]], picks[tails[m]], cuts[m]
+        for i in range(last.shape[0]):
+            if last[i] < cut:
+                found[m, i, 0], found[m, i, 1] = head[i, 0], head[i, 1]
+            else:
+                found[m, i, 0], found[m, i, 1] = tail[i, 0], tail[i, 1]

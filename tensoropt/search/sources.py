@@ -66,9 +66,9 @@ class MixSource:
         return self.mixes.time
 
     def rebuild(self, indices: Indices) -> ChosenStrategies:
-        m, picks = self.mixes, self.hull.picks
-        heads, tails = (np.stack([picks[i] for i in ends[indices].tolist()]) for ends in (m.head, m.tail))
-        return chosen_strategies(self.reduced, unmix(self.reduced, heads, tails, m.cut[indices]))
+        m = self.mixes
+        head, tail, cut = (np.asarray(of[indices], np.int64) for of in (m.head, m.tail, m.cut))
+        return chosen_strategies(self.reduced, unmix(self.reduced, self.hull.picks, head, tail, cut))
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -28,6 +28,7 @@ from tensoropt.search import (
     outline_frontier,
     track_frontier,
 )
+from tensoropt.search.costgraph import CostTable, edge_costs, operator_costs
 from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.session.turns import Found, first_look, unbeaten_by
 from tensoropt.units import format_bytes
@@ -82,16 +83,27 @@ def cost_graph(
 ) -> CostGraph:
     """The tables as the search takes them, without options that need more than a cap while they run."""
     graph = CostGraph()
+    # Layers that look alike share the arrays themselves, so that each kind of layer is made ready once.
+    known: dict[tuple[int, int], CostTable] = {}
     for variable in tables.variables:
-        costs = variable.costs
-        if working is not None and variable.key in working.of:
-            above = (needed > cap_bytes for needed in working.of[variable.key])
-            # An infinite cost forbids an option without changing indices, so that points of all searches
-            # share a catalogue.
-            costs = [np.where(a[:, None], np.inf, c) for a, c in zip(above, costs, strict=True)]
-        graph.add_operator(variable.key, costs)
+        above = working.of.get(variable.key) if working is not None else None
+        key = id(variable.memory), id(above)
+        if key not in known:
+            costs = variable.costs
+            if above is not None:
+                # An infinite cost forbids an option without changing indices, so that points of all searches
+                # share a catalogue.
+                costs = [
+                    np.where((needed > cap_bytes)[:, None], np.inf, c)
+                    for needed, c in zip(above, costs, strict=True)
+                ]
+            known[key] = operator_costs(costs, f"operator {variable.key!r}")
+        graph.add_operator(variable.key, known[key])
     for edge in tables.edges:
-        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
+        key = id(edge.table), id(None)
+        if key not in known:
+            known[key] = edge_costs(edge.table, f"edge {edge.a!r} -> {edge.b!r}")
+        graph.add_edge(edge.a, edge.b, known[key], rows=edge.rows, cols=edge.cols)
     return graph
 
 

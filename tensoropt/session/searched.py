@@ -10,6 +10,7 @@ from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError
 from tensoropt.plan.coverage import shares_of_flops, undivided, unsplit
 from tensoropt.plan.problem import Problem, micro_batch_counts, offered_regions
+from tensoropt.processes import not_searched_for_garbage
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.kept import kept_frontiers, kept_tables
 from tensoropt.session.kept_frontiers import KeptFrontiers
@@ -79,7 +80,8 @@ def search(session: Session, problem: Problem) -> Searched:
             # Where only wide meshes have strategies, nothing says which of these are good.
             refused, narrow, wide = (str(error),), wide, {}
             spaces = _search(session, tables, narrow, wide, kept)
-        with clock.stage("judge"):  # the name under which saved explorations keep these seconds
+        # The name under which saved explorations keep these seconds.
+        with clock.stage("judge"), not_searched_for_garbage():
             spaces.simulate()
         refined = refine(session, tables, spaces, wide)
         kept.remove_old()
@@ -117,6 +119,6 @@ def _search(
     session.remaining.expect("simulation", simulate_s(built[0][1]))
     announce(session, built, wide)
     spaces = SpaceSearch(built, session.settings, simulations, session.report, session.remaining, kept)
-    with session.clock.stage("search"):
+    with session.clock.stage("search"), not_searched_for_garbage():
         spaces.search()
     return spaces

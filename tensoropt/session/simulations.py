@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
@@ -24,6 +25,9 @@ MARGIN = 0.05
 """How much less memory, or time, a strategy of a space may turn out to need than all of its simulated ones,
 as a share of what the search added up, before it is missed; an assumption."""
 
+ChosenIndices = NDArray[np.int32]
+"""Choices of strategies as they are kept: of big models thousands in each of thousands of strategies."""
+
 LEAST_PER_PROCESS = 8
 """Replays of the allocator that are worth a process: one takes some 10 to 100 ms; an assumption."""
 
@@ -39,8 +43,8 @@ class Simulated:
         tensors: (n,) of that memory what tensors take, which is what the search adds up.
     """
 
-    configurations: Indices
-    options: Indices
+    configurations: ChosenIndices
+    options: ChosenIndices
     additive: Floats
     costs: Floats
     tensors: Floats
@@ -57,7 +61,7 @@ class SpaceSimulations:
 
     def __init__(self, tables: CostTables, mesh: Mesh, evaluator: Evaluator):
         self.tables, self.mesh, self.evaluator = tables, mesh, evaluator
-        none, costs = np.zeros((0, len(tables.variables)), np.int64), np.zeros((0, 2))
+        none, costs = np.zeros((0, len(tables.variables)), np.int32), np.zeros((0, 2))
         self.done = Simulated(none, none, costs, costs, np.zeros(0))
 
     @property
@@ -67,17 +71,29 @@ class SpaceSimulations:
 
     def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
         """Simulate points of a frontier of this space; their numbers among all of the space."""
+        return self.add_all([(frontier, indices)])[0]
+
+    def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
+        """Simulate points of several frontiers of this space together, which takes little more than of one;
+        per frontier their numbers among all of the space."""
+        chosen = [frontier.strategies(indices) for frontier, indices in parts]
+        configurations, options = (
+            np.concatenate([getattr(one, name) for one in chosen], dtype=np.int32, casting="same_kind")
+            for name in ("configurations", "options")
+        )
+        memory = np.concatenate([frontier.memory[indices] for frontier, indices in parts])
+        time_s = np.concatenate([frontier.time[indices] for frontier, indices in parts])
         first = len(self.simulated)
-        for start in range(0, len(indices), CHUNK):
-            part = indices[start : start + CHUNK]
-            chosen = frontier.strategies(part)
-            metrics = self._evaluated(chosen.configurations, chosen.options).metrics
+        for start in range(0, len(memory), CHUNK):
+            part = slice(start, start + CHUNK)
+            metrics = self._evaluated(configurations[part], options[part]).metrics
             costs = np.stack([metrics.memory_bytes, metrics.total_s], axis=1)
-            added = np.stack([frontier.memory[part], frontier.time[part]], axis=1)
+            added = np.stack([memory[part], time_s[part]], axis=1)
             tensors = metrics.memory.sum(axis=1)
-            new = Simulated(chosen.configurations, chosen.options, added, costs, tensors)
+            new = Simulated(configurations[part], options[part], added, costs, tensors)
             self.done = self.done.and_then(new)
-        return np.arange(first, len(self.simulated))
+        ends = first + np.cumsum([len(indices) for _, indices in parts])
+        return [np.arange(end - len(of), end) for (_, of), end in zip(parts, ends.tolist(), strict=True)]
 
     @property
     def least_shares(self) -> Floats:
@@ -118,13 +134,15 @@ class SpaceSimulations:
                 )
         return found
 
-    def _evaluated(self, configurations: Indices, options: Indices) -> Evaluation:
+    def _evaluated(self, configurations: ChosenIndices, options: ChosenIndices) -> Evaluation:
         """Strategies of the search, a row each, with one array per variable and one per group of options."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
-        choices: dict[str, Indices] = dict(zip(keys, configurations.T, strict=True))
+        # The figures of one variable lie one after the other, as the simulator goes through them.
+        chosen, own = (np.ascontiguousarray(each.T, dtype=np.int64) for each in (configurations, options))
+        choices: dict[str, Indices] = dict(zip(keys, chosen, strict=True))
         return self.evaluator.rows(
-            choices, {key: column for key, column in zip(keys, options.T, strict=True) if key in groups}
+            choices, {key: column for key, column in zip(keys, own, strict=True) if key in groups}
         )
 
 

@@ -54,10 +54,7 @@ class Found:
 
     def simulate(self, simulations: Simulations, indices: Indices) -> int:
         """Simulate those of the points that were not yet; how many these were."""
-        new = indices[self.numbers[indices] < 0]
-        if len(new):
-            self.numbers[new] = simulations.spaces[self.space].add(self.frontier, new)
-        return len(new)
+        return simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
         """Points not simulated yet near those whose numbers ``won``, spread evenly over each gap."""
@@ -73,6 +70,21 @@ class Found:
                 spread = np.linspace(left, right, min(NEIGHBOURS, right - left - 1) + 2)[1:-1]
                 found += np.unique(spread.round().astype(int)).tolist()
         return np.array([i for i in found if self.numbers[i] < 0], np.int64)
+
+
+def simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
+    """Simulate those of the points of some frontiers that were not yet, each space's together; how many these
+    were."""
+    of_space: dict[int, list[tuple[Found, Indices]]] = {}
+    for found, indices in asked:
+        new = indices[found.numbers[indices] < 0]
+        if len(new):
+            of_space.setdefault(found.space, []).append((found, new))
+    for space, parts in of_space.items():
+        numbers = simulations.spaces[space].add_all([(found.frontier, new) for found, new in parts])
+        for (found, new), of_part in zip(parts, numbers, strict=True):
+            found.numbers[new] = of_part
+    return sum(len(new) for parts in of_space.values() for _, new in parts)
 
 
 def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
@@ -99,7 +111,9 @@ def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> I
     for _ in range(ROUNDS):
         best = simulations.frontier()
         won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
-        count = sum(found.simulate(simulations, found.neighbours(won[found.space])) for found in every)
+        count = simulate_together(
+            [(found, found.neighbours(won[found.space])) for found in every], simulations
+        )
         if not count:
             return
         yield count

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.ops.layouts import PARTIAL_GRAD, Layout
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.storage import Storage
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.types import Indices
 
 BUCKET_BYTES = 25 * 2**20
 """Size at which a bucket is closed, as in PyTorch's DDP."""
@@ -72,22 +75,61 @@ def fill_buckets(
     gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Buckets of gradients given in the order in which they arrive, as (parameter, axes, dtype, elements)."""
+    given = tuple(gradients)
     # One all-reduce has one group and one type, so there is one open bucket for each pair of them.
-    open_buckets: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    counts: dict[tuple[tuple[int, ...], str], int] = {}
-    done: list[Bucket] = []
+    keys: dict[tuple[tuple[int, ...], str], int] = {}
+    of_gradient = np.array([[keys.setdefault((axes, dtype), len(keys)) for _, axes, dtype, _ in given]])
+    sizes = np.array([[elements * DTYPE_BYTES[dtype] for _, _, dtype, elements in given]])
+    members: dict[int, list[tuple[str, tuple[int, ...], str, int]]] = {}
+    for number, gradient in zip(
+        bucket_numbers(of_gradient, sizes, limit_bytes)[0].tolist(), given, strict=True
+    ):
+        members.setdefault(number, []).append(gradient)
+    return tuple(
+        Bucket(of[0][1], of[0][2], tuple(name for name, *_ in of), sum(elements for *_, elements in of))
+        for _, of in sorted(members.items())
+    )
 
-    def close(key: tuple[tuple[int, ...], str]) -> None:
-        done.append(Bucket(*key, tuple(open_buckets.pop(key)), counts.pop(key)))
 
-    for name, axes, dtype, elements in gradients:
-        key = axes, dtype
-        open_buckets.setdefault(key, []).append(name)
-        counts[key] = counts.get(key, 0) + elements
-        if counts[key] * DTYPE_BYTES[dtype] >= limit_bytes:
-            close(key)
-    # In the order in which they were opened. All ranks compute the same list, as they have to issue the same
-    # collectives in the same order.
-    for key in list(open_buckets):
-        close(key)
-    return tuple(done)
+def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
+    """(n, gradients) which bucket each gradient is reduced in, for n strategies: buckets count in the order
+    in which they are closed, those still open at the end in the order in which they were opened.
+
+    All ranks compute the same numbers, as they have to issue the same collectives in the same order. Loops
+    over numbers only, so that the simulator can compile it for many strategies.
+
+    Args:
+        keys: (n, gradients) what gradients of one bucket agree in, counted from 0; -1 where there is none,
+            which is in no bucket (-1).
+        sizes: (n, gradients) bytes.
+    """
+    count = keys.shape[1]
+    numbers = np.full(keys.shape, -1, np.int64)
+    order = np.empty(count, np.int64)
+    is_open = np.empty(max(keys.max() + 1, 0) if keys.size else 0, np.int64)
+    filled = np.empty(len(is_open), np.int64)
+    for n in range(keys.shape[0]):
+        is_open[:] = -1
+        order[:] = -1
+        opened = closed = 0
+        for i in range(count):
+            key = keys[n, i]
+            if key < 0:
+                continue
+            if is_open[key] < 0:
+                is_open[key], filled[key] = opened, 0
+                opened += 1
+            numbers[n, i] = is_open[key]
+            filled[key] += sizes[n, i]
+            if filled[key] >= limit_bytes:
+                order[is_open[key]] = closed
+                closed += 1
+                is_open[key] = -1
+        for bucket in range(opened):
+            if order[bucket] < 0:
+                order[bucket] = closed
+                closed += 1
+        for i in range(count):
+            if numbers[n, i] >= 0:
+                numbers[n, i] = order[numbers[n, i]]
+    return numbers

@@ -194,7 +194,9 @@ class Batch:
     def part(self, rows: slice) -> Batch:
         """Some of the strategies, to be simulated by themselves; its readings and owners are not cut."""
         part = copy(self)
-        part.stacks = tuple(replace(stack, which=stack.which[:, rows]) for stack in self.stacks)
+        part.stacks = tuple(
+            replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks
+        )
         part.count = len(range(self.count)[rows])
         return part
 

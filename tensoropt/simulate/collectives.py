@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tensoropt.costs.prices import free_prices
+import numpy as np
+
+from tensoropt.costs.prices import Send, free_prices
 from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.reductions import reductions_of
+from tensoropt.simulate.reductions import all_reductions
+from tensoropt.types import Indices
 
 
 class Collective(NamedTuple):
@@ -33,18 +36,32 @@ class Collective(NamedTuple):
     bytes: int
 
 
-def collectives(batch: Batch, row: int) -> Counter[Collective]:
-    """The collectives of one strategy of a batch, with their counts in one step."""
-    found: Counter[Collective] = Counter()
-    for owner in batch.owners:
-        for effect in owner.effects.at(row).effects:
-            times = 1 if effect.when.once else batch.mesh[0]
-            for send in effect.sends:
-                found[Collective(send.kind, send.axes, send.bytes)] += times
+def collectives(batch: Batch) -> list[Counter[Collective]]:
+    """Per strategy of a batch its collectives, with their counts in one step."""
+    times: dict[Collective, Indices] = {}
+
+    def add(send: Send, count: Indices | int) -> None:
+        sent = Collective(send.kind, send.axes, send.bytes)
+        if sent not in times:
+            times[sent] = np.zeros(batch.count, dtype=np.int64)
+        times[sent] += count
+
+    for stack in batch.stacks:
+        for position, number in enumerate(stack.used.tolist()):
+            effects = stack.kind.effects[number].effects
+            sending = [(effect.when.once, send) for effect in effects for send in effect.sends]
+            if sending:
+                owners = (stack.which == position).sum(axis=0)
+                for once, send in sending:
+                    add(send, owners if once else owners * batch.mesh[0])
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
-    for send in reductions_of(batch, row):
-        found[Collective(send.kind, send.axes, send.bytes)] += 1
-    return found
+    issued = all_reductions(batch)
+    for number, send in enumerate(issued.sends):
+        add(send, np.bincount(issued.rows[issued.which == number], minlength=batch.count))
+    return [
+        Counter({sent: int(count[row]) for sent, count in times.items() if count[row]})
+        for row in range(batch.count)
+    ]
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
@@ -56,4 +73,4 @@ def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Cou
     candidates = StrategyCandidates(strategy, facts)
     # Which optimizer runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")
-    return collectives(Batch(candidates, *candidates.row(), prices), 0)
+    return collectives(Batch(candidates, *candidates.row(), prices))[0]

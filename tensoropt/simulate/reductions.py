@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from tensoropt.costs.effects import GradientShare
 from tensoropt.costs.prices import Send
 from tensoropt.graph import DTYPE_BYTES
-from tensoropt.sharding.buckets import arrival_order, fill_buckets
+from tensoropt.sharding.buckets import BUCKET_BYTES, arrival_order, bucket_numbers
 from tensoropt.simulate.batch import Batch
 from tensoropt.types import Indices
 
@@ -36,47 +37,100 @@ class _Arriving(NamedTuple):
     """Parameters whose gradients are reduced with others in some strategy, as backward completes them.
 
     Attributes:
-        names: the parameters.
-        positions: after which backward completes each one's gradient.
+        positions: (parameters,) after which backward completes each one's gradient.
         shares: the distinct ones, and None.
         which: (parameters, strategies) which of these each has.
     """
 
-    names: list[str]
-    positions: dict[str, int]
+    positions: Indices
     shares: list[GradientShare | None]
     which: Indices
 
 
+class Issued(NamedTuple):
+    """All reductions of a batch, per strategy in the order in which they are issued.
+
+    Attributes:
+        sends: the distinct ones.
+        which: (k,) which of these each is.
+        rows: (k,) the strategy of each, ascending.
+        positions: (k,) after which it is issued.
+    """
+
+    sends: list[Send]
+    which: Indices
+    rows: Indices
+    positions: Indices
+
+
 def reductions(batch: Batch) -> list[Reductions]:
     """All reductions of a batch in the order in which they are issued."""
-    arriving = _arriving(batch)
-    if arriving is None:
+    issued = all_reductions(batch)
+    count = len(issued.rows)
+    if not count:
         return []
-    # Buckets are filled across parameters, so they are worked out per distinct combination of all shares.
-    firsts, which = np.unique(arriving.which, axis=1, return_index=True, return_inverse=True)[1:]
-    rows: dict[tuple[int, int], dict[int, Send]] = {}
-    for number, row in enumerate(firsts):
-        places: dict[int, int] = {}
-        for position, send in _buckets(batch, arriving, int(row)):
-            # Several buckets may be complete at one position; the n-th ones of all strategies are issued
-            # together.
-            place = places[position] = places.get(position, -1) + 1
-            rows.setdefault((position, place), {})[number] = send
+    # Several buckets may be complete at one position; the n-th ones of all strategies are issued together.
+    begins = np.ones(count, dtype=bool)
+    begins[1:] = (np.diff(issued.rows) > 0) | (np.diff(issued.positions) > 0)
+    place = np.arange(count) - np.maximum.accumulate(np.where(begins, np.arange(count), 0))
+    order = np.lexsort((issued.rows, place, issued.positions))
+    position, place = issued.positions[order], place[order]
+    together = np.flatnonzero((np.diff(position) > 0) | (np.diff(place) > 0)) + 1
     result = []
-    for (position, _), sends in sorted(rows.items(), key=lambda item: item[0]):
-        table = np.full(len(firsts), -1, dtype=np.int64)
-        table[list(sends)] = np.arange(len(sends))
-        chosen = table[which.reshape(-1)]
-        concerned = np.flatnonzero(chosen >= 0)
-        result.append(Reductions(position, concerned, tuple(sends.values()), chosen[concerned]))
+    for part in np.split(order, together):
+        distinct, which = np.unique(issued.which[part], return_inverse=True)
+        sends = tuple(issued.sends[number] for number in distinct.tolist())
+        result.append(Reductions(int(issued.positions[part[0]]), issued.rows[part], sends, which))
     return result
 
 
 def reductions_of(batch: Batch, row: int) -> list[Send]:
     """The reductions of one strategy, in the order in which they are issued."""
+    issued = all_reductions(batch.part(slice(row, row + 1)))
+    return [issued.sends[number] for number in issued.which.tolist()]
+
+
+def all_reductions(batch: Batch) -> Issued:
+    """The reductions of every strategy of a batch."""
     arriving = _arriving(batch)
-    return [] if arriving is None else [send for _, send in _buckets(batch, arriving, row)]
+    if arriving is None:
+        none = np.zeros(0, dtype=np.int64)
+        return Issued([], none, none, none)
+    keys: dict[tuple[tuple[int, ...], str], int] = {}
+    of_share = np.full(len(arriving.shares), -1)
+    elements = np.zeros(len(arriving.shares), dtype=np.int64)
+    for number, share in enumerate(arriving.shares):
+        # What no rank sends is in no bucket.
+        if share is not None and batch.prices.send("all_reduce", share.axes, 0) is not None:
+            of_share[number] = keys.setdefault((share.axes, share.dtype), len(keys))
+            elements[number] = share.elements
+    bytes_of = np.array([DTYPE_BYTES[dtype] for _, dtype in keys] + [0])
+    which = np.ascontiguousarray(arriving.which.T)
+    of_gradient, of_elements = of_share[which], elements[which]
+    buckets = _bucket_numbers(of_gradient, of_elements * bytes_of[of_gradient], BUCKET_BYTES)
+    # Buckets of all strategies counted on: what belongs to one is added up under its number.
+    counts = buckets.max(axis=1, initial=-1) + 1
+    begins = np.cumsum(counts) - counts
+    rows, gradients = np.nonzero(buckets >= 0)
+    number, total = begins[rows] + buckets[rows, gradients], int(counts.sum())
+    sizes, arrived, key_of = np.zeros((3, total), dtype=np.int64)
+    np.add.at(sizes, number, of_elements[rows, gradients])
+    np.maximum.at(arrived, number, arriving.positions[gradients])
+    key_of[number] = of_gradient[rows, gradients]
+    # With several micro-batches gradients are complete after the last one's backward.
+    if batch.mesh[0] > 1:
+        arrived[:] = batch.schedule.last
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    # The sort is stable: buckets of one position stay in the order in which they are filled.
+    order = np.lexsort((arrived, row_of))
+    distinct, sent = np.unique(np.stack([key_of, sizes])[:, order], axis=1, return_inverse=True)
+    names, sends = list(keys), []
+    for key, size in distinct.T.tolist():
+        axes, dtype = names[key]
+        send = batch.prices.send("all_reduce", axes, size * DTYPE_BYTES[dtype])
+        assert send is not None, "what no rank sends is in no bucket"
+        sends.append(send)
+    return Issued(sends, sent.reshape(-1), row_of[order], arrived[order])
 
 
 def _arriving(batch: Batch) -> _Arriving | None:
@@ -97,22 +151,8 @@ def _arriving(batch: Batch) -> _Arriving | None:
     names = [name for name in arrival_order(batch.graph) if name in found]
     # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
     users, position = batch.schedule.users, batch.schedule.position
-    positions = {name: position("backward", "parameters", users[name][0]) for name in names}
-    return _Arriving(names, positions, list(numbers), np.stack([found[name] for name in names]))
+    positions = np.array([position("backward", "parameters", users[name][0]) for name in names])
+    return _Arriving(positions, list(numbers), np.stack([found[name] for name in names]))
 
 
-def _buckets(batch: Batch, arriving: _Arriving, row: int) -> list[tuple[int, Send]]:
-    """(position, collective) of one strategy's buckets."""
-    chosen = [arriving.shares[number] for number in arriving.which[:, row].tolist()]
-    given = zip(arriving.names, chosen, strict=True)
-    found = []
-    for bucket in fill_buckets([(name, *share) for name, share in given if share is not None]):
-        size = bucket.elements * DTYPE_BYTES[bucket.dtype]
-        send = batch.prices.send("all_reduce", bucket.axes, size)
-        if send is None:
-            continue
-        arrived = max(arriving.positions[name] for name in bucket.parameters)
-        # With several micro-batches gradients are complete after the last one's backward.
-        found.append((arrived if batch.mesh[0] == 1 else batch.schedule.last, send))
-    # The sort is stable: buckets of one position stay in the order in which they are filled.
-    return sorted(found, key=lambda item: item[0])
+_bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)

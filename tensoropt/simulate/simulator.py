@@ -21,10 +21,11 @@ import numpy as np
 from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack
 from tensoropt.simulate.effect_tables import SOURCES, Axes, Cells, Place
+from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.recorder import StepRecorder
 from tensoropt.simulate.reductions import Reductions, reductions
 from tensoropt.simulate.turns import turns
-from tensoropt.types import Flags, Floats, Indices
+from tensoropt.types import Flags, Floats
 
 CELLS = 2**22
 """Figures laid out at once, one per moment and strategy: enough for numpy, few enough for memory (32 MiB in
@@ -112,8 +113,9 @@ class StepSimulator:
         n, moments = batch.count, len(batch.schedule.moments)
         # One position more than there are moments: an effect "after" the last one lies there, and is never
         # reached.
-        self.kept, self.transient = np.zeros((moments + 1, n)), np.zeros((moments + 1, n))
-        self.workspace, self.local = np.zeros((moments + 1, n)), np.zeros((moments + 1, n))
+        self.kept, self.transient, self.workspace = (np.zeros((moments + 1, n)) for _ in range(3))
+        # Seconds of work at a moment lie in the row after its own, where the work until then is summed up.
+        self.work = np.zeros((moments + 2, n))
         self.sends: dict[int, dict[Axes, _Sends]] = {}
         self.buckets: dict[int, list[_Sends]] = {}
         self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
@@ -122,8 +124,7 @@ class StepSimulator:
         # To its last bit no strategy's time may depend on when others send, so that work is summed up from
         # the beginning of the step, and not from one collective to the next. Where time stands is
         # ``worked + waited``, what of it is computing ``worked + slowed``. The first row is before all work.
-        self.work = np.zeros((moments + 1, n))
-        np.cumsum(self.local[:-1], axis=0, out=self.work[1:])
+        sum_up(self.work)
         self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.communication = np.zeros(n)
         self.turns = np.zeros(n)  # what coming and going has cost
@@ -139,19 +140,18 @@ class StepSimulator:
         for total, by_number in of_step:
             table = np.array([by_number[number] for number in used.tolist()], dtype=float)
             if table.any():
-                for numbers in which:
-                    total += table[numbers]
+                add_all(total, table, which)
         for target, by_place in (
             (self.kept, tables.kept),
             (self.transient, tables.transient),
             (self.workspace, tables.workspace),
-            (self.local, tables.local),
+            (self.work[1:], tables.local),
         ):
             # One order, whatever was met first: to the last bit sums depend on it.
             for place, cells in sorted(by_place.items(), key=itemgetter(0)):
                 figures = cells.of(used, tables.count)
                 if figures.any():
-                    _add(target, stack.positions(place), figures[which])
+                    add_rows(target, stack.positions(place), figures, which)
         for (place, axes), of_sends in sorted(tables.sends.items(), key=itemgetter(0)):
             self._lay_out_sends(stack, place, axes, *of_sends)
 
@@ -202,9 +202,9 @@ class StepSimulator:
         over, done = (_Sends(None, none, none, none.astype(bool)) for _ in range(2))
         self._count_turns(
             [
-                *((position + 1, sends) for position in forth_and_back for sends in self._at(position)),
+                *self._issued(forth_and_back),
                 *((schedule.last, sends) for sends in (over, *complete)),
-                *((position + 1, sends) for position in end for sends in self._at(position)),
+                *self._issued(end),
                 (moments, done),
             ]
         )
@@ -228,6 +228,17 @@ class StepSimulator:
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
         exposed = np.clip(time - compute, 0.0, self.communication)
         return StepMetrics(memory, terms, time, compute, self.communication, exposed, self.sources)
+
+    def _issuing(self, positions: range) -> list[int]:
+        """Those of the moments at which there are collectives, or after which buckets are complete."""
+        return sorted(at for at in {*self.sends, *self.buckets} if at in positions)
+
+    def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
+        """The collectives of moments that follow one another, each with the number of moments whose work is
+        done by then."""
+        for position in self._issuing(positions):
+            for sends in self._at(position):
+                yield position + 1, sends
 
     def _at(self, position: int) -> Iterator[_Sends]:
         """The collectives of a moment, and the buckets that are complete after it."""
@@ -266,15 +277,12 @@ class StepSimulator:
         if self.recorder is not None:
             self.changed = np.stack([self.kept[:, 0], self.transient[:, 0]], axis=1)
         for changes in (self.kept, self.transient):
-            np.cumsum(changes, axis=0, out=changes)
-        total = (self.kept + self.transient + self.workspace)[:-1]
-        strategies = np.arange(self.batch.count)
-        if not len(total):
-            return np.concatenate([self.lasting, np.zeros((len(strategies), 2))], axis=1)
-        at = np.argmax(total, axis=0)
-        kept = self.kept[at, strategies]
+            sum_up(changes)
         # Transient at the peak includes the workspace, as in the recording.
-        at_peak = np.stack([kept, total[at, strategies] - kept], axis=1)
+        at_peak = np.zeros((self.batch.count, 2))
+        alive = self.kept[:-1], self.transient[:-1], self.workspace[:-1]
+        if len(alive[0]):
+            peaks(*alive, at_peak)
         return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
@@ -322,11 +330,9 @@ class StepSimulator:
         """Go through moments that follow one another."""
         # At moments without collectives there is only work, which is summed up already; a recording has them
         # all.
-        for position in positions:
+        for position in positions if self.recorder is not None else self._issuing(positions):
             if self.recorder is not None:
                 self._record(self.recorder, position)
-            elif position not in self.sends and position not in self.buckets:
-                continue
             self.worked = self.work[position + 1]
             for sends in self._at(position):
                 self._send(sends)
@@ -390,13 +396,3 @@ class StepSimulator:
             self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]))
         elif sends.sending[0]:
             self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))
-
-
-def _add(target: Floats, positions: Indices, figures: Floats) -> None:
-    """Add (owners, strategies) figures to those of the positions, each owner's to one."""
-    if len(set(positions.tolist())) == len(positions):
-        target[positions] += figures
-        return
-    # Such as the optimizer's step, at which all parameters are.
-    for position, of_strategies in zip(positions.tolist(), figures, strict=True):
-        target[position] += of_strategies

@@ -156,8 +156,7 @@ def one_gradient_each(monkeypatch) -> None:
     """Buckets of one gradient."""
     from tensoropt.simulate import reductions
 
-    fill = reductions.fill_buckets
-    monkeypatch.setattr(reductions, "fill_buckets", lambda gradients: fill(gradients, limit_bytes=1))
+    monkeypatch.setattr(reductions, "BUCKET_BYTES", 1)
 
 
 def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):

@@ -13,33 +13,13 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.benchmarks.machine import Taking, dated, write
-from tests.benchmarks.published.predict import DEPTHS, open_store, predict
+from tests.benchmarks.published.predict import DEPTHS, predicted
 from tests.benchmarks.published.report import markdown, medians, picture
-from tests.benchmarks.published.runs import Run, load_models, load_runs
-
-
-def _predict(run: Run, models: dict[str, Any], folder: Path, whole: bool) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    with open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return predict(run, models, store, whole=whole)
-
-
-def predicted(
-    runs: Sequence[Run], models: dict[str, Any], folder: Path, processes: int, *, whole: bool
-) -> Iterator[dict[str, Any]]:
-    """The rows of runs, in order."""
-    # A process grows with every model that it has traced.
-    with ProcessPoolExecutor(processes, max_tasks_per_child=24) as pool:
-        yield from pool.map(_predict, runs, repeat(models), repeat(folder), repeat(whole))
+from tests.benchmarks.published.runs import load_models, load_runs
 
 
 def main() -> None:

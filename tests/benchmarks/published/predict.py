@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tensoropt.capture import capture
 from tensoropt.costs.source import CostSource
@@ -93,3 +98,23 @@ def open_store(path: Path) -> ProfileStore:
     """A store of the benchmark's own: nothing that was timed on this machine is to price a GPU."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return ProfileStore(path)
+
+
+def predicted(
+    runs: Sequence[Run], models: Mapping[str, Any], folder: Path, processes: int, *, whole: bool = False
+) -> Iterator[Row]:
+    """The rows of runs, in order.
+
+    Args:
+        folder: for stores of facts, one per process.
+    """
+    work = partial(_predict_alone, models=models, folder=folder, whole=whole)
+    # A process grows with every model that it has traced.
+    with ProcessPoolExecutor(processes, max_tasks_per_child=24) as pool:
+        yield from pool.map(work, [dict(run.row) for run in runs])
+
+
+def _predict_alone(row: dict[str, str], models: Mapping[str, Any], folder: Path, whole: bool) -> Row:
+    torch.set_num_threads(1)
+    with open_store(folder / f"{os.getpid()}.sqlite") as store:
+        return predict(Run(row), models, store, whole=whole)

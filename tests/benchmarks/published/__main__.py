@@ -30,11 +30,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--whole", action="store_true", help="simulate every block of each model: ten times slower")
     parser.add_argument("--single-node", action="store_true", help="only runs on a single node")
+    parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     options = parser.parse_args()
     taking = Taking()
     models = load_models(options.models)
-    runs = [run for run in load_runs(options.runs) if run.single_node or not options.single_node]
+    every = load_runs(options.runs)
+    runs = [run for run in every if run.single_node or not options.single_node]
+    runs = [run for run in runs if run.core or not options.core]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for row in predicted(runs, models, Path(folder), options.processes, whole=options.whole):
@@ -49,6 +52,7 @@ def main() -> None:
     data = {
         **taking.about,
         "runs": options.runs.name,
+        "left_out": f"{len(every) - len(runs)} of {len(every)} rows were not asked for",
         "depths": depths,
         "medians": medians(rows),
         "rows": rows,

@@ -78,7 +78,7 @@ def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, *, whole: 
         "gpu": run.gpu,
         "model": run.model,
         "single_node": run.single_node,
-        "core": run.row.get("core") == "yes",
+        "core": run.core,
         "predicted_step_s": None,
         "published_step_s": run.published_step_s,
         "predicted_memory_bytes": None,

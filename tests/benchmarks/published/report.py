@@ -105,7 +105,7 @@ def markdown(data: Mapping[str, Any], stem: str) -> str:
     lines += [f"- {count}: {why}" for why, count in refused.most_common()]
     notes = Counter(note for row in data["rows"] for note in row.get("notes", ()))
     lines += ["", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
-    lines += [f"- {data['depths']}"]
+    lines += [f"- {data['depths']}", f"- {data['left_out']}"]
     return "\n".join(lines)
 
 

@@ -38,7 +38,8 @@ class Run:
 
     def __getattr__(self, name: str) -> str:
         try:
-            return self.row[name]
+            # Not self.row: while a run is unpickled it has none, and would look for it here.
+            return vars(self)["row"][name]
         except KeyError:
             raise AttributeError(name) from None
 
@@ -53,6 +54,11 @@ class Run:
     def published_step_s(self) -> float | None:
         """None for a run that ended before a step."""
         return float(self.row["step_s"]) if self.row["step_s"] else None
+
+    @property
+    def core(self) -> bool:
+        """Whether it belongs to the file's balanced subset."""
+        return self.row.get("core") == "yes"
 
     @property
     def single_node(self) -> bool:

@@ -74,9 +74,7 @@ class PinnedConfiguration:
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "micro_batches"):
             if getattr(self, name) < 1:
-                raise UnsuitableError(
-                    f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1"
-                )
+                raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (WHOLE_STAGE, *STAGES):
             raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
         if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
@@ -159,9 +157,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
             f"has {cluster.device_count}; give a cluster of that size"
         )
     if pinned.micro_batches > 1 and problem.refusal:
-        raise UnsuitableError(
-            f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1"
-        )
+        raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
     pinning = _Pinning(problem, pinned)
     limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
     regions = find_regions(problem.graph) if pinned.recompute else ()
@@ -182,9 +178,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     chosen = frontier.strategy(len(frontier) - 1), frontier.options(len(frontier) - 1)
     memory, compute, communication = tables.breakdown(*chosen)
     (evaluation,) = evaluate(tables, [chosen], overlap_of(cluster, mesh))
-    point = evaluation.point(
-        0, names, 0, additive=(memory, compute + communication), planner="pinned"
-    )
+    point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
     return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
 
 

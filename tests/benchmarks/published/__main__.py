@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True, help="YAML, the numbers of each model")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--whole", action="store_true", help="simulate every block of each model: ten times slower")
+    parser.add_argument(
+        "--whole", action="store_true", help="simulate every block of each model: ten times slower"
+    )
     parser.add_argument("--single-node", action="store_true", help="only runs on a single node")
     parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
@@ -67,7 +69,9 @@ def _told(row: dict[str, Any]) -> str:
     if row["refused"] is not None:
         return f"refused: {row['refused']}"
     ratio = row["predicted_step_s"] / row["published_step_s"]
-    return f"{row['predicted_step_s']:.3f} s predicted, {row['published_step_s']:.3f} s published, {ratio:.2f}"
+    return (
+        f"{row['predicted_step_s']:.3f} s predicted, {row['published_step_s']:.3f} s published, {ratio:.2f}"
+    )
 
 
 if __name__ == "__main__":

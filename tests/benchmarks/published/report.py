@@ -49,18 +49,14 @@ def medians(rows: Sequence[Row]) -> dict[str, Any]:
         "single_node": summary(single),
         "single_node_fitted": summary(r for r in single if r["source"] in fitted),
         "single_node_held_out": summary(r for r in single if r["source"] not in fitted),
-        "several_nodes_fitted": summary(
-            r for r in rows if not r["single_node"] and r["source"] in fitted
-        ),
+        "several_nodes_fitted": summary(r for r in rows if not r["single_node"] and r["source"] in fitted),
         "several_nodes_held_out": summary(
             r for r in rows if not r["single_node"] and r["source"] not in fitted
         ),
         "by_source": {
             source: {
                 "single_node": summary(r for r in single if r["source"] == source),
-                "several_nodes": summary(
-                    r for r in rows if r["source"] == source and not r["single_node"]
-                ),
+                "several_nodes": summary(r for r in rows if r["source"] == source and not r["single_node"]),
                 "refused": sum(r["source"] == source and r["refused"] is not None for r in rows),
             }
             for source in dict.fromkeys(row["source"] for row in rows)

@@ -1,9 +1,9 @@
 """A configuration that somebody else chose, pinned: data and tensor degrees, ZeRO's stage, micro-batches and
 recomputation as a job's launcher takes them, made one strategy and simulated on a cluster.
 
-Nothing of it is searched but what such a configuration leaves open, which is decided for the shortest step, as
-for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made of the pinned
-configurations alone, so that a model of a hundred layers takes seconds.
+Nothing of it is searched but what such a configuration leaves open, which is decided for the shortest step,
+as for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made of the
+pinned configurations alone, so that a model of a hundred layers takes seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PinnedConfiguration:
         recompute: every repeated block runs its forward again in backward.
 
     Raises:
-        UnsuitableError: a degree below 1, a stage that there is not, or a group that does not divide ``data``.
+        UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
     """
 
     data: int = 1
@@ -251,8 +251,8 @@ class _Pinning:
         """What a group may split on the tensor axis."""
         if not self.pinned.sequence_parallel:
             return megatron
-        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products what was whole is split along
-        # the sequence, and what rows leave is reduce-scattered instead of all-reduced.
+        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products what was whole is split
+        # along the sequence, and what rows leave is reduce-scattered instead of all-reduced.
         if megatron == {"none"}:
             return frozenset(str(s.label) for s in group.strategies if str(s.label) != batch)
         stems = {label.partition("@")[0] for label in megatron}

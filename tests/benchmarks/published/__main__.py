@@ -3,8 +3,8 @@
     python -m tests.benchmarks.published --runs FILE.csv --models FILE.yaml --out DIR [--json]
 
 Writes DIR/DATE-published.{json,md,svg}: a row per run (``id, predicted_step_s, published_step_s,
-predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds. What
-cannot be expressed is refused, with the reason in its row. ``--json`` prints the result as well.
+predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds.
+What cannot be expressed is refused, with the reason in its row. ``--json`` prints the result as well.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 
     python -m tests.benchmarks.published.fit --runs FILE.csv --models FILE.yaml [--every N]
 
-Per compute capability there are three: of matrix products, of attention, of the memory bandwidth. What a step takes
-beside operators (collectives, the optimizer, launches) is taken as it is simulated. ``--every N`` takes each N-th run.
+Per compute capability there are three: of matrix products, of attention, of the memory bandwidth. What a step
+takes beside operators (collectives, the optimizer, launches) is taken as it is simulated. ``--every N`` takes
+each N-th run.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NEAR = 0.05
 
 @dataclass(frozen=True)
 class Parts:
-    """A step as rows of (class, seconds at peak FLOP/s, seconds at peak bandwidth, how often), and the rest."""
+    """A step as rows of (class, seconds at peak FLOP/s, those at peak bandwidth, times), and the rest."""
 
     classes: Sequence[CostClass]
     numbers: np.ndarray

@@ -54,8 +54,8 @@ def simulate_run(run: Run, of: Architecture, store: ProfileStore) -> PinnedPoint
 def figures(run: Run, of: Architecture, store: ProfileStore, *, whole: bool) -> tuple[Row, PinnedPoint]:
     """Seconds and bytes of the run's step, and one of the simulations that they come from.
 
-    A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so that
-    two depths say what any other takes. ``whole`` simulates all of the model instead.
+    A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
+    that two depths say what any other takes. ``whole`` simulates all of the model instead.
     """
     if whole or of.layers <= DEPTHS[-1]:
         found = simulate_run(run, of, store)

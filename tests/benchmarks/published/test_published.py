@@ -51,7 +51,8 @@ def test_what_cannot_be_expressed_is_refused_in_words(changed, words):
     with ProfileStore(":memory:") as store:
         row = predict(run(**changed), {}, store)
     assert words in row["refused"]
-    assert row["predicted_step_s"] is None and row["predicted_memory_bytes"] is None
+    assert row["predicted_step_s"] is None
+    assert row["predicted_memory_bytes"] is None
 
 
 def test_an_unknown_gpu_or_model_is_refused():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ def predicted(
         folder: for stores of facts, one per process.
     """
     work = partial(_predict_alone, models=models, folder=folder, whole=whole)
-    # A process grows with every model that it has traced.
-    with ProcessPoolExecutor(processes, max_tasks_per_child=24) as pool:
+    # Not forked, as this process has threads of PyTorch's.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, [dict(run.row) for run in runs])
 
 

@@ -6,13 +6,16 @@ from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
 from tensoropt.cluster.mesh import Mesh
+from tensoropt.cluster.reached import ASSUMED, Reached, reached_by
 
 __all__ = [
+    "ASSUMED",
     "Cluster",
     "DeviceKind",
     "Level",
     "Link",
     "Mesh",
+    "Reached",
     "available_cores",
     "device_kind",
     "link",
@@ -23,5 +26,6 @@ __all__ = [
     "named_kind",
     "pin_rank",
     "rank_cores",
+    "reached_by",
     "stolen_s",
 ]

@@ -43,6 +43,11 @@ def process_memory_figures() -> Mapping[str, Any]:
     return _preset("memory")
 
 
+def efficiency_figures() -> Mapping[str, Any]:
+    """Shares of data sheets' peaks that kernels reach, as ``presets/efficiencies.yaml`` says."""
+    return _preset("efficiencies")
+
+
 def list_devices() -> tuple[str, ...]:
     """Names of the device kinds that cluster files may use."""
     return tuple(_preset("devices"))

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.cluster import DeviceKind
+from tensoropt.cluster import ASSUMED, DeviceKind, reached_by
 from tensoropt.costs.parameters import OPTIMIZER_STATE
+from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.ops.spec import CostClass
 from tensoropt.profiling.facts import Facts
@@ -28,9 +29,9 @@ from tensoropt.profiling.workload import Workload
 
 FITTED, DATA_SHEET = "fitted", "data sheet"
 
-MATRIX_EFFICIENCY = 0.55
+MATRIX_EFFICIENCY = ASSUMED.arithmetic
 """Share of peak FLOP/s that large matrix products reach, where nothing is fitted; an assumption."""
-MEMORY_EFFICIENCY = 0.75
+MEMORY_EFFICIENCY = ASSUMED.memory
 """Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted; an assumption."""
 
 MOST_SAMPLES = 20_000
@@ -52,6 +53,13 @@ def class_of(work: Workload) -> str:
         if found is not None:
             return found.value
     return CostClass.ELEMENT_WISE.value
+
+
+def call_class(call: LocalCall) -> CostClass:
+    """The class of one call."""
+    # The kernel "divided" wraps another call, whose class is what tells how fast it runs.
+    name = call.static[0] if call.function == "kernels.divided" else call.function
+    return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
 
 
 def kernels_of(work: Workload) -> int:
@@ -232,6 +240,9 @@ class RooflineCompute:
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch."""
         cls, kernels = class_of(work), kernels_of(work)
+        # On CPU ranks what is not fitted stays as it was: nobody compared it call by call.
+        if self.device.type == "cuda" and facts.work_of_calls and self.source_of(work) == DATA_SHEET:
+            return self._by_call(work, facts)
         found = []
         for direction, ideal, flops, traffic, count in zip(
             DIRECTIONS,
@@ -247,6 +258,26 @@ class RooflineCompute:
             found.append(self._fixed(work.dtype, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1]
 
+    def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) on a GPU: its kernels run one after the other, so that a call bound by memory
+        does not hide behind a product in its group."""
+        reached = reached_by(self.device)
+        peak, bandwidth = self.device.flops_of(work.dtype), self.device.memory_bandwidth * reached.memory
+        forward_s = backward_s = 0.0
+        for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
+            if not launches(call.function):
+                continue
+            cls = call_class(call)
+            # A norm is one kernel of a GPU, also where a CPU runs several (aten::_fused_rms_norm).
+            traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+            # Backward's FLOP are known of the whole group: products and attention take their shares of them.
+            share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
+            rate = peak * reached.of(cls)
+            forward_s += max(of.forward_flops / rate, traffic / bandwidth) + LAUNCH_S
+            # Twice the traffic and two launches, as in ideal_s() and seconds().
+            backward_s += max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth) + 2 * LAUNCH_S
+        return forward_s, backward_s
+
     def _fixed(self, dtype: str, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (self.device.flops_of(dtype) * MATRIX_EFFICIENCY)
         memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
@@ -257,4 +288,4 @@ class RooflineCompute:
     def optimizer_s_per_element(self) -> float:
         """Reads parameter, gradient and state, writes parameter and state (float32)."""
         values = 3 + 2 * OPTIMIZER_STATE[self.optimizer]
-        return 4.0 * values / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
+        return 4.0 * values / (self.device.memory_bandwidth * reached_by(self.device).memory)

@@ -25,7 +25,7 @@ from tensoropt.ops.context import SingleDevice
 from tensoropt.processes import cores, in_forks
 from tensoropt.profiling.cuda_attention import Capability, CudaAttention
 from tensoropt.profiling.cuda_recurrent import CudaRecurrent, has_recurrent
-from tensoropt.profiling.facts import BackwardRun, CallMemory, Facts
+from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts
 from tensoropt.profiling.memory import Activity, LiveTensors, PeakBytes, PeakTracker
 from tensoropt.profiling.timers import end_if_lost, local_timer
 from tensoropt.profiling.workload import TensorSpec, Workload, order_of, random_tensor, run_workload
@@ -178,6 +178,7 @@ class _Probe:
         touched: per given tensor how many saved ones lie in its storage.
         made_by: per storage the position of the call that made it, and how it is known alive.
         calls: per call the peak while it ran, and whether it reads a parameter.
+        work_of_calls: per call what it takes of a device.
     """
 
     def __init__(self, work: Workload, tensors: dict[str, torch.Tensor], training: bool):
@@ -191,6 +192,8 @@ class _Probe:
         self.touched: dict[str, int] = {}
         self.made_by: dict[int, tuple[int, weakref.ref]] = {}
         self.calls: list[tuple[int, bool]] = []
+        self.work_of_calls: list[CallWork] = []
+        self.sizes = {name: spec.bytes for name, spec, _ in work.inputs}
         self.live = LiveTensors()
         self.peaks = PeakTracker(self.live)
 
@@ -245,6 +248,7 @@ class _Probe:
             handed_parameters_peak_bytes=backward.above(kept, reading=True, own=True),
             backward_runs=_runs(backward, kept),
             calls=calls,
+            work_of_calls=tuple(self.work_of_calls),
             lies_in=lies_in,
             extents=extents,
             hands_on=gradients.hands_on,
@@ -300,11 +304,23 @@ class _Probe:
         call, _ = self.work.calls[position]
         reads = self.parameters.intersection(iter_refs((call.args, tuple(call.kwargs.values()))))
         self.calls.append((self.live.peak, bool(reads)))
+        self._note_work(position)
         for key, alive in self.live.storages.items():
             # A storage may lie where one lay that is gone; it is another one if its reference is.
             if key not in self.made_by or self.made_by[key][1] is not alive:
                 self.made_by[key] = position, alive
         self.peaks.book(Activity(frozenset(reads)))
+
+    def _note_work(self, position: int) -> None:
+        """Note what the call took of the device, as what was counted since the calls before it."""
+        call, outputs = self.work.calls[position]
+        # What is let go of after its last use is gone by now, but its size is known.
+        self.sizes |= {n: t.numel() * t.element_size() for n, t in self.tensors.items()}
+        touched = (*iter_refs((call.args, tuple(call.kwargs.values()))), *outputs)
+        outer = sum(self.sizes.get(name, 0) for name in touched)
+        flops = self.live.flops - sum(done.forward_flops for done in self.work_of_calls)
+        traffic = self.live.traffic - sum(done.traffic_bytes for done in self.work_of_calls)
+        self.work_of_calls.append(CallWork(flops, traffic, outer if traffic else 0))
 
     def _backward(self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]) -> _Gradients:
         """Run a backward in which gradients of parameters go to their buckets and others are ``taken``."""

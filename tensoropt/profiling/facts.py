@@ -24,6 +24,20 @@ class CallMemory(NamedTuple):
     reads_parameter: bool
 
 
+class CallWork(NamedTuple):
+    """What one call of the forward takes of a device.
+
+    Attributes:
+        forward_flops: multiply-adds counted as two.
+        traffic_bytes: operands read and results written by the operators that it is made of, views left out.
+        outer_bytes: the same of the call itself, were it one kernel.
+    """
+
+    forward_flops: float
+    traffic_bytes: int
+    outer_bytes: int
+
+
 class BackwardRun(NamedTuple):
     """Nodes of autograd's that run while the same gathered parameters may be there.
 
@@ -60,6 +74,7 @@ class Facts:
             somebody else's too, who counts them.
         backward_runs: the parts of backward in which gathered parameters may be there.
         calls: memory per call of the forward.
+        work_of_calls: FLOP and traffic per call of the forward; empty where nobody asked.
         lies_in: result that is a view -> the read, or the earlier result, in whose storage it lies.
         extents: result -> bytes of its storage where these are not its own: the larger one of which it is
             a view, 0 for a view of a parameter, an input or a constant.
@@ -84,6 +99,7 @@ class Facts:
     handed_parameters_peak_bytes: int = 0
     backward_runs: tuple[BackwardRun, ...] = ()
     calls: tuple[CallMemory, ...] = ()
+    work_of_calls: tuple[CallWork, ...] = ()
     lies_in: Mapping[str, str] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
     hands_on: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +116,8 @@ class Facts:
         data = dict(record)
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])
         data["calls"] = tuple(CallMemory(kept, peak, bool(reads)) for kept, peak, reads in data["calls"])
+        # Explorations that were saved before this was known lack it.
+        data["work_of_calls"] = tuple(CallWork(*each) for each in data.get("work_of_calls", ()))
         data["backward_runs"] = tuple(
             BackwardRun(tuple(reads), tuple(made), most, own)
             for reads, made, most, own in data["backward_runs"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.cluster import load_cluster
+from tensoropt.cluster import ASSUMED, load_cluster, reached_by
 from tensoropt.costs.roofline import (
     FEWEST_SAMPLES,
     MATRIX_EFFICIENCY,
@@ -22,7 +24,7 @@ from tensoropt.costs.roofline import (
 )
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
-from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.facts import CallWork, Facts
 from tensoropt.profiling.overheads import LAUNCH_S
 from tensoropt.profiling.workload import TensorSpec, Workload
 
@@ -142,6 +144,48 @@ def test_views_launch_nothing(device):
     roofline = RooflineCompute(device, "adam")
     assert roofline.seconds(work("aten.reshape.default"), facts())[0] == 0.0
     assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == LAUNCH_S
+
+
+def by_call(flops: float, *calls: CallWork) -> Facts:
+    return replace(facts(flops, sum(c.traffic_bytes for c in calls)), work_of_calls=calls)
+
+
+def test_kernels_of_a_gpu_run_one_after_the_other(device):
+    product, activation = CallWork(1e13, 10**6, 10**6), CallWork(0.0, 10**9, 10**9)
+    both = work("aten.linear.default", "aten.gelu.default")
+    forward, backward = RooflineCompute(device, "adam").seconds(both, by_call(1e13, product, activation))
+    arithmetic = 1e13 / (device.flops_of("float32") * MATRIX_EFFICIENCY)
+    memory = 1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
+    assert forward == pytest.approx(arithmetic + memory + 2 * LAUNCH_S)
+    assert backward == pytest.approx(2 * arithmetic + 2 * memory + 4 * LAUNCH_S)
+
+
+def test_a_norm_is_one_kernel_of_a_gpu(device):
+    norm = by_call(0.0, CallWork(0.0, 6 * 10**9, 10**9))
+    forward, _ = RooflineCompute(device, "adam").seconds(work("aten.rms_norm.default"), norm)
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + LAUNCH_S)
+
+
+def test_cpu_ranks_are_priced_as_a_group():
+    core = load_cluster("cpu:1").device
+    product, activation = CallWork(1e10, 10**6, 10**6), CallWork(0.0, 10**8, 10**8)
+    both = work("aten.linear.default", "aten.gelu.default")
+    of_group, of_calls = facts(1e10, 101 * 10**6), by_call(1e10, product, activation)
+    roofline = RooflineCompute(core, "adam")
+    assert roofline.seconds(both, of_calls) == roofline.seconds(both, of_group)
+
+
+def test_classes_reach_shares_of_their_own():
+    device = load_cluster("dgx-a100").device
+    shares = reached_by(device)
+    call = by_call(1e13, CallWork(1e13, 1000, 1000))
+    for name, cls in (("linear", "matrix product"), ("scaled_dot_product_attention", "attention")):
+        forward, _ = RooflineCompute(device, "adam").seconds(work(f"aten.{name}.default"), call)
+        peak = device.flops_of("float32")
+        assert forward == pytest.approx(1e13 / (peak * shares.of(cls)) + LAUNCH_S)
+    assert shares.of("attention") < shares.of("matrix product") < 1.0
+    assert shares.of("recurrent") == MATRIX_EFFICIENCY
+    assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED
 
 
 def test_half_precision_is_faster(device):

@@ -55,6 +55,24 @@ def test_linear():
     assert facts.forward_peak_bytes == 4 * 32 * 16  # the result
 
 
+def test_work_of_calls_adds_up_to_the_whole():
+    calls = [
+        ("aten.linear.default", (Ref("x"), Ref("w"))),
+        ("aten.rms_norm.default", (Ref("h"), [16], Ref("v"))),
+    ]
+    inputs = {"x": ((32, 24), "read"), "w": ((16, 24), "parameter"), "v": ((16,), "parameter")}
+    facts = find_facts(
+        chain(inputs, *((f, a, (r,)) for (f, a), r in zip(calls, "hy", strict=True)), writes="y")
+    )
+    product, norm = facts.work_of_calls
+    assert product.forward_flops == facts.forward_flops == 2 * 32 * 24 * 16
+    assert product.traffic_bytes == product.outer_bytes == 4 * (32 * 24 + 24 * 16 + 32 * 16)
+    assert product.traffic_bytes + norm.traffic_bytes == facts.traffic_bytes
+    # A CPU takes several kernels for it.
+    assert norm.outer_bytes == 4 * (2 * 32 * 16 + 16) < norm.traffic_bytes
+    assert Facts.from_record(facts.to_record()) == facts
+
+
 @pytest.mark.parametrize(
     "work",
     [linear(32, 24, 16), pointwise("aten.gelu.default"), pointwise("aten.softmax.int", -1)],

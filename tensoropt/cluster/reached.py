@@ -1,0 +1,48 @@
+"""Shares of a data sheet's peaks that kernels reach, from ``presets/efficiencies.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from tensoropt.cluster.catalog import efficiency_figures
+from tensoropt.cluster.devices import DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Shares between 0 and 1.
+
+    Attributes:
+        arithmetic: of the FLOP/s, by operators of classes that are not named.
+        memory: of the memory bandwidth.
+        classes: of the FLOP/s, by class of operator (:class:`tensoropt.ops.spec.CostClass`).
+        source: where the figures come from.
+    """
+
+    arithmetic: float
+    memory: float
+    classes: Mapping[str, float] = field(default_factory=dict, hash=False)
+    source: str = ""
+
+    def of(self, cls: str) -> float:
+        """Share of the FLOP/s that operators of a class reach."""
+        return self.classes.get(cls, self.arithmetic)
+
+
+@cache
+def _reached(name: str) -> Reached:
+    figures = efficiency_figures()
+    found = {**figures["assumed"], **figures["capability"].get(name, {})}
+    return Reached(**found)
+
+
+ASSUMED = _reached("")
+"""Where nothing is known of such devices."""
+
+
+def reached_by(device: DeviceKind) -> Reached:
+    """What kernels reach on a kind of device: GPUs of one compute capability reach alike shares of their own
+    peaks, which is an assumption; of CPU cores nothing is known."""
+    return _reached(device.capability) if device.type == "cuda" else ASSUMED

@@ -1,0 +1,290 @@
+"""A configuration that somebody else chose, pinned: data and tensor degrees, ZeRO's stage, micro-batches and
+recomputation as a job's launcher takes them, made one strategy and simulated on a cluster.
+
+Nothing of it is searched but what such a configuration leaves open, which is decided for the shortest step,
+as for every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made of the
+pinned configurations alone, so that a model of a hundred layers takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.restrictions import Restriction
+from tensoropt.costs.source import CostSource, build_tables, real_shape
+from tensoropt.costs.tables import CostTables, VariableTable
+from tensoropt.ops.layouts import Layout
+from tensoropt.plan.evaluate import evaluate, space_of
+from tensoropt.plan.point import Point
+from tensoropt.plan.problem import Problem
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_graph
+from tensoropt.planners.sharded.megatron import inner_labels
+from tensoropt.planners.sharded.zero import STAGES
+from tensoropt.planners.task import TableSpace
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
+from tensoropt.search import NoStrategyError, track_frontier
+from tensoropt.sharding.configurations import (
+    MicroBatchRefused,
+    batch_strategies,
+    enumerate_configurations,
+)
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.storage import Reduce, Storage
+from tensoropt.simulate.overlap import overlap_of
+
+WHOLE_STAGE = 0
+"""Not ZeRO: parameters, gradients and state whole on every data-parallel rank."""
+MOST_POINTS = 64
+"""Kept while the fastest of what is left open is looked for; an assumption, as in the schemes' own search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedConfiguration:
+    """What a job's launcher is told.
+
+    Attributes:
+        data: data-parallel degree, over all nodes.
+        tensor: tensor-parallel degree, Megatron's; innermost.
+        stage: ZeRO's: 0 whole, 1 state in shards, 2 gradients too, 3 parameters too.
+        shard_group: over so many data-parallel ranks, the nearest, the stage shards; None for all of them.
+        sequence_parallel: between tensor-parallel products activations may be split along the sequence.
+        micro_batches: per step.
+        recompute: every repeated block runs its forward again in backward.
+
+    Raises:
+        UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    stage: int = WHOLE_STAGE
+    shard_group: int | None = None
+    sequence_parallel: bool = False
+    micro_batches: int = 1
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
+        if self.stage not in (WHOLE_STAGE, *STAGES):
+            raise UnsuitableError(f"ZeRO has no stage {self.stage}; give 0 (whole), 1, 2 or 3")
+        if self.shard_group is not None and (self.shard_group < 1 or self.data % self.shard_group):
+            raise UnsuitableError(
+                f"groups of {self.shard_group} ranks do not divide {self.data} data-parallel ones; "
+                "give a divisor"
+            )
+
+    @property
+    def devices(self) -> int:
+        """How many the configuration takes."""
+        return self.data * self.tensor
+
+    @property
+    def shards(self) -> int:
+        """Into how many shards the stage cuts what it shards."""
+        return 1 if self.stage == WHOLE_STAGE else (self.shard_group or self.data)
+
+    @property
+    def mesh(self) -> Mesh:
+        """Replicas outside, the ranks that share shards inside, tensor parallelism innermost."""
+        sizes = {"replica": self.data // self.shards, "shard": self.shards, "tensor": self.tensor}
+        if self.stage == WHOLE_STAGE:
+            sizes = {"replica": self.data, "tensor": self.tensor}
+        axes = {name: size for name, size in sizes.items() if size > 1} or {"replica": 1}
+        return Mesh(shape=tuple(axes.values()), names=tuple(axes))
+
+
+class Computed(NamedTuple):
+    """A group's piece of work, and how often its forward and its backward run in a step."""
+
+    work: Workload
+    facts: Facts
+    forwards: int
+    backwards: int
+
+
+@dataclass(frozen=True)
+class PinnedPoint:
+    """A pinned configuration as the simulator sees it.
+
+    Attributes:
+        point: its step time, memory, collectives and where the figures come from.
+        tables: of the pinned configurations alone.
+        choice: per variable the index of its configuration in the tables.
+        notes: what could not be pinned as it was asked for, in words.
+    """
+
+    point: Point
+    tables: CostTables
+    choice: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+    def computed(self) -> Iterator[Computed]:
+        """What each group computes in the step."""
+        micro_batches = self.tables.mesh[0]
+        for group in self.tables.graph.groups:
+            template, index = self.tables.templates[group.name], self.choice[group.name]
+            # Recomputed configurations come after the plain ones, in the same order (TableBuilder._group).
+            at = index % len(template.works)
+            again = bool(self.tables.of[group.name].again) and self.tables.of[group.name].again[index]
+            forwards = micro_batches * (2 if again else 1)
+            yield Computed(template.works[at], template.facts[at], forwards, micro_batches)
+
+
+def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> PinnedPoint:
+    """The fastest strategy of a pinned configuration, simulated.
+
+    Args:
+        problem: captured at the global batch size, in the settings' mode and dtype.
+        costs: of a cluster with as many devices as the configuration takes.
+
+    Raises:
+        UnsuitableError: the model cannot be split so; says what does not divide, or is not understood.
+    """
+    cluster, mesh = costs.cluster, pinned.mesh
+    if cluster.device_count != pinned.devices:
+        raise UnsuitableError(
+            f"data {pinned.data} x tensor {pinned.tensor} takes {pinned.devices} devices and {cluster.name} "
+            f"has {cluster.device_count}; give a cluster of that size"
+        )
+    if pinned.micro_batches > 1 and problem.refusal:
+        raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
+    pinning = _Pinning(problem, pinned)
+    limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
+    regions = find_regions(problem.graph) if pinned.recompute else ()
+    if pinned.recompute and not regions:
+        raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
+    ((_, tables, _),) = build_tables(
+        problem.graph, problem.micro, costs, [mesh], [pinned.micro_batches], regions, limits
+    )
+    names = space_of(problem, mesh, tables, ())
+    space = TableSpace(mesh, tables, names)
+    try:
+        frontier = track_frontier(
+            restricted_graph(space, pinning.allowed), epsilon=1e-3, max_points=MOST_POINTS
+        )
+    except NoStrategyError as error:
+        raise UnsuitableError(f"the pinned configuration leaves no strategy: {error}") from None
+    # Ascending in memory, so that the last one is the fastest.
+    chosen = frontier.strategy(len(frontier) - 1), frontier.options(len(frontier) - 1)
+    memory, compute, communication = tables.breakdown(*chosen)
+    (evaluation,) = evaluate(tables, [chosen], overlap_of(cluster, mesh))
+    point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
+    return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
+
+
+class _Pinning:
+    """What a pinned configuration leaves of each group's configurations and options."""
+
+    def __init__(self, problem: Problem, pinned: PinnedConfiguration):
+        self.problem, self.pinned = problem, pinned
+        self.graph, self.mesh = problem.graph, pinned.mesh
+        self.sizes = (pinned.micro_batches, *real_shape(self.mesh))
+        self.names = tuple(
+            name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
+        )
+        # Micro-batches are axis 0 of layouts.
+        self.shard_axis = self.names.index("shard") + 1 if "shard" in self.names else None
+        self.stage = pinned.stage if self.shard_axis is not None else WHOLE_STAGE
+        self.notes: list[str] = []
+        tensors = self.graph.atoms.graph.parameters
+        if self.stage == 1 and (pinned.micro_batches == 1 or any(t.master_dtype for t in tensors)):
+            # costs.parameters.unsharded_options: stage 1 is no option there.
+            self.stage = 2
+            self.notes.append(
+                "simulated as ZeRO stage 2: stage 1 is not offered with one micro-batch or mixed precision"
+            )
+
+    def restriction(self) -> Restriction:
+        """The configurations that are left, of which alone tables are made.
+
+        Raises:
+            UnsuitableError: some group has none.
+        """
+        labels = self._labels()
+        kept = {}
+        for group in self.graph.groups:
+            found = enumerate_configurations(
+                self.graph.atoms, group, self.sizes, self.problem.micro[group.name]
+            )
+            wanted = labels[group.name]
+            kept[group.name] = tuple(
+                i
+                for i, configuration in enumerate(found)
+                if all(label in w for label, w in zip(configuration.labels, wanted, strict=True))
+            )
+            if not kept[group.name]:
+                raise UnsuitableError(
+                    f"{group.name} ({group.anchor.target}) cannot be split as pinned on mesh "
+                    f"{self.mesh.label} ({', '.join(self.names)}), whose micro-batches are "
+                    f"{self.sizes[0]}; pin degrees that divide its sizes"
+                )
+        return Restriction(kept=kept)
+
+    def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
+        """Per group and mesh axis what may be split there."""
+        try:
+            batch = {name: str(s.label) for name, s in batch_strategies(self.graph).items()}
+        except MicroBatchRefused as refusal:
+            raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
+        inner = inner_labels(self.graph, batch) if "tensor" in self.names else {}
+        return {
+            group.name: tuple(
+                self._inside(group, inner[group.name], batch[group.name])
+                if axis == "tensor"
+                else frozenset({batch[group.name]})
+                for axis in self.names
+            )
+            for group in self.graph.groups
+        }
+
+    def _inside(self, group: Group, megatron: frozenset[str], batch: str) -> frozenset[str]:
+        """What a group may split on the tensor axis."""
+        if not self.pinned.sequence_parallel:
+            return megatron
+        # Korthikanti et al., arXiv 2205.05198, section 4.2.2: between the products what was whole is split
+        # along the sequence, and what rows leave is reduce-scattered instead of all-reduced.
+        if megatron == {"none"}:
+            return frozenset(str(s.label) for s in group.strategies if str(s.label) != batch)
+        stems = {label.partition("@")[0] for label in megatron}
+        same = (str(s.label) for s in group.strategies if str(s.label).partition("@")[0] in stems)
+        return megatron | frozenset(same)
+
+    def allowed(self, space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+        """The options that the ZeRO stage and recomputation leave."""
+        if variable.key.kind == "parameter":
+            masks = self._stored([(layout,) for layout in variable.layouts])
+            return masks[[index]]
+        if variable.key.kind != "group":
+            return None
+        in_region = bool(variable.again) and any(variable.again)
+        if in_region and self.pinned.recompute and not variable.again[index]:
+            return NOTHING
+        return self._stored(variable.options[index])
+
+    def _stored(self, options: object) -> np.ndarray:
+        """A mask over ways to store a group's parameters."""
+        ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
+        data = [i for i, name in enumerate(self.names, 1) if name != "tensor"]
+        shards = np.array(
+            [sum(layout[self.shard_axis] >= 0 for layout in way) if self.shard_axis else 0 for way in ways]
+        )
+        others = np.array(
+            [sum(layout[a] >= 0 for layout in way for a in data if a != self.shard_axis) for way in ways]
+        )
+        # What cannot be sharded at all is stored whole in every stage.
+        best = (others == others.min()) & (shards == (shards[others == others.min()]).max())
+        once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
+        reduce: Reduce | None = STAGES.get(self.stage)
+        fitting = best & np.array([found == ({reduce} if reduce else set()) for found in once])
+        # A group without parameters, or whose parameters stay whole, is the same in every stage.
+        return fitting if fitting.any() else best

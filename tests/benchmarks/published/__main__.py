@@ -1,0 +1,78 @@
+"""Published training runs predicted from data sheets, their configuration pinned.
+
+    python -m tests.benchmarks.published --runs FILE.csv --models FILE.yaml --out DIR [--json]
+
+Writes DIR/DATE-published.{json,md,svg}: a row per run (``id, predicted_step_s, published_step_s,
+predicted_memory_bytes, refused``), medians of the errors by source, and predicted over published seconds.
+What cannot be expressed is refused, with the reason in its row. ``--json`` prints the result as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.machine import Taking, dated, write
+from tests.benchmarks.published.predict import DEPTHS, predicted
+from tests.benchmarks.published.report import markdown, medians, picture
+from tests.benchmarks.published.runs import load_models, load_runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="CSV, a row per run")
+    parser.add_argument("--models", type=Path, required=True, help="YAML, the numbers of each model")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--whole", action="store_true", help="simulate every block of each model: ten times slower"
+    )
+    parser.add_argument("--single-node", action="store_true", help="only runs on a single node")
+    parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
+    options = parser.parse_args()
+    taking = Taking()
+    models = load_models(options.models)
+    every = load_runs(options.runs)
+    runs = [run for run in every if run.single_node or not options.single_node]
+    runs = [run for run in runs if run.core or not options.core]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in predicted(runs, models, Path(folder), options.processes, whole=options.whole):
+            rows.append(row)
+            if not options.json:
+                print(f"{len(rows)}/{len(runs)} {row['id']}: {_told(row)}", flush=True)
+    depths = (
+        "every block of each model was simulated"
+        if options.whole
+        else f"deeper models are extended from {DEPTHS[0]} and {DEPTHS[1]} blocks"
+    )
+    data = {
+        **taking.about,
+        "runs": options.runs.name,
+        "left_out": f"{len(every) - len(runs)} of {len(every)} rows were not asked for",
+        "depths": depths,
+        "medians": medians(rows),
+        "rows": rows,
+        "taken": taking.part(),
+    }
+    stem = dated("published", "published", out=options.out)
+    write(stem, data, markdown(data, stem.name), picture(rows))
+    print(json.dumps(data) if options.json else markdown(data, stem.name))
+
+
+def _told(row: dict[str, Any]) -> str:
+    if row["refused"] is not None:
+        return f"refused: {row['refused']}"
+    ratio = row["predicted_step_s"] / row["published_step_s"]
+    return (
+        f"{row['predicted_step_s']:.3f} s predicted, {row['published_step_s']:.3f} s published, {ratio:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Runs predicted from data sheets, one by one, with their configuration pinned."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensoropt.capture import capture
+from tensoropt.costs.source import CostSource
+from tensoropt.errors import TensorOptError
+from tensoropt.plan.problem import prepare
+from tensoropt.plan.settings import Settings
+from tensoropt.planners.pinned import PinnedPoint, simulate_pinned
+from tensoropt.profiling.store import ProfileStore
+from tests.benchmarks.published.decoder import Architecture, build
+from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
+
+Row = dict[str, Any]
+DEPTHS = (2, 4)
+"""Blocks of the two models from which deeper ones are extended."""
+FIGURES = {
+    "predicted_step_s": "time_s",
+    "predicted_memory_bytes": "memory_bytes",
+    "compute_s": "compute_s",
+    "communication_s": "communication_s",
+    "exposed_s": "exposed_s",
+}
+"""What a row says, and what a simulated point calls it."""
+
+
+def simulate_run(run: Run, of: Architecture, store: ProfileStore) -> PinnedPoint:
+    """The run's configuration, simulated.
+
+    Raises:
+        RefusedRunError: something of it cannot be expressed.
+        TensorOptError: the package refuses it.
+    """
+    pinned, cluster = pinned_of(run), cluster_of(run)
+    model, inputs = build(of, run.number("global_batch_seqs"), run.number("seq_len"))
+    settings = Settings(dtype="bfloat16", micro_batches=(pinned.micro_batches,), measure="never")
+    captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
+    costs = CostSource(cluster, store, settings)
+    return simulate_pinned(prepare(captured, store), costs, pinned)
+
+
+def figures(run: Run, of: Architecture, store: ProfileStore, *, whole: bool) -> tuple[Row, PinnedPoint]:
+    """Seconds and bytes of the run's step, and one of the simulations that they come from.
+
+    A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
+    that two depths say what any other takes. ``whole`` simulates all of the model instead.
+    """
+    if whole or of.layers <= DEPTHS[-1]:
+        found = simulate_run(run, of, store)
+        return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}, found
+    less, more = (simulate_run(run, replace(of, layers=layers), store) for layers in DEPTHS)
+    times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+
+    def extended(name: str) -> float:
+        first, second = getattr(less.point, name), getattr(more.point, name)
+        return first + times * (second - first)
+
+    return {name: extended(of_point) for name, of_point in FIGURES.items()}, more
+
+
+def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, *, whole: bool = False) -> Row:
+    """The row of a run: its prediction, or why there is none."""
+    row: Row = {
+        "id": run.id,
+        "source": run.source,
+        "gpu": run.gpu,
+        "model": run.model,
+        "single_node": run.single_node,
+        "core": run.core,
+        "predicted_step_s": None,
+        "published_step_s": run.published_step_s,
+        "predicted_memory_bytes": None,
+        "refused": None,
+    }
+    try:
+        pinned_of(run)  # refused before the model is looked for
+        found, of = figures(run, architecture_of(run, models), store, whole=whole)
+    except (RefusedRunError, TensorOptError) as refusal:
+        return {**row, "refused": str(refusal)}
+    finally:
+        gc.collect()  # graphs of thousands of operators lie in cycles
+    return {**row, **found, "notes": list(of.notes)}
+
+
+def open_store(path: Path) -> ProfileStore:
+    """A store of the benchmark's own: nothing that was timed on this machine is to price a GPU."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return ProfileStore(path)
+
+
+def predicted(
+    runs: Sequence[Run], models: Mapping[str, Any], folder: Path, processes: int, *, whole: bool = False
+) -> Iterator[Row]:
+    """The rows of runs, in order.
+
+    Args:
+        folder: for stores of facts, one per process.
+    """
+    work = partial(_predict_alone, models=models, folder=folder, whole=whole)
+    # Not forked, as this process has threads of PyTorch's.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(work, [dict(run.row) for run in runs])
+
+
+def _predict_alone(row: dict[str, str], models: Mapping[str, Any], folder: Path, whole: bool) -> Row:
+    torch.set_num_threads(1)
+    with open_store(folder / f"{os.getpid()}.sqlite") as store:
+        return predict(Run(row), models, store, whole=whole)

@@ -1,0 +1,130 @@
+"""Medians, words and a picture of predicted runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tensoropt.cluster.catalog import efficiency_figures
+from tests.benchmarks.charts import Chart, figure
+from tests.benchmarks.machine import described
+
+Row = Mapping[str, Any]
+GOAL = 0.15
+"""The median error of single-node runs that is aimed at."""
+
+
+def fitted_sources() -> tuple[str, ...]:
+    """The sources whose runs efficiencies were fitted to; all others are held out."""
+    return tuple(efficiency_figures().get("fitted_to", ()))
+
+
+def error(row: Row) -> float:
+    """|predicted / published - 1|."""
+    return abs(row["predicted_step_s"] / row["published_step_s"] - 1)
+
+
+def summary(rows: Iterable[Row]) -> dict[str, Any]:
+    """How many runs, the median and the worst of their errors, and the median of predicted / published."""
+    found = [row for row in rows if row["refused"] is None]
+    if not found:
+        return {"runs": 0, "median_error": None, "worst_error": None, "median_ratio": None}
+    return {
+        "runs": len(found),
+        "median_error": statistics.median(map(error, found)),
+        "worst_error": max(map(error, found)),
+        "median_ratio": statistics.median(r["predicted_step_s"] / r["published_step_s"] for r in found),
+    }
+
+
+def medians(rows: Sequence[Row]) -> dict[str, Any]:
+    """Errors by source, of single-node runs, and apart of those whose source nothing was fitted to."""
+    fitted = fitted_sources()
+    single = [row for row in rows if row["single_node"]]
+    return {
+        "fitted_sources": list(fitted),
+        "all": summary(rows),
+        "single_node": summary(single),
+        "single_node_fitted": summary(r for r in single if r["source"] in fitted),
+        "single_node_held_out": summary(r for r in single if r["source"] not in fitted),
+        "several_nodes_fitted": summary(r for r in rows if not r["single_node"] and r["source"] in fitted),
+        "several_nodes_held_out": summary(
+            r for r in rows if not r["single_node"] and r["source"] not in fitted
+        ),
+        "by_source": {
+            source: {
+                "single_node": summary(r for r in single if r["source"] == source),
+                "several_nodes": summary(r for r in rows if r["source"] == source and not r["single_node"]),
+                "refused": sum(r["source"] == source and r["refused"] is not None for r in rows),
+            }
+            for source in dict.fromkeys(row["source"] for row in rows)
+        },
+    }
+
+
+def markdown(data: Mapping[str, Any], stem: str) -> str:
+    found = data["medians"]
+    lines = [
+        f"# Published runs, predicted from data sheets, {data['date']}",
+        "",
+        f"![predicted over published]({stem}.svg)",
+        "",
+        "Runs that other people measured, with their configuration pinned. Nothing was run here. An error is",
+        "|predicted / published - 1|. Communication is waited for but for gradient buckets, where those",
+        "systems overlap it: runs over several nodes are predicted too slow. Single-node runs are to be",
+        f"within {GOAL:.0%} in the median.",
+        "",
+        f"Taken from {described(data)}.",
+        "",
+        "| runs | predicted | median error | worst | median of predicted / published |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    named = {
+        "all": "all that can be expressed",
+        "single_node": "on a single node",
+        "single_node_fitted": "of these, of sources that efficiencies were fitted to",
+        "single_node_held_out": "of these, of held-out sources",
+        "several_nodes_fitted": "on several nodes, of sources that were fitted to",
+        "several_nodes_held_out": "on several nodes, of held-out sources",
+    }
+    lines += [_line(words, found[key]) for key, words in named.items()]
+    for source, of in found["by_source"].items():
+        lines += [
+            _line(f"{source}, {words}", of[key])
+            for key, words in (("single_node", "single node"), ("several_nodes", "several nodes"))
+            if of[key]["runs"]
+        ]
+    refused = Counter(row["refused"] for row in data["rows"] if row["refused"] is not None)
+    lines += ["", f"{sum(refused.values())} runs were refused:", ""]
+    lines += [f"- {count}: {why}" for why, count in refused.most_common()]
+    notes = Counter(note for row in data["rows"] for note in row.get("notes", ()))
+    lines += ["", "What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
+    lines += [f"- {data['depths']}", f"- {data['left_out']}"]
+    return "\n".join(lines)
+
+
+def _line(words: str, of: Mapping[str, Any]) -> str:
+    if not of["runs"]:
+        return f"| {words} | 0 | | | |"
+    return (
+        f"| {words} | {of['runs']} | {of['median_error']:.1%} | {of['worst_error']:.0%} | "
+        f"{of['median_ratio']:.2f} |"
+    )
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """Predicted over published seconds, by source; one chart for single nodes and one for several."""
+    charts = []
+    for single, title in ((True, "single node"), (False, "several nodes")):
+        marks: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if row["refused"] is None and row["single_node"] is single:
+                place = (row["published_step_s"], row["predicted_step_s"])
+                marks.setdefault(row["source"], []).append(place)
+        if marks:
+            every = [second for places in marks.values() for place in places for second in place]
+            line = [(min(every), min(every)), (max(every), max(every))]
+            charts.append(Chart(title, "published step, s", "predicted step, s", {"equal": line}, marks))
+    return figure(charts)

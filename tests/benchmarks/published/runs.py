@@ -1,0 +1,190 @@
+"""Rows of a file of published runs: what of them can be pinned, on which cluster, and why others cannot."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tensoropt.cluster import Cluster
+from tensoropt.cluster.catalog import cluster_preset, list_clusters, list_devices
+from tensoropt.cluster.files import cluster_from
+from tensoropt.planners.pinned import PinnedConfiguration
+from tests.benchmarks.published.decoder import Architecture
+
+STAGES = {"ddp": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+COLUMNS = (
+    "id", "source", "outcome", "model", "seq_len", "global_batch_seqs", "micro_batch_per_gpu", "grad_accum",
+    "gpu", "n_gpus", "gpus_per_node", "internode_net", "dp", "dp_kind", "shard_group", "tp", "seq_parallel",
+    "pp", "cp", "recompute", "precision", "flash_attn", "step_s",
+)  # fmt: skip
+"""What a file of runs has to say; it may say more."""
+
+
+class RefusedRunError(Exception):
+    """A run that cannot be expressed; says what of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the file."""
+
+    row: Mapping[str, str]
+
+    def __getattr__(self, name: str) -> str:
+        try:
+            # Not self.row: while a run is unpickled it has none, and would look for it here.
+            return vars(self)["row"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def number(self, name: str) -> int:
+        """A column that counts; 1 where it is empty."""
+        value = float(self.row[name] or 1)
+        if value != int(value) or value < 1:
+            raise RefusedRunError(f"{name} is {self.row[name]}, which is no whole number of at least 1")
+        return int(value)
+
+    @property
+    def published_step_s(self) -> float | None:
+        """None for a run that ended before a step."""
+        return float(self.row["step_s"]) if self.row["step_s"] else None
+
+    @property
+    def core(self) -> bool:
+        """Whether it belongs to the file's balanced subset."""
+        return self.row.get("core") == "yes"
+
+    @property
+    def single_node(self) -> bool:
+        """Whether all of its GPUs are in one node."""
+        return int(float(self.row["n_gpus"])) <= int(float(self.row["gpus_per_node"] or 8))
+
+
+def load_runs(path: Path) -> list[Run]:
+    """All rows, in order.
+
+    Raises:
+        SystemExit: a column is missing.
+    """
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise SystemExit(f"{path} has no column {', '.join(missing)}; give a file of published runs")
+        return [Run(row) for row in reader]
+
+
+def load_models(path: Path) -> dict[str, Any]:
+    """Per name the numbers of an architecture."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def architecture_of(run: Run, models: Mapping[str, Any]) -> Architecture:
+    """The run's model.
+
+    Raises:
+        RefusedRunError: the file of models lacks it, or numbers of it.
+    """
+    if run.model not in models:
+        raise RefusedRunError(f"its model {run.model} is not in the file of models")
+    try:
+        return Architecture.of(models[run.model])
+    except KeyError as missing:
+        raise RefusedRunError(f"its model {run.model} lacks {missing}") from None
+
+
+def pinned_of(run: Run) -> PinnedConfiguration:
+    """What the run pins.
+
+    Raises:
+        RefusedRunError: something of it cannot be expressed.
+    """
+    if run.outcome != "ok" or run.published_step_s is None:
+        raise RefusedRunError(f"it has no step time: its outcome is {run.outcome or 'unsaid'}")
+    if (stages := run.number("pp")) > 1:
+        raise RefusedRunError(f"needs a pipeline of {stages} stages, and pipelines are not built")
+    if (ranks := run.number("cp")) > 1:
+        raise RefusedRunError(
+            f"splits attention's context over {ranks} ranks, and context parallelism cannot be pinned"
+        )
+    if not run.precision.startswith("bf16"):
+        raise RefusedRunError(f"computes in {run.precision}; bfloat16 and float32 are what is simulated")
+    if run.flash_attn == "no":
+        raise RefusedRunError(
+            "its attention stores the scores, and scaled_dot_product_attention on this GPU does not"
+        )
+    if run.recompute not in ("none", "full"):
+        raise RefusedRunError(f"recomputes parts ({run.recompute}); blocks are recomputed all or none, whole")
+    if run.dp_kind not in STAGES:
+        raise RefusedRunError(f"its data parallelism is of kind {run.dp_kind or 'unsaid'}, which is unknown")
+    data, pieces, batch = run.number("dp"), run.number("grad_accum"), run.number("global_batch_seqs")
+    if data * run.number("tp") != run.number("n_gpus"):
+        raise RefusedRunError(
+            f"data {data} x tensor {run.tp} is not {run.n_gpus} GPUs, and what fills the rest is unsaid"
+        )
+    if batch % (data * pieces):
+        raise RefusedRunError(
+            f"{batch} sequences do not divide into {pieces} equal micro-batches on {data} ranks"
+        )
+    stage = STAGES[run.dp_kind] if data > 1 else 0
+    group = int(float(run.shard_group)) if run.dp_kind == "hsdp" and run.shard_group else None
+    return PinnedConfiguration(
+        data=data,
+        tensor=run.number("tp"),
+        stage=stage,
+        shard_group=group,
+        sequence_parallel=run.seq_parallel == "yes",
+        micro_batches=pieces,
+        recompute=run.recompute == "full",
+    )
+
+
+def cluster_of(run: Run) -> Cluster:
+    """The cluster: GPUs, nodes and links of the preset with such GPUs, with the network that the run states.
+
+    Raises:
+        RefusedRunError: no data sheet of such a GPU, or of links between several, is there.
+    """
+    if run.gpu not in list_devices():
+        raise RefusedRunError(f"there is no data sheet of a {run.gpu}")
+    preset = _preset_of(run.gpu)
+    count = run.number("n_gpus")
+    per_node = min(count, run.number("gpus_per_node"))
+    if count % per_node:
+        raise RefusedRunError(f"{count} GPUs are no whole nodes of {per_node}")
+    links = dict(preset["links"])
+    if count == per_node:
+        links = {key: value for key, value in links.items() if key != "inter_node"}
+    elif network := _network_of(run.internode_net):
+        links["inter_node"] = network
+    if count == 1:
+        links = {}
+    data = {"devices": [{"kind": run.gpu, "count": per_node}], "nodes": count // per_node}
+    data |= {"links": links} if links else {}
+    return cluster_from(data, name=f"{run.gpu} x {count}")
+
+
+def _preset_of(kind: str) -> Mapping[str, Any]:
+    for name in list_clusters():
+        found = cluster_preset(name)
+        if found is not None and found[0].get("scalable") and found[0]["devices"][0]["kind"] == kind:
+            return found[0]
+    raise RefusedRunError(f"no cluster preset says how several {kind} are linked")
+
+
+def _network_of(words: str) -> dict[str, Any] | None:
+    """The cards of a node; None where the run leaves them unsaid, and the preset's hold."""
+    if cards := re.search(r"(\d+)\s*x\s*(\d+) Gb/s", words):
+        return {"link": f"IB-{cards.group(2)}G", "count": int(cards.group(1))}
+    if total := re.search(r"([\d,]+) Gb/s per node", words):
+        # How many cards share it is unsaid: 8 of 200 Gb/s from 1,600 on, else cards of 100.
+        rate = int(total.group(1).replace(",", ""))
+        card = 200 if rate % 1600 == 0 else 100
+        return {"link": f"IB-{card}G", "count": max(1, rate // card)}
+    return None

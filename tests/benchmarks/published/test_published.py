@@ -1,0 +1,120 @@
+"""What is read of published runs, what is refused, and that two depths say what deeper models take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tensoropt.profiling.store import ProfileStore
+from tests.benchmarks.published import predict as predicting
+from tests.benchmarks.published.decoder import Architecture, parameters_of
+from tests.benchmarks.published.predict import figures, predict
+from tests.benchmarks.published.report import medians, summary
+from tests.benchmarks.published.runs import RefusedRunError, Run, cluster_of, pinned_of
+
+ROW = {
+    "id": "x-1", "source": "x", "outcome": "ok", "model": "small", "seq_len": "32", "global_batch_seqs": "16",
+    "micro_batch_per_gpu": "2", "grad_accum": "2", "gpu": "A100-80GB", "n_gpus": "4", "gpus_per_node": "8",
+    "internode_net": "single node", "dp": "4", "dp_kind": "zero3", "shard_group": "4", "tp": "1",
+    "seq_parallel": "no", "pp": "1", "cp": "1", "recompute": "none", "precision": "bf16", "flash_attn": "yes",
+    "step_s": "1.5",
+}  # fmt: skip
+GPT = Architecture(
+    layers=6, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, gated=False, vocab=512, tied=True,
+    pos="learned", bias=True, params=0,
+)  # fmt: skip
+LLAMA = replace(GPT, kv_heads=2, gated=True, tied=False, pos="rope", bias=False)
+
+
+def run(**changed: str) -> Run:
+    return Run({**ROW, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"pp": "4"}, "needs a pipeline of 4 stages, and pipelines are not built"),
+        ({"cp": "2"}, "context parallelism cannot be pinned"),
+        ({"precision": "fp16"}, "computes in fp16"),
+        ({"flash_attn": "no"}, "stores the scores"),
+        ({"recompute": "selective (some blocks)"}, "recomputes parts"),
+        ({"outcome": "oom", "step_s": ""}, "no step time"),
+        ({"tp": "2"}, "is not 4 GPUs"),
+        ({"global_batch_seqs": "12"}, "equal micro-batches"),
+        ({"dp_kind": "zero9"}, "unknown"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_in_words(changed, words):
+    with pytest.raises(RefusedRunError, match=words):
+        pinned_of(run(**changed))
+    with ProfileStore(":memory:") as store:
+        row = predict(run(**changed), {}, store)
+    assert words in row["refused"]
+    assert row["predicted_step_s"] is None
+    assert row["predicted_memory_bytes"] is None
+
+
+def test_an_unknown_gpu_or_model_is_refused():
+    with pytest.raises(RefusedRunError, match="no data sheet"):
+        cluster_of(run(gpu="TPU-v4"))
+    with ProfileStore(":memory:") as store:
+        assert "not in the file of models" in predict(run(), {}, store)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_per_s"),
+    [
+        ("8x200 Gb/s HDR InfiniBand per node", 8 * 25e9),
+        ("1600 Gb/s per node RoCE", 8 * 25e9),
+        ("400 Gb/s per node (per-node reading assumed)", 4 * 12.5e9),
+        ("unsaid", 8 * 25e9),
+    ],
+)
+def test_the_network_of_a_node_is_as_stated(words, bytes_per_s):
+    level = cluster_of(run(n_gpus="16", dp="16", internode_net=words)).levels[0]
+    assert level.link.bandwidth_bytes_per_s * level.link_count == bytes_per_s
+
+
+@pytest.mark.parametrize("of", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_a_decoder_has_the_parameters_of_its_numbers(of):
+    norms = 2 * of.layers + 1
+    kv = of.kv_heads * of.head_dim
+    products = of.hidden * (2 * of.hidden + 2 * kv) + (3 if of.gated else 2) * of.hidden * of.ffn
+    biases = (2 * of.hidden + 2 * kv + of.ffn + of.hidden) if of.bias else 0
+    expected = of.layers * (products + biases) + norms * of.hidden * (2 if of.bias else 1)
+    expected += of.vocab * of.hidden * (1 if of.tied else 2)
+    assert parameters_of(of, 32) == expected
+
+
+@pytest.mark.parametrize("of", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
+    with ProfileStore(":memory:") as store:
+        extended, _ = figures(run(recompute=recompute), of, store, whole=False)
+        whole, _ = figures(run(recompute=recompute), of, store, whole=True)
+    assert of.layers > predicting.DEPTHS[-1]
+    for name in ("predicted_step_s", "compute_s", "communication_s", "exposed_s"):
+        assert extended[name] == pytest.approx(whole[name], rel=1e-6)
+    assert extended["predicted_memory_bytes"] == pytest.approx(whole["predicted_memory_bytes"], rel=0.01)
+
+
+def test_errors_are_medians_and_held_out_sources_stand_apart():
+    def row(source, ratio, *, single=True, refused=None):
+        return {
+            "source": source, "single_node": single, "refused": refused,
+            "predicted_step_s": 2.0 * ratio, "published_step_s": 2.0,
+        }  # fmt: skip
+
+    rows = [row("llm-foundry", 1.1), row("llm-foundry", 0.8), row("llm-foundry", 1.3), row("other", 1.5)]
+    rows += [row("other", 3.0, single=False), row("other", 1.0, refused="why")]
+    found = medians(rows)
+    assert found["single_node_fitted"]["median_error"] == pytest.approx(0.2)
+    assert found["single_node_held_out"] == {
+        "runs": 1,
+        "median_error": pytest.approx(0.5),
+        "worst_error": pytest.approx(0.5),
+        "median_ratio": pytest.approx(1.5),
+    }
+    assert found["by_source"]["other"]["refused"] == 1
+    assert summary([])["median_error"] is None

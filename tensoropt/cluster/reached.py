@@ -26,6 +26,14 @@ class Reached:
     classes: Mapping[str, float] = field(default_factory=dict, hash=False)
     source: str = ""
 
+    @property
+    def words(self) -> str:
+        """The shares, for people."""
+        of_class = ", ".join(f"{share:.0%} in {name}" for name, share in self.classes.items())
+        rates = f"{of_class}, {self.arithmetic:.0%} in others" if of_class else f"{self.arithmetic:.0%}"
+        bandwidth = f"{self.memory:.0%} of the memory bandwidth"
+        return f"of the FLOP/s {rates}, and {bandwidth} ({self.source})"
+
     def of(self, cls: str) -> float:
         """Share of the FLOP/s that operators of a class reach."""
         return self.classes.get(cls, self.arithmetic)

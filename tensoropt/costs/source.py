@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tensoropt.cluster import Cluster, DeviceKind, Mesh
+from tensoropt.cluster import Cluster, DeviceKind, Mesh, reached_by
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
@@ -253,9 +253,16 @@ class CostSource:
             *self.saved_notes(),
             *((mixed,) if len(kinds) > 1 else ()),
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
+            *self._reached_notes(),
             *self.failure_notes(),
             *self._lost_notes(),
         )
+
+    def _reached_notes(self) -> tuple[str, ...]:
+        if self.pool is not None:
+            return ()
+        found = ((kind.name, reached_by(kind)) for kind in self.cluster.device_kinds)
+        return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
 
     def failure_notes(self) -> tuple[str, ...]:
         """What could not be timed and why; of the many alike, the first few."""

@@ -154,6 +154,11 @@ def flops_of(schema: str) -> FlopCount | None:
     return _FLOPS.get(schema)
 
 
+def reserve_of(target: str) -> int | None:
+    """Numbers that cuDNN reserves for every step, unit and layer; None of what is no layer of its."""
+    return spec_of(target).reserve.get(target)
+
+
 def draws_of(target: str) -> Callable[[Operator], bool] | None:
     """What tells whether a call of the operator draws random numbers, where PyTorch's tag is not enough."""
     return _DRAWS.get(packet_of(target))

@@ -107,6 +107,8 @@ class OpSpec:
         precision: what it computes in under mixed precision.
         flops: FLOP of the calls that it dispatches to, by their schema's name (``aten::_grouped_mm``), where
             PyTorch does not count them.
+        reserve: numbers that cuDNN reserves for every step, unit and layer of it in training, by overload; an
+            estimate (:mod:`tensoropt.profiling.cuda_recurrent`).
         random: its own call draws random numbers, so that what it is compared with is its localised form.
         draws: whether this call of it draws random numbers, where PyTorch's tag says so of all.
         batch_statistics: a split batch needs the statistics of the whole; micro-batches, which do not know
@@ -126,6 +128,7 @@ class OpSpec:
     launches: bool = True
     precision: Precision | None = None
     flops: Mapping[str, FlopCount] = field(default_factory=dict)
+    reserve: Mapping[str, int] = field(default_factory=dict)
     random: bool = False
     draws: Callable[[Operator], bool] | None = None
     batch_statistics: bool = False

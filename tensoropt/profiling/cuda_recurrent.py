@@ -21,15 +21,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tensoropt.ops.registry import reserve_of
 from tensoropt.profiling.workload import Workload
-
-NUMBERS = {"aten.lstm.input": 5, "aten.gru.input": 6}
-"""Numbers in the reserve for every step, unit and layer."""
 
 
 def has_recurrent(work: Workload) -> bool:
     """Whether a workload has a layer whose facts on GPUs are estimated."""
-    return any(call.function in NUMBERS for call, _ in work.calls)
+    return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
 def reserve_bytes(
@@ -38,7 +36,7 @@ def reserve_bytes(
     """Bytes of cuDNN's reserve.
 
     Args:
-        numbers: of :data:`NUMBERS`.
+        numbers: for every step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
         steps: time steps of all sequences of the batch together.
         hidden: units of a layer and direction.
     """
@@ -51,10 +49,9 @@ class CudaRecurrent(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.lstm.input:
-            return _layers(NUMBERS["aten.lstm.input"], *args, **(kwargs or {}))
-        if func is torch.ops.aten.gru.input:
-            return _layers(NUMBERS["aten.gru.input"], *args, **(kwargs or {}))
+        numbers = reserve_of(str(func))
+        if numbers is not None:
+            return _layers(numbers, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -27,6 +27,8 @@ BEFORE = {
 """Taken before results named their commit. Nothing is added here: what is taken anew leaves the list."""
 LAST_BEFORE = "2026-11-22"
 FILES = sorted(str(p.relative_to(RESULTS)) for p in RESULTS.rglob("*.json"))
+TOOLS = {"tests.benchmarks.published.fit"}
+"""Programs that write no result."""
 ELSEWHERE = {"mutants"}
 """Folders that belong to other programs than the benchmarks."""
 
@@ -39,7 +41,7 @@ def modules() -> list[str]:
 
 
 def test_every_program_is_known() -> None:
-    assert set(modules()) == set(PROGRAMS.values()) | set(BY_NAME.values())
+    assert set(modules()) == TOOLS | set(PROGRAMS.values()) | set(BY_NAME.values())
 
 
 @pytest.mark.parametrize("module", [*PROGRAMS.values(), *BY_NAME.values()])

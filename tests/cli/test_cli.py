@@ -476,7 +476,7 @@ def test_interrupted(run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("tensoropt.session.one_space.track_frontier", interrupt)
     before = snapshot(explored)
-    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    code, out, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out", "--anew")
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == "tensoropt: error: interrupted; what was saved or timed is kept"
     assert snapshot(explored) == before
@@ -501,7 +501,7 @@ def test_a_fault_of_ours_is_one_sentence_too(
         raise RuntimeError("a\nb")
 
     monkeypatch.setattr("tensoropt.session.one_space.track_frontier", fault)
-    code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out")
+    code, _, err = run("explore", "net.py:net", "--cluster", "two.yaml", "--out", "out", "--anew")
     assert code == 2
     last = err.splitlines()[-1]
     assert last == "tensoropt: error: unexpected RuntimeError: a b; run again with --debug for the traceback"

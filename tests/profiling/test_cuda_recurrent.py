@@ -7,7 +7,8 @@ import pytest
 import tensoropt
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
-from tensoropt.profiling.cuda_recurrent import NUMBERS, has_recurrent, reserve_bytes
+from tensoropt.ops.registry import reserve_of
+from tensoropt.profiling.cuda_recurrent import has_recurrent, reserve_bytes
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import TensorSpec, Workload
 from tests.profiling.test_facts import linear
@@ -17,7 +18,7 @@ A100 = (8, 0)
 
 @pytest.mark.parametrize(("layer", "published"), [("lstm", 736_000_000), ("gru", 864_000_000)])
 def test_the_published_reserves_are_of_25_000_steps(layer, published):
-    numbers = NUMBERS[f"aten.{layer}.input"]
+    numbers = reserve_of(f"aten.{layer}.input")
     assert reserve_bytes(numbers, 25_000, 320, 4, 1, 4) == published
 
 
@@ -55,7 +56,7 @@ def test_what_a_layer_keeps_by_hand(kind, gates, layers):
     found, on_cpu = find_facts(work, True, A100), find_facts(work, True)
     output, steps = 4 * 4 * 6 * 16, 4 * 6
     weights = 4 * sum(gates * 16 * (n + 16 + 2) for n in (8, 16)[:layers])
-    reserve = 4 * steps * 16 * (NUMBERS[f"aten.{kind}.input"] * layers + layers - 1)
+    reserve = 4 * steps * 16 * (reserve_of(f"aten.{kind}.input") * layers + layers - 1)
     assert found.kept_bytes == output + weights + reserve
     assert found.writes_kept == ("y",)
     assert {"x"} <= set(found.reads_kept)

@@ -41,7 +41,8 @@ def test_a_storage_in_the_place_of_one_that_is_gone_is_another():
     call = SimpleNamespace(args=(), kwargs={})
     probe.work = SimpleNamespace(calls=[(call, ())] * 3)
     probe.parameters, probe.calls, probe.made_by = set(), [], {}
-    probe.live = SimpleNamespace(storages={7: first}, peak=0)
+    probe.tensors, probe.sizes, probe.work_of_calls = {}, {}, []
+    probe.live = SimpleNamespace(storages={7: first}, peak=0, flops=0, traffic=0)
     probe.peaks = SimpleNamespace(book=lambda _: None)
     probe._after_call(0)
     probe._after_call(1)

@@ -55,6 +55,8 @@ SPECS = (
             "aten::mkldnn_rnn_layer": shape_wrapper(_layer_flops),
             "aten::mkldnn_rnn_layer_backward": shape_wrapper(_layer_backward_flops),
         },
+        # The gates and the cell of an LSTM.
+        reserve={"aten.lstm.input": 5, "aten.gru.input": 6},
         draws=_drops_between_layers,
     ),
 )

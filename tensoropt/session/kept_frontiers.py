@@ -8,11 +8,11 @@ names it. Files are pickles of this package's own classes, in the folder of the 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import pickle
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class KeptFrontiers:
         return kept
 
     def _path(self, number: int) -> Path | None:
-        return None if self.folder is None else self.folder / f"{self._step}-{number}.pickle.z"
+        return None if self.folder is None else self.folder / f"{self._step}-{number}.pickle.gz"
 
     def _read(self, number: int) -> SpacePart | None:
         path = self._path(number)
@@ -64,7 +64,8 @@ class KeptFrontiers:
             return None
         # Not there, or damaged in whatever way: as if it were not there.
         with contextlib.suppress(Exception):
-            part = pickle.loads(zlib.decompress(path.read_bytes()))
+            with gzip.open(path) as file:
+                part = pickle.load(file)
             os.utime(path.parent)
             return part if isinstance(part, SpacePart) and part.number == number else None
         return None
@@ -79,9 +80,9 @@ class KeptFrontiers:
             handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
             beside = Path(name)
             try:
-                with os.fdopen(handle, "wb") as file:
-                    # Costs of equal layers repeat: a fortieth of the bytes is left, in a second per 500 MB.
-                    file.write(zlib.compress(pickle.dumps(part, pickle.HIGHEST_PROTOCOL), 1))
+                # Costs of equal layers repeat: a fortieth of the bytes is left, in a second per 500 MB.
+                with os.fdopen(handle, "wb") as file, gzip.GzipFile("", "wb", 1, file, 0) as packed:
+                    pickle.dump(part, packed, pickle.HIGHEST_PROTOCOL)
                 os.replace(beside, path)  # so that nobody finds half of one
             finally:
                 beside.unlink(missing_ok=True)

@@ -97,7 +97,7 @@ def test_another_question_is_another_search(model, store, count, other):
 
 def test_damaged_files_are_as_if_they_were_not_there(model, store, count, tmp_path):
     found = explore(*model, store=store, keep=True, **ASKED)
-    files = sorted((tmp_path / "frontiers").rglob("*.pickle.z"))
+    files = sorted((tmp_path / "frontiers").rglob("*.pickle.gz"))
     files[0].write_bytes(b"")
     files[1].write_bytes(files[1].read_bytes()[:100])
     before = count.done
@@ -118,7 +118,7 @@ def test_the_oldest_searches_go(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_frontiers, "MOST_BYTES", 2500)
     for age, name in enumerate("abc"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "1-0.pickle.z").write_bytes(b"0" * 1000)
+        (tmp_path / name / "1-0.pickle.gz").write_bytes(b"0" * 1000)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     KeptFrontiers(tmp_path, "a").remove_old()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]

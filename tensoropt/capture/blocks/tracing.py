@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,8 @@ class Traced:
         outputs: per output where it comes from: ``("input", i)``, ``("made", i)`` or ``("value", v)``.
         spec: pytree of the outputs.
         made: layouts of the tensors made.
+        confirms: the call of its like that was traced before; both have to compute the same.
+        confirmed: whether another one was traced that has to.
     """
 
     number: int
@@ -64,6 +67,8 @@ class Traced:
     outputs: Sequence[tuple[str, Any]]
     spec: pytree.TreeSpec
     made: Sequence[Layout]
+    confirms: Traced | None = None
+    confirmed: bool = False
 
     def stands_for(self, block: Block, call: Any) -> bool:
         """Whether ``block`` does in this call what was traced."""
@@ -150,14 +155,19 @@ class Blocks:
             call = _call(leaves, spec, tensors)
             number = len(self._run.called)
             self._run.called.append(block)
-            for traced in self._run.traced:
-                if traced.stands_for(block, call):
-                    made = OPS.repeat(tensors, number, traced.number) if traced.made else []
-                    return traced.returned(tensors, made)
+            like = next((t for t in self._run.traced if t.stands_for(block, call)), None)
+            if like is not None and like.confirmed:
+                made = OPS.repeat(tensors, number, like.number) if like.made else []
+                return like.returned(tensors, made)
             entered = OPS.enter(tensors, number) if tensors else []
             inner = {id(t): e for t, e in zip(tensors, entered, strict=True)}
             arguments = pytree.tree_unflatten([inner.get(id(leaf), leaf) for leaf in leaves], spec)
             traced, made = self._trace(functools.partial(forward, module), block, call, entered, arguments)
+            if like is not None:
+                # What blocks count outside of them (a global, a tensor's version) shows in the second one.
+                traced.confirms, like.confirmed = like, True
+                if (traced.outputs, traced.spec, traced.made) != (like.outputs, like.spec, like.made):
+                    raise Unlike(block.likeness, "returns something else the second time")
             return traced.returned(tensors, OPS.leave(made, number) if made else [])
 
         return called
@@ -269,6 +279,10 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
                 place = watched.get((id(object.__getattribute__(module, "__dict__")), name))
                 if place is not None:
                     seen.read.add(place)
+            # nn.Module looks for parameters there; other code, as vars() does, may read anything.
+            elif name == "__dict__" and not _called_by_torch():
+                own_id = id(object.__getattribute__(module, "__dict__"))
+                seen.read |= {place for (holder, _), place in watched.items() if holder == own_id}
             return original(module, name)
 
         return read
@@ -287,6 +301,12 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
         for cls in {type(part) for part in parts.values()}:
             stack.enter_context(attribute_of(cls, "__setattr__", setting(cls.__setattr__)))
         yield seen
+
+
+def _called_by_torch() -> bool:
+    """Whether the code that reads an attribute is PyTorch's own, or this module's."""
+    reader = sys._getframe(2).f_globals.get("__name__", "")
+    return reader == __name__ or reader.split(".")[0] == "torch"
 
 
 @contextlib.contextmanager

@@ -35,6 +35,11 @@ def write_out(blocks: Blocks, exported: torch.export.ExportedProgram) -> None:
         for traced in blocks.traced
         if (leave := marks[OPS.leave].get(traced.number)) is not None
     }
+    for traced in blocks.traced:
+        if traced.confirms is not None and traced.number in bodies:
+            first = bodies[traced.confirms.number]
+            if not bodies[traced.number].computes_as(first, stored):
+                raise Unlike(traced.block.likeness, "computes something else the second time")
     paths = {id(module): path for path, module in blocks.model.named_modules()}
     for number, repeat in marks[OPS.repeat].items():
         block, of = blocks.called[number], _arguments(repeat)[2]
@@ -114,6 +119,26 @@ class _Body:
         for one in inside:
             if any(user not in inside and user is not leave for user in one.users):
                 raise Unlike(likeness, f"{one.name} is read outside it")
+
+    def computes_as(self, other: _Body, stored: _Stored) -> bool:
+        """Whether the nodes are those of another body, on what this one's module stores."""
+        if len(self.nodes) != len(other.nodes):
+            return False
+        here = dict(zip(other.nodes, self.nodes, strict=True))
+        # What goes in comes in the same order; of what is not read there is no node.
+        given = {_arguments(node)[1]: node for node in self.given}
+        here |= {node: given[_arguments(node)[1]] for node in other.given if _arguments(node)[1] in given}
+        here |= stored.counterparts(other.traced.block.module, self.traced.block.module)
+
+        def same(one: fx.Node, two: fx.Node) -> bool:
+            moved = fx.map_arg((two.args, two.kwargs), lambda node: here.get(node, node))
+            return one.target == two.target and repr((one.args, one.kwargs)) == repr(moved)
+
+        pairs = zip(self.nodes, other.nodes, strict=True)
+        return all(same(*pair) for pair in pairs) and (
+            repr(_arguments(self.leave)[0])
+            == repr(fx.map_arg(_arguments(other.leave)[0], lambda node: here.get(node, node)))
+        )
 
     def copied(
         self, repeat: fx.Node, stored: _Stored, module: nn.Module, paths: Mapping[int, str]

@@ -1,4 +1,4 @@
-"""Equal blocks are traced once, the graph is the one of a trace of each, and what differs is found."""
+"""Of equal blocks two are traced, the graph is the one of a trace of each, and what differs is found."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def traced(monkeypatch):
 # -- alike --------------------------------------------------------------------------------------
 
 
-def test_six_equal_blocks_are_traced_once(traced):
-    assert traced(stack()) == (1, 6)
-    assert traced(stack(), mode="inference") == (1, 6)
+def test_of_six_equal_blocks_two_are_traced(traced):
+    assert traced(stack()) == (2, 6)
+    assert traced(stack(), mode="inference") == (2, 6)
 
 
 def test_blocks_with_tied_and_shared_parameters(traced):
     """Each layer has a parameter of its own and one that all share; two layers are tied."""
     shared = nn.Parameter(torch.randn(8))
     model = stack(lambda b, x: b.layer(x) * b.scale, scale=shared)
-    assert traced(model) == (1, 6)
+    assert traced(model) == (2, 6)
     model.blocks[4].layer.weight = model.blocks[1].layer.weight
-    assert traced(model) == (1, 6)
+    assert traced(model) == (2, 6)
 
 
 def test_a_tensor_that_one_block_has_under_two_names_is_no_two_tensors(traced):
@@ -113,16 +113,16 @@ def test_a_tensor_that_one_block_has_under_two_names_is_no_two_tensors(traced):
     for block in model.blocks:
         block.other = nn.Linear(8, 8)
     model.blocks[3].other.weight = model.blocks[3].layer.weight
-    assert traced(model) == (1, 3)
+    assert traced(model) == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("around", "found"),
     [
         pytest.param(
-            lambda s, x: sum(b(x, flag=i % 2 == 0) for i, b in enumerate(s.blocks)).sum(), (2, 6), id="flags"
+            lambda s, x: sum(b(x, flag=i % 2 == 0) for i, b in enumerate(s.blocks)).sum(), (4, 6), id="flags"
         ),
-        pytest.param(lambda s, x: sum(b(x, flag=None) for b in s.blocks).sum(), (1, 6), id="none"),
+        pytest.param(lambda s, x: sum(b(x, flag=None) for b in s.blocks).sum(), (2, 6), id="none"),
     ],
 )
 def test_calls_with_other_arguments_are_other_calls(traced, around, found):
@@ -138,7 +138,7 @@ def test_calls_with_tensors_of_other_shapes_are_other_calls(traced):
             x = block(x if i < 3 else x[:2])
         return x.sum()
 
-    assert traced(stack(around=around)) == (2, 6)
+    assert traced(stack(around=around)) == (4, 6)
 
 
 def test_one_tensor_for_two_arguments_is_another_call(traced):
@@ -146,7 +146,7 @@ def test_one_tensor_for_two_arguments_is_another_call(traced):
         y = x * 2
         return sum(b(x, y if i % 2 else x) for i, b in enumerate(s.blocks)).sum()
 
-    assert traced(stack(lambda b, x, y: b.layer(x) * y, around)) == (2, 6)
+    assert traced(stack(lambda b, x, y: b.layer(x) * y, around)) == (4, 6)
 
 
 def test_blocks_that_return_dictionaries_none_and_their_own_input(traced):
@@ -158,7 +158,7 @@ def test_blocks_that_return_dictionaries_none_and_their_own_input(traced):
             x = out["x"]
         return x.sum()
 
-    assert traced(stack(lambda b, x: {"x": plain(b, x), "attention": None, "mask": x}, around)) == (1, 6)
+    assert traced(stack(lambda b, x: {"x": plain(b, x), "attention": None, "mask": x}, around)) == (2, 6)
 
 
 def test_what_nothing_reads_of_a_block_stays_unread(traced):
@@ -167,11 +167,11 @@ def test_what_nothing_reads_of_a_block_stays_unread(traced):
             x, _ = block(x)
         return x.sum()
 
-    assert traced(stack(lambda b, x: (plain(b, x), b.layer(x).exp()), around)) == (1, 6)
+    assert traced(stack(lambda b, x: (plain(b, x), b.layer(x).exp()), around)) == (2, 6)
 
 
 def test_random_operators_keep_their_order_and_count(traced):
-    assert traced(stack(lambda b, x: torch.dropout(b.layer(x), 0.1, b.training))) == (1, 6)
+    assert traced(stack(lambda b, x: torch.dropout(b.layer(x), 0.1, b.training))) == (2, 6)
 
 
 def test_paths_of_modules_are_those_of_the_module_that_was_called():
@@ -182,12 +182,11 @@ def test_paths_of_modules_are_those_of_the_module_that_was_called():
     assert read == [f"blocks.{i}.layer.{what}" for i in range(6) for what in ("weight", "bias")]
 
 
-def test_gpt2_and_a_mixture_of_experts(traced):
+@pytest.mark.parametrize(("name", "found"), [("gpt2", (2, 12)), ("moe-mini", (2, 2))])
+def test_gpt2_and_a_mixture_of_experts(traced, name, found):
     """As ``transformers`` writes them, and with routers, sparse layers and their counts."""
-    for name in ("gpt2-tiny", "moe-mini"):
-        bundle = zoo.build(name, device="meta")
-        found, calls = traced(bundle.model, bundle.args, kwargs=dict(bundle.kwargs))
-        assert found < calls
+    bundle = zoo.build(name, device="meta")
+    assert traced(bundle.model, bundle.args, kwargs=dict(bundle.kwargs)) == found
 
 
 # -- not alike ----------------------------------------------------------------------------------
@@ -203,14 +202,14 @@ def test_dropout_that_differs(traced):
     model = stack(lambda b, x: b.drop(b.layer(x)))
     for i, block in enumerate(model.blocks):
         block.drop = nn.Dropout(0.1 if i < 4 else 0.5)
-    assert traced(model) == (2, 6)
+    assert traced(model) == (4, 6)
 
 
 def test_layers_of_other_shapes_or_with_hooks(traced):
     model = stack(lambda b, x: b.layer(x).relu() if b.hooked is None else b.layer(x), hooked=None)
     model.blocks[2].layer = nn.Linear(8, 8, bias=False)
     model.blocks[3].layer.register_forward_hook(lambda module, args, out: out * 2)
-    assert traced(model) == (1, 4)
+    assert traced(model) == (2, 4)
 
 
 def test_norms_that_count_what_they_see_are_no_blocks(traced):
@@ -218,7 +217,7 @@ def test_norms_that_count_what_they_see_are_no_blocks(traced):
     for block in model.blocks:
         block.norm = nn.BatchNorm1d(8)
     assert traced(model) == (0, 0)
-    assert traced(model.eval(), mode="inference") == (1, 6)
+    assert traced(model.eval(), mode="inference") == (2, 6)
 
 
 def sets(b, x):
@@ -340,7 +339,28 @@ def test_inside_blocks_that_are_traced_one_by_one_smaller_ones_are_found(traced)
     model = stack(outer, lambda s, x: sum(b(x.clone()) for b in s.blocks).sum(), count=3)
     for block in model.blocks:
         block.parts = nn.ModuleList([Gate(0, plain), Gate(1, plain)])
-    assert traced(model) == (1, 6)
+    assert traced(model) == (2, 6)
+
+
+def test_what_is_counted_in_a_global_shows_in_the_second_block(traced):
+    calls = [0]
+
+    def counting(b, x):
+        calls[0] += 1
+        return b.layer(x) * calls[0]
+
+    def around(s, x):
+        calls[0] = 0
+        for block in s.blocks:
+            x = block(x)
+        return x.sum()
+
+    assert traced(stack(counting, around)) == (0, 0)
+
+
+@pytest.mark.parametrize("index", [lambda b: vars(b)["index"], lambda b: b.__dict__["index"]])
+def test_an_index_that_is_read_past_the_attribute(traced, index):
+    assert traced(stack(lambda b, x: b.layer(x) * (index(b) + 1))) == (6, 6)
 
 
 def test_a_block_that_refuses_gives_the_models_own_reason():

@@ -124,20 +124,20 @@ class _Body:
         """Whether the nodes are those of another body, on what this one's module stores."""
         if len(self.nodes) != len(other.nodes):
             return False
-        here = dict(zip(other.nodes, self.nodes, strict=True))
+        own = dict(zip(other.nodes, self.nodes, strict=True))
         # What goes in comes in the same order; of what is not read there is no node.
         given = {_arguments(node)[1]: node for node in self.given}
-        here |= {node: given[_arguments(node)[1]] for node in other.given if _arguments(node)[1] in given}
-        here |= stored.counterparts(other.traced.block.module, self.traced.block.module)
+        own |= {node: given[_arguments(node)[1]] for node in other.given if _arguments(node)[1] in given}
+        own |= stored.counterparts(other.traced.block.module, self.traced.block.module)
 
         def same(one: fx.Node, two: fx.Node) -> bool:
-            moved = fx.map_arg((two.args, two.kwargs), lambda node: here.get(node, node))
+            moved = fx.map_arg((two.args, two.kwargs), lambda node: own.get(node, node))
             return one.target == two.target and repr((one.args, one.kwargs)) == repr(moved)
 
         pairs = zip(self.nodes, other.nodes, strict=True)
         return all(same(*pair) for pair in pairs) and (
             repr(_arguments(self.leave)[0])
-            == repr(fx.map_arg(_arguments(other.leave)[0], lambda node: here.get(node, node)))
+            == repr(fx.map_arg(_arguments(other.leave)[0], lambda node: own.get(node, node)))
         )
 
     def copied(

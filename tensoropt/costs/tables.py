@@ -7,6 +7,7 @@ is kept, its time the sum of compute and communication of all micro-batches.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -100,6 +101,21 @@ class CostTables:
     def of(self) -> dict[str, VariableTable]:
         """The tables of variables, by variable; groups are found by their names."""
         return {v.key: v for v in self.variables}
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for tables of the same numbers."""
+        found = hashlib.sha256()
+        for v in self.variables:
+            found.update(f"{v.key} {len(v.memory)}".encode())
+            for column in (v.memory, v.compute, v.communication):
+                for array in column:
+                    found.update(array.tobytes())
+        for e in self.edges:
+            found.update(f"{e.a} {e.b} {e.table.shape}".encode())
+            for array in (e.table, e.rows, e.cols):
+                found.update(array.tobytes())
+        return found.hexdigest()
 
     def position(self, group: str, index: int) -> int:
         """Index in a group's template of configuration ``index`` of its variable."""

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tensoropt.costs.tables import CostTables
 from tensoropt.processes import in_forks
 from tensoropt.session.one_space import SpacePart
 
@@ -34,15 +35,20 @@ class KeptFrontiers:
     def __init__(self, folder: Path | None = None, key: str = ""):
         self.all = folder
         self.folder = None if folder is None else folder / key
-        self.known = 0
         self._step = 0
 
-    def each(self, work: Callable[[int], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
-        """``work`` of each of some spaces, in forks; of those that were kept, what was found then."""
+    def each(
+        self, work: Callable[[int], SpacePart], numbers: Sequence[int], tables: Callable[[int], CostTables]
+    ) -> list[SpacePart]:
+        """``work`` of each of some spaces, in forks; of those that were kept, what was found then.
+
+        Args:
+            tables: of a space; what was found in tables of other numbers (timed anew) is not looked at.
+        """
         self._step += 1
+        self._tables = tables
         found = {number: self._read(number) for number in numbers}
         left = [number for number, part in found.items() if part is None]
-        self.known += len(numbers) - len(left)
         made = dict(zip(left, in_forks(self._kept(work), left), strict=True))
         return [found[number] or made[number] for number in numbers]
 
@@ -56,7 +62,9 @@ class KeptFrontiers:
         return kept
 
     def _path(self, number: int) -> Path | None:
-        return None if self.folder is None else self.folder / f"{self._step}-{number}.pickle.gz"
+        if self.folder is None:
+            return None
+        return self.folder / f"{self._step}-{number}-{self._tables(number).digest[:16]}.pickle.gz"
 
     def _read(self, number: int) -> SpacePart | None:
         path = self._path(number)

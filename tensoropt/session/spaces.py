@@ -154,7 +154,7 @@ class SpaceSearch:
             known = self.simulations.copy()
             return work(OneSpace(number, self.built[number], self.settings, known, threads))
 
-        parts = self.kept.each(alone, numbers)
+        parts = self.kept.each(alone, numbers, lambda number: self.built[number][1])
         for part in parts:
             self.simulations.spaces[part.number].done = part.simulated
             self.every += part.every

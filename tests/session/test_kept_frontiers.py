@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.api import compare, explore, explore_graph
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.kept_tables import KeptTables, TableArrays
 from tensoropt.engine.models import ModelSpec
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session import kept_frontiers
+from tensoropt.session.kept import KeptExplorations
 from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.session.one_space import OneSpace
 
@@ -93,6 +96,19 @@ def test_another_question_is_another_search(model, store, count, other):
     before = count.done
     explore(*model, store=store, keep=True, **{**ASKED, **other})
     assert count.done > before
+
+
+def test_tables_of_other_numbers_are_searched_again(model, store, count, monkeypatch):
+    """As after devices were timed anew: the question is the same."""
+    explore(*model, store=store, keep=True, **ASKED)
+    before = count.done
+    prices = CommunicationModel.time_s
+    monkeypatch.setattr(CommunicationModel, "time_s", lambda *args: 2 * prices(*args))
+    monkeypatch.setattr(KeptExplorations, "find", lambda *_: None)
+    monkeypatch.setattr(KeptTables, "at", lambda *_: TableArrays(None))
+    slower = explore(*model, store=store, keep=True, **ASKED)
+    assert count.done == 2 * before
+    assert points(slower) == points(explore(*model, store=None, **ASKED))
 
 
 def test_damaged_files_are_as_if_they_were_not_there(model, store, count, tmp_path):

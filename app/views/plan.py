@@ -90,12 +90,17 @@ def step_bar(data: FrontierData, row: int) -> Bar:
     unit = data.units.time
     parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
     total, hidden = point.time_s or 1.0, point.hidden_s
+    titles = STEP_TITLES | ({"idle": "waiting for the host"} if point.host_bound else {})
     segments = tuple(
-        Segment(kind, STEP_TITLES[kind], value / total, unit.text(value), percent(value / total))
+        Segment(kind, titles[kind], value / total, unit.text(value), percent(value / total))
         for kind, value in parts.items()
     )
     words = f"{unit.text(total)} per step"
-    words += f"; {unit.text(hidden)} of communication hide behind compute." if hides(point) else "."
+    words += f"; {unit.text(hidden)} of communication hide behind compute" if hides(point) else ""
+    if point.host_s:
+        bound = " (host-bound)" if point.host_bound else ""
+        words += f"; issuing it takes the host {unit.text(point.host_s)}{bound}"
+    words += "."
     return Bar(segments, words)
 
 

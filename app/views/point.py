@@ -127,6 +127,9 @@ def dominant_words(exploration: Exploration, row: int) -> str:
     kind, size = max(sizes.items(), key=lambda item: item[1])
     memory = f"Memory is mostly {KIND_TITLES[kind]} ({percent(size / total)})"
     step = point.time_s or 1.0
+    if point.host_bound and point.idle_s > max(point.exposed_s, point.compute_s):
+        waits = f"the device mostly waits for its host ({percent(point.idle_s / step)})"
+        return f"{memory}; {waits}."
     if point.exposed_s > point.compute_s:
         return f"{memory}; time is mostly communication ({percent(point.exposed_s / step)})."
     return f"{memory}; time is mostly compute ({percent(point.compute_s / step)})."
@@ -154,6 +157,7 @@ def differences(data: FrontierData, row: int, other: int) -> tuple[Difference, .
         ("compute", a.compute_s, b.compute_s),
         ("communication", a.communication_s, b.communication_s),
         ("waited for", a.exposed_s, b.exposed_s),
+        ("host", a.host_s, b.host_s),
     ]
     found = [
         *(_changed(label, x, y, unit.text) for label, x, y in (sizes[0],)),

@@ -4,6 +4,7 @@ from tensoropt.cluster.catalog import device_kind, link, list_clusters, list_dev
 from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, Level
+from tensoropt.cluster.host import HostSeconds, host_seconds
 from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
 from tensoropt.cluster.mesh import Mesh
 from tensoropt.cluster.reached import ASSUMED, Reached, reached_by
@@ -12,12 +13,14 @@ __all__ = [
     "ASSUMED",
     "Cluster",
     "DeviceKind",
+    "HostSeconds",
     "Level",
     "Link",
     "Mesh",
     "Reached",
     "available_cores",
     "device_kind",
+    "host_seconds",
     "link",
     "list_clusters",
     "list_devices",

@@ -48,6 +48,11 @@ def efficiency_figures() -> Mapping[str, Any]:
     return _preset("efficiencies")
 
 
+def host_figures() -> Mapping[str, Any]:
+    """What issuing work to devices takes a host, by type of device, as ``presets/host.yaml`` says."""
+    return _preset("host")
+
+
 def list_devices() -> tuple[str, ...]:
     """Names of the device kinds that cluster files may use."""
     return tuple(_preset("devices"))

@@ -139,7 +139,9 @@ class TableBuilder:
         )
 
     def _priced(self, choice: Choice) -> tuple[object, ...]:
-        return choice.work.key, choice.facts, self.prices.compute.seconds(choice.work, choice.facts)
+        compute = self.prices.compute
+        seconds = compute.seconds(choice.work, choice.facts), compute.host_seconds(choice.work)
+        return choice.work.key, choice.facts, *seconds
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration

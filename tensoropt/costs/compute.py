@@ -41,8 +41,8 @@ def measurement_prefix(ranks: int, threads: int, training: bool, device: str | N
         device: a kind of GPU; None for this machine's processor.
     """
     mode = "train" if training else "inference"
-    # How a CPU is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
-    on = device or f"{processor_name()}/kept-memory,copies,nodes"
+    # How each is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
+    on = f"{device}/host-ahead" if device else f"{processor_name()}/kept-memory,copies,nodes"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 
@@ -94,6 +94,13 @@ class MeasuredCompute:
             return float("inf"), float("inf")
         return float(record["forward_s"]), float(record["backward_s"])
 
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """(forward, backward) seconds of issuing it; 0 where the host is the device."""
+        record = self._record(work)
+        if record is None:
+            return (0.0, 0.0) if self.rest is None else self.rest.host_seconds(work)
+        return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
+
 
 class SlowestCompute:
     """The pace of a sharded plan on devices of several kinds: each operator's slowest kind, for which the
@@ -130,4 +137,9 @@ class SlowestCompute:
         forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
         # Forward and backward have a maximum each: the kind that is slowest forward need not be it in
         # backward.
+        return max(forward), max(backward)
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """(forward, backward) seconds of issuing it, each on the slowest kind's host."""
+        forward, backward = zip(*(kind.host_seconds(work) for kind in self.kinds), strict=True)
         return max(forward), max(backward)

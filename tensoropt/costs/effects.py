@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from tensoropt.costs.prices import Prices, Send
+from tensoropt.costs.prices import NO_WORK, Prices, Queues, Send
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.buckets import BUCKET_BYTES
@@ -110,7 +110,9 @@ class Effect:
         moves: it brings data from one layout to another; its local seconds count as communication where
             compute and communication are told apart.
         share: a gradient that is reduced with others. Its collective is the bucket's.
-        passing_s: device seconds in which autograd passes on what moves only the other way; of the edge's
+        host_s: seconds of the host in which it issues the effect to a device of its own; 0 where the host is
+            the device.
+        passing: seconds in which autograd passes on what moves only the other way; of the edge's
             overheads, and counted by the search where ``sums_passing``. It leaves out what a parameter takes
             that does not move to its use but whose gradient moves back, some 10 us a use.
     """
@@ -125,7 +127,8 @@ class Effect:
     sends: tuple[Send, ...] = ()
     moves: bool = False
     share: GradientShare | None = None
-    passing_s: float = 0.0
+    host_s: float = 0.0
+    passing: Queues = NO_WORK
     sums_passing: bool = True
 
 
@@ -157,6 +160,10 @@ NOTHING = Cost(0.0, 0.0, 0.0)
 def additive(effects: Effects, prices: Prices) -> Cost:
     """What the search counts of effects: the bytes that last, and all seconds as if nothing overlapped.
 
+    Of each effect it counts the slower of device and host. That is what a step takes whose effects are all
+    slower on the same one, and else too much: the host runs ahead through what is slower on the device. The
+    simulator, which adds each up by itself, says what the step takes.
+
     Bytes last that are there all through the step, or kept from forward to backward. What a recomputed region
     keeps while its own backward runs does not last, nor does workspace: of these only the most at any moment
     counts, which no sum can tell (:mod:`tensoropt.costs.working_sets`).
@@ -172,10 +179,10 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         if effect.when.phase == "forward":
             memory += effect.kept
         if effect.moves or effect.sends:
-            seconds = prices.amid_work(effect.local_s, effect.sends)
-            communication += (seconds + (effect.passing_s if effect.sums_passing else 0.0)) * times
+            seconds = max(prices.amid_work(effect.local_s, effect.sends), effect.host_s)
+            communication += (seconds + (max(effect.passing) if effect.sums_passing else 0.0)) * times
         else:
-            compute += effect.local_s * times
+            compute += max(effect.local_s, effect.host_s) * times
         if effect.share is not None:
             # Which gradients meet in a bucket is not known to a single parameter: it pays by its bytes.
             part = effect.share.bytes / BUCKET_BYTES

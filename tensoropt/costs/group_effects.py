@@ -23,6 +23,7 @@ from tensoropt.costs.effects import (
 )
 from tensoropt.costs.group_parts import parts_of
 from tensoropt.costs.parameter_effects import ParameterEffects, Use
+from tensoropt.costs.prices import Queues
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.localise import localise
 from tensoropt.profiling.facts import Facts
@@ -94,14 +95,17 @@ class GroupEffects(ParameterEffects):
     def computed(self, choice: Choice) -> Effects:
         """A group's computation: forward, again where it is recomputed, backward."""
         work, facts = choice.work, choice.facts
-        forward_s, backward_s = self.prices.compute.seconds(work, facts)
-        source = self.prices.compute.source_of(work)
-        found = [Effect(COMPUTE, local_s=forward_s, source=source)]
+        compute = self.prices.compute
+        forward, backward = map(Queues, compute.seconds(work, facts), compute.host_seconds(work))
+        source = compute.source_of(work)
+        found = [Effect(COMPUTE, local_s=forward.device_s, host_s=forward.host_s, source=source)]
         if self.training and choice.again:
-            again_s = self.prices.again_s(work, forward_s)
-            found.append(Effect(COMPUTE_AGAIN, local_s=again_s, source=source))
+            again = self.prices.again(work, forward)
+            found.append(Effect(COMPUTE_AGAIN, local_s=again.device_s, host_s=again.host_s, source=source))
         if self.training:
-            found.append(Effect(COMPUTE_BACK, local_s=backward_s, source=source))
+            found.append(
+                Effect(COMPUTE_BACK, local_s=backward.device_s, host_s=backward.host_s, source=source)
+            )
         return Effects(tuple(found))
 
     def kept(self, choice: Choice) -> Effects:

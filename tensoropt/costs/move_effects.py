@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from tensoropt.costs.effects import OUTPUT, OUTPUT_BACK, Effect, When
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.prices import NO_WORK, Prices, Queues, Send
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import Layout, local_shape
 from tensoropt.profiling.workload import memory_orders
@@ -102,16 +102,18 @@ class MoveEffects:
         Where nothing moves the ``other`` way, autograd still passes on what comes: that is counted here, as
         an edge without any steps is not there at all.
         """
-        local_s, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else (0.0, ())
+        nothing: tuple[Queues, tuple[Send, ...]] = NO_WORK, ()
+        local, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else nothing
         passes = bool(steps) and not other and self.learns(name)
         return Effect(
             when,
             workspace_bytes=workspace_bytes,
-            local_s=local_s,
+            local_s=local.device_s,
+            host_s=local.host_s,
             source=self.overheads_source,
             sends=sends,
             moves=True,
-            passing_s=self.prices.overheads.pass_s if passes else 0.0,
+            passing=self.prices.passing if passes else NO_WORK,
         )
 
     def there_and_back(self, name: str, source: Layout, target: Layout, *whens: When) -> tuple[Effect, ...]:
@@ -136,7 +138,7 @@ class MoveEffects:
                 name, [*map(gradient_placements, targets)], [*map(gradient_placements, sources)]
             )
         )
-        pass_s = self.prices.overheads.pass_s
+        pass_s = max(self.prices.passing)
         return forward_s + np.where(goes & ~comes, pass_s, 0.0), back_s + np.where(comes & ~goes, pass_s, 0.0)
 
     def _one_way_s(
@@ -154,8 +156,12 @@ class MoveEffects:
             cost = known.get(key)
             if cost is None:
                 steps = resharding_steps(atoms, self.mesh, source, target)
-                priced = self.prices.steps(steps, element_bytes) if steps else (0.0, ())
-                cost = known[key] = self.prices.amid_work(*priced), bool(steps)
+                seconds_of = 0.0
+                if steps:
+                    local, sends = self.prices.steps(steps, element_bytes)
+                    # As additive() counts it.
+                    seconds_of = max(self.prices.amid_work(local.device_s, sends), local.host_s)
+                cost = known[key] = seconds_of, bool(steps)
             found.append(cost)
         seconds, moves = (np.array(part).reshape(len(rows), len(cols)) for part in zip(*found, strict=True))
         at = np.ix_([rows[p] for p in sources], [cols[p] for p in targets])

@@ -70,9 +70,10 @@ class ParameterEffects(MoveEffects):
         """Whether the parameter is stored in another dtype than the one that its readers see."""
         return self.tensors[name].master_dtype is not None
 
-    def cast_s(self, name: str, stored: Layout) -> float:
-        """Seconds of casting the stored shard of a parameter, either way; 0 where there is no cast."""
-        return self.prices.cast_s(self.tensors[name], self.elements(name, stored))
+    def with_cast(self, moved: Effect, name: str, stored: Layout) -> Effect:
+        """A move with the cast of the stored shard of a parameter, either way, where there is one."""
+        cast = self.prices.cast(self.tensors[name], self.elements(name, stored))
+        return replace(moved, local_s=moved.local_s + cast.device_s, host_s=moved.host_s + cast.host_s)
 
     # -- one use ----------------------------------------------------------------------------------
 
@@ -106,9 +107,9 @@ class ParameterEffects(MoveEffects):
             found.append(Effect(COMPUTE_BACK, after=True, kept=-size))
         if self.learns(name) and self.casts(name):
             # The steps are given as the other direction too, so that no passing time is added: the cast,
-            # which autograd has to pass as well, is priced with the issuing of a call by cast_s.
+            # which autograd has to pass as well, is priced with the issuing of a call by cast.
             back = self.stepped(PARAMETERS, name, steps[1], steps[1])
-            found.append(replace(back, local_s=back.local_s + self.cast_s(name, stored)))
+            found.append(self.with_cast(back, name, stored))
         elif steps[1]:
             back = self.stepped(PARAMETERS, name, steps[1], steps[0])
             found.append(replace(back, sums_passing=False))
@@ -130,8 +131,7 @@ class ParameterEffects(MoveEffects):
     def _gathered(self, name: str, stored: Layout, way: Way, steps: Both) -> Effect:
         """A parameter brought to a use in forward: moved, and cast unless a copy was cast already."""
         moved = self.stepped(GATHER, name, steps[0], steps[0])
-        cast_s = self.cast_s(name, stored) if not way.unsharded else 0.0
-        return replace(moved, local_s=moved.local_s + cast_s)
+        return moved if way.unsharded else self.with_cast(moved, name, stored)
 
     # -- between uses -----------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class ParameterEffects(MoveEffects):
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
         arrived = REDUCE_LAST if Storage.of(stored).reduced_last else ARRIVED
-        arrival_s = self.prices.gradient_arrival_s(size, stored)
+        arrival = self.prices.gradient_arrival(size, stored)
         found = []
         if joins:
             # With gradients reduced last, whole gradients of the copy are added up; else those of the stored
@@ -157,15 +157,17 @@ class ParameterEffects(MoveEffects):
             found.append(Effect(FIRST_ARRIVED, after=True, transient=summed))
             found.append(Effect(ARRIVED, transient=-summed, workspace_bytes=summed))
         elements = self.elements(name, stored)
+        step, source = self.prices.step(elements), self.overheads_source
         found.append(
             Effect(
                 STEP,
                 workspace_bytes=size * OPTIMIZER_TRANSIENT[self.prices.optimizer],
-                local_s=self.prices.step_s(elements),
-                source=self.overheads_source,
+                local_s=step.device_s,
+                host_s=step.host_s,
+                source=source,
             )
         )
-        found.append(Effect(arrived, local_s=arrival_s, source=self.overheads_source))
+        found.append(Effect(arrived, local_s=arrival.device_s, host_s=arrival.host_s, source=source))
         if axes := reduction_axes(stored, self.mesh):
             share = GradientShare(axes, tensor.stored_dtype, elements)
             found.append(Effect(REDUCED, share=share))
@@ -194,7 +196,7 @@ class ParameterEffects(MoveEffects):
         narrow = self.bytes(name, way.shard) if self.casts(name) else 0
         workspace = max(self.resharding_bytes(once[0], name) + narrow - size, 0)
         gather = self.stepped(GATHER_ONCE, name, once[0], once[0], workspace_bytes=workspace)
-        found = [replace(gather, local_s=gather.local_s + self.cast_s(name, way.shard))]
+        found = [self.with_cast(gather, name, way.shard)]
         if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
         buffers = self.resharding_bytes(once[1], name)

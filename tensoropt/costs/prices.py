@@ -6,14 +6,14 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.overheads import Overheads
+from tensoropt.profiling.overheads import NO_OVERHEADS, Overheads
 from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.buckets import copies_gradient
 from tensoropt.sharding.configurations import AxisSizes
@@ -32,6 +32,10 @@ class ComputeCosts(Protocol):
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) of one micro-batch."""
+        ...
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """(forward, backward) seconds that issuing one micro-batch takes a host that is not the device."""
         ...
 
     def source_of(self, work: Workload) -> str:
@@ -75,7 +79,18 @@ class Send(NamedTuple):
     source: str
 
 
-_FREE = Overheads()
+class Queues(NamedTuple):
+    """Seconds of one piece of work: on the device, and on the host that issues it (0 where these are one)."""
+
+    device_s: float
+    host_s: float
+
+    def plus(self, other: Queues) -> Queues:
+        """The sum with another, one after the other."""
+        return Queues(self.device_s + other.device_s, self.host_s + other.host_s)
+
+
+NO_WORK = Queues(0.0, 0.0)
 _WORK_BETWEEN_S = 1e-3
 """Taken for the work between two collectives while a plan is searched for. What turns add is measured of CPU
 ranks only, and has nearly come to its end by then (:class:`~tensoropt.profiling.transitions.Transition`)."""
@@ -98,7 +113,7 @@ class Prices:
         compute: ComputeCosts,
         communication: CommunicationCosts,
         optimizer: str,
-        overheads: Overheads = _FREE,
+        overheads: Overheads = NO_OVERHEADS,
         process: ProcessMemory = NO_PROCESS,
     ):
         self.graph = graph
@@ -159,9 +174,14 @@ class Prices:
         seconds = self.communication.time_s(kind, real, num_bytes)
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
-    def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, tuple[Send, ...]]:
+    def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
+        """What overheads come to on the device and on its host."""
+        return Queues(seconds(self.overheads), seconds(self.overheads.host))
+
+    def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
         """A resharding: seconds of the copies around its collectives and of issuing it; its collectives."""
-        local, sends = self.overheads.issuing_s([step.kind for step in steps]), []
+        kinds, sends = [step.kind for step in steps], []
+        local, host_s = self._both(lambda overheads: overheads.issuing_s(kinds))
         for step in steps:
             payload = step.payload(self.mesh) * element_bytes
             if step.kind in COLLECTIVES and (send := self.send(step.kind, step.axes, payload)):
@@ -169,35 +189,41 @@ class Prices:
             # Every step reads and writes its payload once around the collective, into or out of a contiguous
             # buffer.
             local += payload * self.overheads.copy_s_per_byte
-        return local, tuple(sends)
+        return Queues(local, host_s), tuple(sends)
 
-    def again_s(self, work: Workload, forward_s: float) -> float:
+    @property
+    def passing(self) -> Queues:
+        """Seconds in which autograd passes on what does not move."""
+        return self._both(lambda overheads: overheads.pass_s)
+
+    def again(self, work: Workload, forward: Queues) -> Queues:
         """Seconds that recomputing adds to a group: its second forward, and what autograd asks for of each
         of its calls."""
-        return forward_s + len(work.calls) * self.overheads.again_s
+        return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
 
-    def step_s(self, elements: int) -> float:
+    def step(self, elements: int) -> Queues:
         """Seconds of the optimizer's step of a parameter with so many elements here."""
-        return self.overheads.step_s + elements * self.compute.optimizer_s_per_element
+        device_s, host_s = self._both(lambda overheads: overheads.step_s)
+        return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def arrivals(self, stored: Layout) -> int:
         """How often in a step a gradient comes to where its parameter lives."""
         return 1 if Storage.of(stored).reduced_last else self.mesh[0]
 
-    def gradient_arrival_s(self, size: float, stored: Layout) -> float:
+    def gradient_arrival(self, size: float, stored: Layout) -> Queues:
         """Seconds of one of these :meth:`arrivals`, of ``size`` bytes; see :func:`copies_gradient`."""
-        copied = copies_gradient(stored, self.mesh)
-        return self.overheads.arrival_s(size, self.arrivals(stored), copied=copied)
+        copied, arrivals = copies_gradient(stored, self.mesh), self.arrivals(stored)
+        return self._both(lambda overheads: overheads.arrival_s(size, arrivals, copied=copied))
 
-    def cast_s(self, tensor: Tensor, elements: int) -> float:
+    def cast(self, tensor: Tensor, elements: int) -> Queues:
         """Seconds of a cast of so many elements between the dtype in which a parameter is stored and the one
         that its readers see, either way; 0 where these are the same."""
         if tensor.master_dtype is None:
-            return 0.0
+            return NO_WORK
         # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
         # a write.
         moved = elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2
-        return self.overheads.call_s + moved * self.overheads.copy_s_per_byte
+        return self._both(lambda overheads: overheads.call_s + moved * overheads.copy_s_per_byte)
 
 
 class _FreeCompute:
@@ -207,6 +233,9 @@ class _FreeCompute:
     optimizer_s_per_element = 0.0
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
         return 0.0, 0.0
 
     def source_of(self, work: Workload) -> str:

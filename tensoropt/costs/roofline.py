@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.cluster import ASSUMED, DeviceKind, reached_by
+from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, reached_by
 from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.ops.spec import CostClass
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.overheads import LAUNCH_S
 from tensoropt.profiling.workload import Workload
 
 FITTED, DATA_SHEET = "fitted", "data sheet"
@@ -33,6 +32,9 @@ MATRIX_EFFICIENCY = ASSUMED.arithmetic
 """Share of peak FLOP/s that large matrix products reach, where nothing is fitted; an assumption."""
 MEMORY_EFFICIENCY = ASSUMED.memory
 """Share of peak memory bandwidth that element-wise kernels reach, where nothing is fitted; an assumption."""
+LAUNCH_S = 5e-6
+"""Of a CPU rank, for each kernel beside its FLOP and bytes; an assumption. What a GPU and its host take is
+said in ``presets/host.yaml``."""
 
 MOST_SAMPLES = 20_000
 """Records of a store that a fit looks at; reading a million took half a minute, and no curve needs them."""
@@ -230,6 +232,8 @@ class RooflineCompute:
         self.device = device
         self.optimizer = optimizer
         self.efficiencies = efficiencies
+        self.host = host_seconds(device.type)
+        self._kernel_s = self.host.kernel_s if self.host else LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
         """``fitted`` where both directions of the workload's class have a curve, else ``data sheet``."""
@@ -258,6 +262,14 @@ class RooflineCompute:
             found.append(self._fixed(work.dtype, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1]
 
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """(forward, backward) seconds of issuing one micro-batch, estimated by the number of calls that
+        launch a kernel; 0 where the host is the device."""
+        if self.host is None:
+            return 0.0, 0.0
+        calls = kernels_of(work)
+        return calls * self.host.forward_call_s, calls * self.host.backward_call_s
+
     def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) on a GPU: its kernels run one after the other, so that a call bound by memory
         does not hide behind a product in its group."""
@@ -273,16 +285,17 @@ class RooflineCompute:
             # Backward's FLOP are known of the whole group: products and attention take their shares of them.
             share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
             rate = peak * reached.of(cls)
-            forward_s += max(of.forward_flops / rate, traffic / bandwidth) + LAUNCH_S
+            forward_s += max(of.forward_flops / rate, traffic / bandwidth) + self._kernel_s
             # Twice the traffic and two launches, as in ideal_s() and seconds().
-            backward_s += max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth) + 2 * LAUNCH_S
+            back_s = max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth)
+            backward_s += back_s + 2 * self._kernel_s
         return forward_s, backward_s
 
     def _fixed(self, dtype: str, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (self.device.flops_of(dtype) * MATRIX_EFFICIENCY)
         memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
         # A fitted efficiency has the launches in it, as small work never gets going; a fixed one has not.
-        return max(arithmetic, memory) + launches * LAUNCH_S
+        return max(arithmetic, memory) + launches * self._kernel_s
 
     @property
     def optimizer_s_per_element(self) -> float:

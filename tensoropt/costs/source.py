@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tensoropt.cluster import Cluster, DeviceKind, Mesh, reached_by
+from tensoropt.cluster import Cluster, DeviceKind, Mesh, host_seconds, reached_by
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
@@ -49,7 +49,7 @@ from tensoropt.profiling.overheads import (
 )
 from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
-from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
+from tensoropt.profiling.workload_timing import OUT_OF_MEMORY, WAITS
 from tensoropt.ranks.failures import RankError
 from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankPool
@@ -254,6 +254,7 @@ class CostSource:
             *((mixed,) if len(kinds) > 1 else ()),
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
             *self._reached_notes(),
+            *self._host_notes(),
             *self.failure_notes(),
             *self._lost_notes(),
         )
@@ -263,6 +264,25 @@ class CostSource:
             return ()
         found = ((kind.name, reached_by(kind)) for kind in self.cluster.device_kinds)
         return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
+
+    def _host_notes(self) -> tuple[str, ...]:
+        """Where seconds of the host that issues work to GPUs come from, and where they could not be told from
+        those of the device."""
+        host = host_seconds(self.cluster.device_type)
+        if host is None:
+            return ()
+        if self.pool is None:
+            return (
+                f"what issuing takes the host is estimated: {1e6 * host.forward_call_s:.0f} us an operator "
+                f"forward and {1e6 * host.backward_call_s:.0f} us backward "
+                "(tensoropt/cluster/presets/host.yaml)",
+            )
+        waits = sum(WAITS in record for record in self.measured.values())
+        words = (
+            f"{waits} of {len(self.measured)} pieces of work wait for the device: what they take may contain "
+            "seconds in which it waited for the host"
+        )
+        return (words,) if waits else ()
 
     def failure_notes(self) -> tuple[str, ...]:
         """What could not be timed and why; of the many alike, the first few."""

@@ -167,7 +167,14 @@ class PlacedPrices:
         """(forward, backward) per kind of device."""
         key = found.work.key
         if key not in self._seconds:
-            both = np.array([c.seconds(found.work, found.facts) for c in self.compute()])
+            # Operator by operator the slower of device and host: it is not modelled how far a host of a
+            # placed plan runs ahead.
+            both = np.array(
+                [
+                    np.maximum(c.seconds(found.work, found.facts), c.host_seconds(found.work))
+                    for c in self.compute()
+                ]
+            )
             self._seconds[key] = both[:, 0], both[:, 1] if self.training else np.zeros(len(both))
         return self._seconds[key]
 
@@ -338,8 +345,9 @@ def _copy_seconds(
     moved = sum(graph.bytes(v) for v in op.writes if op.kind != OperatorKind.VARIABLE or v.code is not None)
     forward, backward = [], []
     for overheads in prices.overheads:
-        copy = moved * overheads.copy_s_per_byte + (overheads.call_s if moved else 0.0)
-        added = moved * (op.count - 1) * overheads.add_s_per_byte + overheads.call_s
+        host_s = overheads.host.call_s
+        copy = max(moved * overheads.copy_s_per_byte + overheads.call_s, host_s) if moved else 0.0
+        added = max(moved * (op.count - 1) * overheads.add_s_per_byte + overheads.call_s, host_s)
         back = any(prices.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
         forward.append(added if sums else copy)
         backward.append((0.0 if sums else copy) if back else 0.0)
@@ -373,7 +381,8 @@ def _stored_row(prices: PlacedPrices, op: PlacedOperator, rates: Sequence[Comput
             sizes[1] += size
             sizes[2] += size * OPTIMIZER_STATE[prices.optimizer]
             for kind, (rate, overheads) in enumerate(zip(rates, prices.overheads, strict=True)):
-                seconds[kind] += overheads.step_s + tensor.elements * rate.optimizer_s_per_element
+                device_s = overheads.step_s + tensor.elements * rate.optimizer_s_per_element
+                seconds[kind] += max(device_s, overheads.host.step_s)
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     peak = sizes[1] * OPTIMIZER_TRANSIENT[prices.optimizer]
     return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": peak, "update_s": seconds}

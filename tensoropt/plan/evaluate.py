@@ -114,6 +114,8 @@ class Evaluation:
             communication_s=communication,
             exposed_s=exposed,
             hidden_s=max(communication - exposed, 0.0),
+            idle_s=float(p.idle_s[row]),
+            host_s=float(p.host_s[row]),
             additive_memory_bytes=additive[0],
             additive_time_s=additive[1],
             memory=tuple(float(m) for m in p.memory[row]),

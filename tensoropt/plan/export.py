@@ -26,7 +26,7 @@ FIXED_COLUMNS = (
 FURTHER_COLUMNS = (
     "additive_memory_bytes", "additive_time_s", "exposed_s", "hidden_s", "idle_s", "parameters_bytes",
     "gradients_bytes", "optimizer_bytes", "kept_bytes", "transient_bytes", "measured_share", "fitted_share",
-    "data_sheet_share", *(f"{name}_bytes" for name in TERMS),
+    "data_sheet_share", *(f"{name}_bytes" for name in TERMS), "host_s", "host_bound",
 )  # fmt: skip
 ALLOCATOR_COLUMNS = tuple(f"allocator_{name}_bytes" for name in ALLOCATOR)
 """Behind these where process memory is counted."""
@@ -55,7 +55,7 @@ def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> N
                 round(p.additive_memory_bytes), repr(p.additive_time_s), repr(p.exposed_s), repr(p.hidden_s),
                 repr(p.idle_s), *(round(m) for m in p.memory),
                 *(repr(p.sources.get(s, 0.0)) for s in ("measured", "fitted", "data sheet")),
-                *(round(p.terms.get(name, 0)) for name in TERMS),
+                *(round(p.terms.get(name, 0)) for name in TERMS), repr(p.host_s), str(p.host_bound).lower(),
                 *((round(p.allocator[name]) if p.allocator else "" for name in ALLOCATOR) if told else ()),
             ]
         )  # fmt: skip

@@ -14,7 +14,7 @@ from tensoropt.errors import PlanError
 from tensoropt.plan.facts_table import facts_html, facts_text
 from tensoropt.plan.files import write_text
 from tensoropt.plan.model_source import OnnxOptions
-from tensoropt.simulate.recording import allocator_words
+from tensoropt.simulate.recording import allocator_words, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.plan/1"
@@ -127,7 +127,8 @@ class Predicted(_Strict):
     ``additive_time_s`` what the search added up. ``memory`` splits the peak of tensors by kind, ``terms``
     names what a process takes beside them (on GPUs); together they are ``memory_bytes``. ``allocator`` holds
     peaks of PyTorch's allocator where these are counted (:mod:`tensoropt.simulate.allocations`).
-    ``communication_s`` is all of it, ``exposed_s`` what is waited for.
+    ``communication_s`` is all of it, ``exposed_s`` what is waited for. ``host_s`` is what issuing all of it
+    takes the host, where that is not the device.
     """
 
     memory_bytes: float
@@ -139,6 +140,7 @@ class Predicted(_Strict):
     exposed_s: float | None = None
     hidden_s: float | None = None
     idle_s: float = 0.0
+    host_s: float = 0.0
     memory: dict[str, float] = {}
     terms: dict[str, float] = {}
     allocator: dict[str, float] = {}
@@ -269,6 +271,7 @@ class Plan(_Strict):
                 f"compute {format_seconds(told.compute_s)}, communication "
                 f"{format_seconds(told.communication_s)}, idle {format_seconds(told.idle_s)}",
             ),
+            ("host", host_words(told) if told.host_s else ""),
             ("operators", f"{len(self.operators)} groups{cut}, {self._split_words()}"),
             ("parameters", f"{len(self.parameters)} tensors"),
             ("recomputed", f"{len(self.recomputed)} blocks" if self.recomputed else ""),

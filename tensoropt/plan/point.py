@@ -12,7 +12,7 @@ import numpy as np
 from tensoropt.errors import InfeasibleError
 from tensoropt.frontier import knee
 from tensoropt.plan.facts_table import facts_html
-from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words
+from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words, is_host_bound
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -22,7 +22,9 @@ class Point:
 
     ``memory_bytes`` and ``time_s`` are the simulator's, ``additive_...`` what the search added up.
     ``communication_s`` is all of it: ``exposed_s`` is waited for, ``hidden_s`` runs beside something else;
-    ``time_s = compute_s + exposed_s + idle_s``. ``sources``: shares of all these seconds.
+    ``time_s = compute_s + exposed_s + idle_s``. ``host_s``: what issuing all of it takes the host, where that
+    is not the device; a step takes the slower of both. ``sources``: shares of all these seconds but idle
+    ones.
 
     ``exact``: proven that no strategy of any searched space is better in the additive model, faster with no
     more memory or leaner and no slower. ``gap``: by how much a strategy of no more additive memory could be
@@ -56,6 +58,7 @@ class Point:
     gap: float | None
     planner: str = "frontier"
     idle_s: float = 0.0
+    host_s: float = 0.0
     placed: Mapping[str, Any] | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
     allocator: Mapping[str, float] = field(default_factory=dict)
@@ -64,6 +67,11 @@ class Point:
     def tensor_bytes(self) -> float:
         """Of the memory what tensors take, as a tracker of tensors sees it."""
         return sum(self.memory)
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the device waits for the host that issues its work."""
+        return is_host_bound(self)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -95,6 +103,7 @@ class Point:
                 f"{format_seconds(self.exposed_s)}, idle {format_seconds(self.idle_s)}; hidden communication "
                 f"{format_seconds(self.hidden_s)}",
             ),
+            *([("host", host_words(self))] if self.host_s else []),
             ("figures", ", ".join(shares)),
             ("proven", self.proven if self.gap is not None else "nothing"),
             ("planner", self.planner),

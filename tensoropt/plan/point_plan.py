@@ -39,6 +39,7 @@ def _predicted(point: Point) -> Predicted:
         exposed_s=point.exposed_s,
         hidden_s=point.hidden_s,
         idle_s=point.idle_s,
+        host_s=point.host_s,
         additive_time_s=point.additive_time_s,
         additive_memory_bytes=point.additive_memory_bytes,
         memory=dict(zip(MEMORY_KINDS, point.memory, strict=True)),

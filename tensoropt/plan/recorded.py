@@ -38,12 +38,15 @@ SCHEMA = "tensoropt.recorded/1"
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """Facts and seconds of one workload, of one micro-batch."""
+    """Facts and seconds of one workload, of one micro-batch; on the host those of issuing it (0 where the
+    host is the device, and of explorations that were saved before they were told apart)."""
 
     facts: Facts
     forward_s: float
     backward_s: float
     source: str
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class RecordedCompute:
         """(forward, backward) seconds of one micro-batch, as they were saved."""
         found = self.of(work)
         return found.forward_s, found.backward_s
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        """(forward, backward) seconds of issuing one micro-batch, as they were saved."""
+        found = self.of(work)
+        return found.forward_host_s, found.backward_host_s
 
     def source_of(self, work: Workload) -> str:
         """Where the saved seconds of a workload came from."""
@@ -142,7 +150,7 @@ def load_recorded(path: Path) -> Recorded:
         return Recorded(
             graph_from_dict(data["graph"]),
             RecordedCompute(works, data["optimizer_s_per_element"], data["source"]),
-            Overheads(**data["upkeep"]),
+            Overheads.from_record(data["upkeep"]),
             {label: _fits_from_dict(fits) for label, fits in data["links"].items()},
         )
     except TensorOptError:
@@ -191,7 +199,8 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
             seen.add((id(template), index))
             work, facts = template.works[index], template.facts[index]
             forward, backward = prices.compute.seconds(work, facts)
-            works[work.key] = RecordedWork(facts, forward, backward, prices.compute.source_of(work))
+            source, host = prices.compute.source_of(work), prices.compute.host_seconds(work)
+            works[work.key] = RecordedWork(facts, forward, backward, source, *host)
     if prices is None:
         return None
     compute = RecordedCompute(works, prices.compute.optimizer_s_per_element, prices.compute.source)
@@ -199,12 +208,19 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
 
 
 def _work_to_list(work: RecordedWork) -> list[Any]:
-    return [work.forward_s, work.backward_s, work.source, work.facts.to_record()]
+    host = [work.forward_host_s, work.backward_host_s]
+    return [
+        work.forward_s,
+        work.backward_s,
+        work.source,
+        work.facts.to_record(),
+        *(host if any(host) else ()),
+    ]
 
 
 def _work_from_list(data: list[Any]) -> RecordedWork:
-    forward, backward, source, facts = data
-    return RecordedWork(Facts.from_record(facts), forward, backward, source)
+    forward, backward, source, facts, *host = data
+    return RecordedWork(Facts.from_record(facts), forward, backward, source, *host)
 
 
 def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 Between two edges of a step operators move more data than a core's own caches hold, so that an edge finds
 neither its code nor its tensors there, and takes two to four times as long as in a loop of nothing else. Each
 is therefore timed after other memory has been read and written, which flushes the caches; on a GPU it is not,
-as the data of its operators never comes near the processor that issues them.
+as the data of its operators never comes near the processor that issues them. There the host issues an edge
+and the device runs its kernels, which are seconds of two queues.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.profiling.link_timing import collective_call
+from tensoropt.profiling.timers import DeviceTimer, Repeats, Span, counted
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, Route, redistribute
 from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
 
@@ -41,7 +42,7 @@ _TOGETHER: tuple[tuple[Layout, Layout], ...] = (
 
 
 class EdgeSeconds(NamedTuple):
-    """Seconds on one rank, without collectives and of next to no bytes.
+    """Seconds on one rank, without collectives and of next to no bytes, of its device or of its host.
 
     Attributes:
         by_kind: of one direction of an edge, by the kind of its only step.
@@ -85,23 +86,24 @@ class _RankContext:
 
 @dataclass
 class _Stamps:
-    """Seconds of the directions of edges, each after the caches were flushed.
+    """Spans of the directions of edges, each after the caches were flushed.
 
     Args:
         memory: what is read and written for that; nothing is flushed for None.
     """
 
+    timer: DeviceTimer
     memory: torch.Tensor | None
-    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    begun: float = 0.0
+    spans: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    begun: Any = None
 
     def begin(self) -> None:
         if self.memory is not None:
             self.memory.add_(1)
-        self.begun = time.perf_counter()
+        self.begun = self.timer.begin()
 
     def end(self, what: str) -> None:
-        self.seconds[what].append(time.perf_counter() - self.begun)
+        self.spans[what].append(self.timer.end(self.begun))
 
 
 class _Before(torch.autograd.Function):
@@ -135,11 +137,13 @@ class _After(torch.autograd.Function):
         return grad, None, None
 
 
-def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
-    """Seconds of edges and of gradients on their way to their buckets, on this rank.
+def time_edges(rank: int, world_size: int, timer: DeviceTimer) -> tuple[EdgeSeconds, EdgeSeconds]:
+    """Seconds of edges and of gradients on their way to their buckets, of this rank's device and of its host
+    (0 where these are one).
 
     Runs in the pool, on all ranks at once.
     """
+    device = timer.device
     # Two micro-batches, as edges along that axis are timed too.
     context = _RankContext((2, world_size), (1, rank))
     # Sizes that every split divides, and next to no bytes: what bytes take is priced apart.
@@ -147,7 +151,8 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
     edges = [_edge(context, atoms, *ends) for ends in (*_ALONE, *(_TOGETHER if world_size > 1 else ()))]
     same = (_R, _R)
     edges.append(EdgeSpec("", tuple((n,) for n in atoms), context.mesh, same, same, (), ()))
-    stamps = _Stamps(torch.zeros(_FLUSHED_BYTES, dtype=torch.uint8) if device.type == "cpu" else None)
+    flushed = None if timer.host_apart else torch.zeros(_FLUSHED_BYTES, dtype=torch.uint8)
+    stamps = _Stamps(timer, flushed)
     leaf = _leaf(stamps, device)
     inputs = [_shard(spec, context, device) for spec in edges]
     moved = 4 * prod(atoms) // world_size
@@ -157,7 +162,7 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
     }
     for number in range(_ROUNDS + 1):
         if number == 1:
-            stamps.seconds.clear()  # the first works routes out
+            stamps.spans.clear()  # the first works routes out
         for spec, x in zip(edges, inputs, strict=True):
             there, back = ((steps[0].kind if steps else _PASSED) for steps in (spec.forward, spec.backward))
             _go(partial(redistribute, context, spec), x, stamps, there, back, world_size)
@@ -170,10 +175,19 @@ def time_edges(rank: int, world_size: int, device: torch.device) -> EdgeSeconds:
             stamps.begin()
             call()
             stamps.end(f"only {kind}")
-    # The stamps themselves and the collectives are in every figure: both are timed alone and taken off.
-    usual = {what: statistics.median(seconds) for what, seconds in stamps.seconds.items()}
+    found = {what: counted(timer, spans) for what, spans in stamps.spans.items()}
+    return _without_collectives(found, calls, host=False), _without_collectives(found, calls, host=True)
+
+
+def _without_collectives(found: Mapping[str, Repeats], calls: Iterable[str], *, host: bool) -> EdgeSeconds:
+    """Seconds of the device or of the host. The stamps themselves and the collectives are in every figure:
+    both are timed alone and taken off; what the host takes to issue a collective is part of its edge."""
+    usual = {
+        what: statistics.median(repeats.host_s if host else repeats.device_s)
+        for what, repeats in found.items()
+    }
     bare, _ = usual.pop(_NO_EDGE), usual.pop(_UNUSED)
-    alone = {kind: usual.pop(f"only {kind}") for kind in calls}
+    alone = {kind: (0.0 if host else 1.0) * usual.pop(f"only {kind}") for kind in calls}
     by_kind = {kind: max(s - bare - alone.get(kind, 0.0), 0.0) for kind, s in usual.items()}
     pass_s, arrive_s, add_s = (by_kind.pop(what) for what in (_PASSED, _ARRIVED, _ADDED))
     return EdgeSeconds(by_kind, pass_s, arrive_s, add_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 
 import torch
@@ -10,12 +9,12 @@ import torch.distributed as dist
 
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import local_timer
+from tensoropt.profiling.timers import local_timer, repeated
 from tensoropt.ranks.pool import RankPool
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
-    """Seconds of one optimizer step over ``elements`` float32 parameters on this rank."""
+    """Seconds of one optimizer step over ``elements`` float32 parameters on this rank's device."""
     timer = local_timer()
     # Several parameters, as multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
@@ -26,15 +25,13 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
     optimizer = make_optimizer(name, parameters)
     # The first step makes the optimizer's state, which later ones find.
     optimizer.step()
-    spans = []
-    for _ in range(5):
-        if world_size > 1:
-            dist.barrier()
-        start = timer.mark()
+
+    def step() -> None:
         flat.zero_()
         optimizer.step()
-        spans.append((start, timer.mark()))
-    return statistics.median(timer.seconds(spans))
+
+    meet = dist.barrier if world_size > 1 else lambda: None
+    return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2).usual_s
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:

@@ -3,6 +3,9 @@
 Copies around collectives, the way of each gradient into its bucket, the fixed cost of issuing an edge and of
 stepping a parameter, and what it takes that autograd asks for each tensor of a recomputed region: small per
 item, but a plan with many edges and micro-batches has hundreds of them.
+
+Where the host issues work to a device of its own, both spend time on each: the device by its kernels, the
+host by Python, autograd and their launches.
 """
 
 from __future__ import annotations
@@ -10,17 +13,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import DeviceKind
-from tensoropt.profiling.edge_timing import time_edges
+from tensoropt.cluster import DeviceKind, host_seconds
+from tensoropt.profiling.edge_timing import EdgeSeconds, time_edges
 from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import DeviceTimer, local_timer
+from tensoropt.profiling.timers import DeviceTimer, Repeats, local_timer, repeated
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.recomputing import recomputed
 
@@ -29,29 +32,27 @@ _ELEMENTS = 1 << 22
 _CHAIN, _PARAMETERS = 40, 64
 """Calls of the recomputed chain, and parameters of the optimizer, over which one item's share is taken."""
 _KEY = "upkeep-6"  # counts how often the way of measuring changed
-_ISSUE_S, _ISSUE_COLD_S = 2e-5, 1e-4
-"""Issuing one edge: Python, autograd and a launch; and on a CPU rank, whose operators' data has pushed all of
-it out of the caches (:mod:`tensoropt.profiling.edge_timing`). Data sheets do not say."""
+_ISSUE_COLD_S = 1e-4
+"""Issuing one edge on a CPU rank, whose operators' data has pushed all of it out of the caches
+(:mod:`tensoropt.profiling.edge_timing`). Data sheets do not say."""
 _LAUNCHES = 200
-LAUNCH_S = 5e-6
-"""Launch of one kernel; forward one per call, backward two. Short kernels launched one after the other take
-3.8 us each on a V100 (Gray, "Getting started with CUDA graphs", NVIDIA 2019), and PyTorch adds a little."""
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Seconds of the small things of a step.
+    """Seconds of the small things of a step, on a device or on its host.
 
     Attributes:
         copy_s_per_byte, add_s_per_byte: of a local copy, and of an in-place addition.
         call_s: of issuing one direction of an edge, where its kind was not measured.
         again_s: per operator call of a recomputed region, beside its second forward: PyTorch asks for every
-            saved tensor. On a GPU that is hidden behind its queue.
+            saved tensor. On a GPU's host only.
         step_s: per parameter of an optimizer's step, beside its elements.
         pass_s: of one direction of an edge in which nothing moves.
         arrive_s, accumulate_s: of a gradient that is copied into its bucket, and of one that is added
             there, beside its bytes.
         step_kinds_s: of one direction of an edge by the kind of its only step, if measured.
+        of_host: the same of the host, where it issues work to a device of its own; bytes cost it nothing.
     """
 
     copy_s_per_byte: float = 0.0
@@ -63,6 +64,18 @@ class Overheads:
     arrive_s: float = 0.0
     accumulate_s: float = 0.0
     step_kinds_s: Mapping[str, float] = field(default_factory=dict)
+    of_host: Overheads | None = None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Overheads:
+        """Those that :func:`dataclasses.asdict` made a record of."""
+        host = record.get("of_host")
+        return cls(**{**record, "of_host": None if host is None else cls.from_record(host)})
+
+    @property
+    def host(self) -> Overheads:
+        """Seconds of the host; all 0 where the host is the device."""
+        return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, kinds: Sequence[str]) -> float:
         """Seconds of one direction of an edge with steps of these kinds, beside their bytes."""
@@ -83,58 +96,61 @@ class Overheads:
         return (first + (micro_batches - 1) * other) / micro_batches
 
 
+NO_OVERHEADS = Overheads()
+
+
 def time_overheads(rank: int, world_size: int, optimizer: str) -> dict[str, Any]:
     """The record of the overheads on this rank; runs in the pool, on all ranks at once."""
     timer = local_timer()
     x, y = (torch.randn(_ELEMENTS, device=timer.device) for _ in range(2))
-    spans = []
-    for _ in range(7):
-        if world_size > 1:
-            dist.barrier()
-        start = timer.mark()
-        x.clone()
-        middle = timer.mark()
-        x.add_(y)
-        spans += [(start, middle), (middle, timer.mark())]
-    seconds = timer.seconds(spans)
-    copies, additions = seconds[::2], seconds[1::2]
+    meet = dist.barrier if world_size > 1 else lambda: None
+    copies = repeated(timer, x.clone, 7, before=meet, warm_ups=timer.host_apart)
+    additions = repeated(timer, lambda: x.add_(y), 7, before=meet, warm_ups=timer.host_apart)
     size = x.numel() * x.element_size()
-    on_cpu = timer.device.type == "cpu"
-    edges = time_edges(rank, world_size, timer.device)
-    launch_s = 0.0 if on_cpu else _launch_s(timer)
-    return asdict(
-        Overheads(
-            copy_s_per_byte=statistics.median(copies) / size,
-            add_s_per_byte=statistics.median(additions) / size,
-            call_s=edges.by_kind["slice"],  # what was not measured is taken for a copy
-            again_s=_again_s() if on_cpu else 0.0,
-            step_s=_step_s(optimizer, timer.device),
-            pass_s=edges.pass_s,
-            arrive_s=edges.arrive_s if on_cpu else launch_s,
-            accumulate_s=edges.add_s if on_cpu else launch_s,
-            step_kinds_s=edges.by_kind,
-        )
+    edges, of_host = time_edges(rank, world_size, timer)
+    step = _step(optimizer, timer)
+    rates = copies.usual_s / size, additions.usual_s / size
+    if not timer.host_apart:
+        return asdict(_overheads(rates, edges, step.usual_s, _again_s()))
+    launch_s = _launch_s(timer)
+    # On the device a gradient is a kernel among many, which the start of an edge is not.
+    on_device = _overheads(rates, edges._replace(arrive_s=launch_s, add_s=launch_s), step.usual_s, 0.0)
+    # What PyTorch asks of saved tensors is Python, and takes the same whatever the device.
+    host = _overheads((0.0, 0.0), of_host, step.usual_host_s, _again_s())
+    return asdict(replace(on_device, of_host=host))
+
+
+def _overheads(rates: tuple[float, float], edges: EdgeSeconds, step_s: float, again_s: float) -> Overheads:
+    """Of one queue: seconds per byte of a copy and of an addition, edges, a parameter's step."""
+    return Overheads(
+        *rates,
+        call_s=edges.by_kind["slice"],  # what was not measured is taken for a copy
+        again_s=again_s,
+        step_s=step_s / _PARAMETERS,
+        pass_s=edges.pass_s,
+        arrive_s=edges.arrive_s,
+        accumulate_s=edges.add_s,
+        step_kinds_s=edges.by_kind,
     )
 
 
 def _launch_s(timer: DeviceTimer) -> float:
     """Seconds of a small copy among many, as a GPU's queue sees gradients come: a kernel each."""
     parts = torch.zeros(_LAUNCHES, 16, device=timer.device).unbind()
-    spans = []
-    for _ in range(5):
-        start = timer.mark()
+
+    def copy_all() -> None:
         for part, other in zip(parts, reversed(parts), strict=True):
             part.copy_(other)
-        spans.append((start, timer.mark()))
-    return statistics.median(timer.seconds(spans)) / _LAUNCHES
+
+    return repeated(timer, copy_all, 5, warm_ups=2).usual_s / _LAUNCHES
 
 
-def _step_s(optimizer: str, device: torch.device) -> float:
-    """Seconds of an optimizer's step per parameter, of parameters with next to no elements."""
-    parameters = [torch.randn(16, device=device).requires_grad_() for _ in range(_PARAMETERS)]
+def _step(optimizer: str, timer: DeviceTimer) -> Repeats:
+    """An optimizer's step of parameters with next to no elements."""
+    parameters = [torch.randn(16, device=timer.device).requires_grad_() for _ in range(_PARAMETERS)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    return _usual_s(make_optimizer(optimizer, parameters).step) / _PARAMETERS
+    return repeated(timer, make_optimizer(optimizer, parameters).step, 15, warm_ups=1)
 
 
 def _again_s() -> float:
@@ -180,38 +196,42 @@ def measure_overheads(pool: RankPool, store: ProfileStore, prefix: str, optimize
     rounds = [_slowest(pool.run(time_overheads, optimizer)) for _ in range(2)]
     record = _each(rounds, min)
     store.put(f"{prefix}/{_KEY}-{optimizer}", record)
-    return Overheads(**record)
+    return Overheads.from_record(record)
 
 
 def known_overheads(store: ProfileStore, prefix: str, optimizer: str) -> Overheads | None:
     """The overheads that were measured before, or None."""
     record = store.get(f"{prefix}/{_KEY}-{optimizer}")
-    return Overheads(**record) if record is not None else None
+    return Overheads.from_record(record) if record is not None else None
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
     """Overheads of a device that is not at hand: a copy reads and writes, an addition reads twice and writes.
 
-    On a GPU a gradient's copy into its bucket, and the addition of another micro-batch's, are a kernel each,
-    launched as those of operators are.
+    On a GPU an edge's copy, a gradient's copy into its bucket, and the addition of another micro-batch's are
+    a kernel each, beside what issuing them takes the host.
     """
-    on_gpu = device.type == "cuda"
-    issue_s = _ISSUE_S if on_gpu else _ISSUE_COLD_S
-    return Overheads(
-        2 / device.memory_bandwidth,
-        3 / device.memory_bandwidth,
-        issue_s,
-        # Half of issuing is an assumption: an edge in which nothing moves still passes autograd.
-        pass_s=issue_s / 2,
-        arrive_s=LAUNCH_S if on_gpu else issue_s,
-        # An assumption: on a CPU only the addition's bytes count.
-        accumulate_s=LAUNCH_S if on_gpu else 0.0,
+    copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
+    host = host_seconds(device.type)
+    if host is None:
+        # Half of issuing is an assumption: an edge in which nothing moves still passes autograd. So is that
+        # of an addition only the bytes count.
+        return Overheads(copy, add, _ISSUE_COLD_S, pass_s=_ISSUE_COLD_S / 2, arrive_s=_ISSUE_COLD_S)
+    of_host = Overheads(
+        call_s=host.edge_s,
+        again_s=host.again_s,
+        step_s=host.parameter_s,
+        pass_s=host.pass_s,
+        arrive_s=host.gradient_s,
+        accumulate_s=host.gradient_s,
     )
+    kernel_s = host.kernel_s
+    return Overheads(copy, add, kernel_s, arrive_s=kernel_s, accumulate_s=kernel_s, of_host=of_host)
 
 
 def slowest_overheads(kinds: Iterable[Overheads]) -> Overheads:
     """The overheads of ranks of several kinds that wait for each other: figure by figure the largest."""
-    return Overheads(**_slowest([asdict(kind) for kind in kinds]))
+    return Overheads.from_record(_slowest([asdict(kind) for kind in kinds]))
 
 
 def _slowest(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -223,6 +243,6 @@ def _each(records: Sequence[Mapping[str, Any]], choose: Callable[[list[float]], 
     return {
         name: _each([r[name] for r in records], choose)
         if isinstance(value, Mapping)
-        else choose([r[name] for r in records])
+        else (None if value is None else choose([r[name] for r in records]))
         for name, value in records[0].items()
     }

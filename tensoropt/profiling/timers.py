@@ -1,23 +1,26 @@
 """How long a device works on something: asked alike of devices that are waited for and of those that are not.
 
 A CPU rank has done its work when the call returns, so a clock is read before and after. A GPU is only told
-what to do: events go into its queue before and after, all repeats are issued, and the events are read once
-everything is done. Reading after each repeat would add the way to the GPU and back to each.
+what to do: events go into its queue before and after, and are read once it is done.
 
-What lies between two events is what the queue saw: where Python issues kernels more slowly than the GPU runs
-them, the gaps count, as they do in a step of the executor.
+Where Python issues kernels more slowly than a GPU runs them, the gaps between them would lie between the
+events as well. So the GPU is kept busy with nothing until the host has issued all of the work: then it runs
+the kernels without a gap. What issuing took is read from the clock of the host meanwhile. Both are told
+apart: a step takes as long as the slower of the two (:class:`~tensoropt.simulate.simulator.StepMetrics`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import sys
 import time
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,8 +35,32 @@ GPU_CACHE_BYTES = 64 * 2**20
 """Taken for a GPU's L2 where PyTorch does not tell its size; an A100 has 40 MB, an H100 50 MB."""
 _LOST_DEVICE = 70  # exit code of a rank whose device answers no more
 
+MOST_LEAD_S = 0.1
+"""A GPU is kept busy no longer than this before the work; an assumption, far beyond what issuing a group
+takes."""
+_LEAST_LEAD_S = 1e-4
+_SLEEP_CYCLES = 10**7  # some milliseconds, by which a device's clock is known well enough
+
 Mark = Any
 """A moment on a device's clock; only the timer that made it can read it."""
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One piece of work on a device.
+
+    Attributes:
+        begin, end: on the device's clock.
+        host_s: seconds that the host took to issue it; 0 where the host is the device.
+        ahead: the host had issued all of it before the device began. Else the device may have waited for the
+            host in between, and the span is not what the device takes.
+    """
+
+    begin: Mark
+    end: Mark
+    host_s: float = 0.0
+    ahead: bool = True
 
 
 class DeviceTimer(Protocol):
@@ -43,11 +70,13 @@ class DeviceTimer(Protocol):
         device: where the tensors that are timed lie.
         most_repeats: how often a workload is repeated at most.
         also_warm: whether laps on warm caches are timed too, beside the cold ones that count.
+        host_apart: whether the host issues work to a device of its own, so that both take seconds.
     """
 
     device: torch.device
     most_repeats: int
     also_warm: bool
+    host_apart: bool
 
     def copies(self, size_bytes: int) -> int:
         """How many copies of a workload's tensors, so large each, are visited in turn."""
@@ -58,12 +87,20 @@ class DeviceTimer(Protocol):
         the copies do not see to that."""
         ...
 
-    def mark(self) -> Mark:
-        """The moment when what was asked of the device so far is done."""
+    def begin(self, *, ahead: bool = True) -> Any:
+        """Begin a piece of work; :meth:`end` takes what is returned.
+
+        Args:
+            ahead: let the host run ahead of the device, where it has one of its own.
+        """
         ...
 
-    def seconds(self, spans: Sequence[tuple[Mark, Mark]]) -> list[float]:
-        """Seconds between the marks of each span; waits until the last is there."""
+    def end(self, begun: Any) -> Span:
+        """End a piece of work: all that was asked of the device since it was begun."""
+        ...
+
+    def seconds(self, spans: Sequence[Span]) -> list[float]:
+        """Seconds of each span on the device; waits until the last is over."""
         ...
 
     def release(self) -> None:
@@ -75,12 +112,78 @@ class DeviceTimer(Protocol):
         ...
 
 
+def timed(timer: DeviceTimer, work: Callable[[], _Result], *, ahead: bool = True) -> tuple[_Result, Span]:
+    """What some work returns, and its span."""
+    begun = timer.begin(ahead=ahead)
+    result = work()
+    return result, timer.end(begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Some work that was timed several times.
+
+    Attributes:
+        device_s, host_s: of each repeat; on the host 0 where it is the device.
+        waits: the host never ran ahead, as where the work waits for the device: ``device_s`` may contain
+            gaps in which the device waited for the host.
+    """
+
+    device_s: Sequence[float]
+    host_s: Sequence[float]
+    waits: bool = False
+
+    @property
+    def usual_s(self) -> float:
+        """The median on the device."""
+        return statistics.median(self.device_s)
+
+    @property
+    def usual_host_s(self) -> float:
+        """The median on the host."""
+        return statistics.median(self.host_s)
+
+
+def repeated(
+    timer: DeviceTimer,
+    work: Callable[[], object],
+    repeats: int,
+    *,
+    before: Callable[[], object] = lambda: None,
+    warm_ups: int = 0,
+) -> Repeats:
+    """Time some work several times.
+
+    Repeats for which the host was not ahead of the device do not count, unless all are such. Their number
+    does
+    not change that of the repeats: other ranks may do the same at the same time.
+
+    Args:
+        before: what is done before each repeat and not timed, such as meeting the other ranks.
+        warm_ups: how many are done first and not counted.
+    """
+    spans = []
+    for _ in range(warm_ups + repeats):
+        before()
+        spans.append(timed(timer, work)[1])
+    return counted(timer, spans[warm_ups:])
+
+
+def counted(timer: DeviceTimer, spans: Sequence[Span]) -> Repeats:
+    """Seconds of spans of one piece of work: of those for which the host was ahead, or of all where it never
+    was."""
+    ahead = [span for span in spans if span.ahead]
+    counts = ahead or list(spans)
+    return Repeats(timer.seconds(counts), [span.host_s for span in counts], waits=not ahead)
+
+
 class WallTimer:
     """Times a CPU rank by the clock."""
 
     device = torch.device("cpu")
     most_repeats = 96  # an assumption
     also_warm = False
+    host_apart = False
 
     def copies(self, size_bytes: int) -> int:
         return min(MOST_COPIES, ceil(CACHE_BYTES / max(size_bytes, 1)))
@@ -88,11 +191,14 @@ class WallTimer:
     def leave_cache(self) -> None:
         """Nothing: the copies lie as far apart as the tensors of a step."""
 
-    def mark(self) -> float:
+    def begin(self, *, ahead: bool = True) -> float:
         return time.perf_counter()
 
-    def seconds(self, spans: Sequence[tuple[float, float]]) -> list[float]:
-        return [end - start for start, end in spans]
+    def end(self, begun: float) -> Span:
+        return Span(begun, time.perf_counter())
+
+    def seconds(self, spans: Sequence[Span]) -> list[float]:
+        return [span.end - span.begin for span in spans]
 
     def release(self) -> None:
         """Nothing: what a CPU rank frees stays its own (:mod:`tensoropt.ranks.allocator`)."""
@@ -116,11 +222,13 @@ class EventTimer:
     # An assumption.
     most_repeats = 50
     also_warm = True
+    host_apart = True
 
     def __init__(self, device: str | torch.device, cuda: Any = torch.cuda):
         self.device = torch.device(device)
         self._cuda = cuda
         self._other: torch.Tensor | None = None
+        self._lead_s = _LEAST_LEAD_S
 
     @property
     def cache_bytes(self) -> int:
@@ -136,14 +244,46 @@ class EventTimer:
             self._other = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device=self.device)
         self._other.zero_()
 
-    def mark(self) -> Any:
+    def begin(self, *, ahead: bool = True) -> tuple[Any, float, bool]:
+        # What was issued before is over, so that the queue is never full: the host would wait for the device.
+        self._cuda.synchronize(self.device)
+        if ahead:
+            self._cuda._sleep(ceil(self._lead_s * self._cycles_per_s))
+        return self._mark(), time.perf_counter(), ahead
+
+    def end(self, begun: tuple[Any, float, bool]) -> Span:
+        begin, started_s, led = begun
+        host_s = time.perf_counter() - started_s
+        end = self._mark()
+        if not led:
+            return Span(begin, end, host_s, ahead=False)
+        # The device has not come to the first mark yet, so that it finds all that follows in its queue.
+        ahead = not begin.query()
+        if ahead:
+            # Forward and backward take turns and need leads of their own: the longer one is forgotten slowly.
+            self._lead_s = max(_LEAST_LEAD_S, 2 * host_s, 0.9 * self._lead_s)
+        else:
+            self._lead_s = min(2 * self._lead_s, MOST_LEAD_S)
+        return Span(begin, end, host_s, ahead)
+
+    def _mark(self) -> Any:
         event = self._cuda.Event(enable_timing=True)
         event.record(self._cuda.current_stream(self.device))
         return event
 
-    def seconds(self, spans: Sequence[tuple[Any, Any]]) -> list[float]:
+    @cached_property
+    def _cycles_per_s(self) -> float:
+        """Of the clock by which the device waits."""
+        self._cuda._sleep(_SLEEP_CYCLES)  # the first one loads the kernel
+        begin = self._mark()
+        self._cuda._sleep(_SLEEP_CYCLES)
+        end = self._mark()
+        [seconds] = self.seconds([Span(begin, end)])
+        return _SLEEP_CYCLES / seconds
+
+    def seconds(self, spans: Sequence[Span]) -> list[float]:
         self._cuda.synchronize(self.device)
-        return [start.elapsed_time(end) / 1e3 for start, end in spans]  # PyTorch gives milliseconds
+        return [span.begin.elapsed_time(span.end) / 1e3 for span in spans]  # PyTorch gives milliseconds
 
     def release(self) -> None:
         with contextlib.suppress(RuntimeError):  # of a device that does not answer any more

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from tensoropt.cluster import pin_rank, rank_cores
 from tensoropt.errors import MeasurementError
 from tensoropt.ops.context import SingleDevice
-from tensoropt.profiling.timers import DeviceTimer, Mark, WallTimer, end_if_lost, local_timer, timer_of
+from tensoropt.profiling.timers import DeviceTimer, Span, end_if_lost, local_timer, timed, timer_of
 from tensoropt.profiling.workload import Workload, differentiable, makes_tensors, random_tensor, run_workload
 from tensoropt.ranks.allocator import keep_freed_memory
 from tensoropt.ranks.timeouts import call_in_fork
@@ -36,6 +36,9 @@ _BOTH_WAYS = 3
 _STARTS, _NODES = 50, 41
 """How often the start of a backward is timed, and nodes of the longer of the two chains used for it."""
 WAYS = ("forward", "backward")
+WAITS = "waits"
+"""Says in a record of a GPU that the host could not run ahead of it, as where the work waits for the device:
+seconds on the device may contain some in which it waited for the host."""
 _ELSEWHERE = "another rank could not run it"
 
 
@@ -52,8 +55,9 @@ def time_workload(
         timer: times the device; that of this rank for None.
 
     Returns:
-        ``forward`` and ``backward``, both cold; ``forward_warm`` and ``backward_warm`` where the timer
-        times those too; or an ``error``, such as too little memory.
+        ``forward`` and ``backward`` on the device, both cold; ``forward_warm`` and ``backward_warm`` where
+        the timer times those too; ``forward_host`` and ``backward_host``, seconds of issuing both, and
+        ``waits`` where the host is apart; or an ``error``, such as too little memory.
     """
     timer = timer or local_timer()
     found: dict[str, Any]
@@ -118,18 +122,35 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         # The first lap is not counted: it loads kernels and touches fresh pages.
         _lap(work, copies, training, timer)
         laps.append(_lap(work, copies, training, timer))
-        visit = sum(map(sum, _seconds(laps, timer).values())) / count
+        visit = sum(sum(timer.seconds([span for span in one if span])) for one in laps[0]) / count
         return ceil(min(timer.most_repeats, max(MIN_REPEATS, TARGET_S / max(visit, 1e-6))) / count)
 
     wanted = _agreed(laps_wanted, world_size, timer)
     if not wanted:
         return {"error": _ELSEWHERE}
     laps += [_lap(work, copies, training, timer) for _ in range(wanted - 1)]
-    found = _seconds(laps, timer)
-    if isinstance(timer, WallTimer):  # a GPU's queue hides it
-        found["backward"] = [max(s - _start_of_backward_s(), 0.0) for s in found["backward"]]
+    found: dict[str, Any] = {}
+    if timer.host_apart:
+        # Those for which the host was not ahead do not count, and are timed again: by now the timer knows
+        # better how much of a lead the host needs.
+        enough = _agreed(lambda: 1 + (_ahead(laps) >= MIN_REPEATS), world_size, timer)
+        if enough < 2:
+            laps += [_lap(work, copies, training, timer) for _ in range(wanted)]
+            enough = _agreed(lambda: 1 + (_ahead(laps) >= MIN_REPEATS), world_size, timer)
+        if enough < 2:
+            laps = [_lap(work, copies, training, timer, ahead=False) for _ in range(wanted)]
+            found[WAITS] = True
+    found |= _seconds(laps, timer)
+    if timer.host_apart:
+        found |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
+    # A call of autograd is the host's, which a GPU does not see.
+    issued = "backward_host" if timer.host_apart else "backward"
+    found[issued] = [max(s - _start_of_backward_s(), 0.0) for s in found[issued]]
     if timer.also_warm:
-        warm = _seconds([_lap(work, copies[:1], training, timer, cold=False) for _ in laps], timer)
+        ahead = WAITS not in found
+        warm = _seconds(
+            [_lap(work, copies[:1], training, timer, cold=False, ahead=ahead) for _ in laps], timer
+        )
         found |= {f"{way}_warm": seconds for way, seconds in warm.items()}
     return found
 
@@ -158,9 +179,8 @@ def _copies_wanted(
     """As many as the timer wants of tensors so large, but no more than there is time for."""
     tensors = dict(given)
     with torch.set_grad_enabled(training):
-        start = timer.mark()
-        run_workload(work, tensors, SingleDevice())
-        (took,) = timer.seconds([(start, timer.mark())])
+        _, span = timed(timer, lambda: run_workload(work, tensors, SingleDevice()))
+        (took,) = timer.seconds([span])
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     return max(1, min(timer.copies(size), int(TARGET_S / (_BOTH_WAYS * took))))
 
@@ -180,8 +200,9 @@ def anew(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-Lap = list[tuple[Mark, Mark, Mark, Mark]]
-"""Begin and end of forward, begin and end of backward of each copy."""
+Visit = tuple[Span, Span | None]
+"""Forward and backward of one copy; no backward where it has none."""
+Lap = list[Visit]
 
 
 def _lap(
@@ -191,44 +212,54 @@ def _lap(
     timer: DeviceTimer,
     *,
     cold: bool = True,
+    ahead: bool = True,
 ) -> Lap:
     """A step of a model made of the copies: forward through all of them, backward in the other order.
 
     As in a model, what a visit reads was made just before it, and what the copy has of its own was last
     touched when all others had not been yet.
+
+    Args:
+        ahead: let the host run ahead of the device.
     """
-    ways = [_forward(work, own, training, timer, cold) for own in copies]
+    ways = [_forward(work, own, training, timer, cold=cold, ahead=ahead) for own in copies]
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
     lap: Lap = []
     while ways:
         # pop() takes the last copy first, as backward does, and lets go of its tensors afterwards.
-        start, middle, tensors = ways.pop()
+        forward, tensors = ways.pop()
         results, leaves = differentiable(work, tensors) if training else ([], [])
         if not results or not leaves:
-            lap.append((start, middle, middle, middle))
+            lap.append((forward, None))
             continue
-        # Before the mark: in a step the gradients come from the operator after this one.
+        # Before the span: in a step the gradients come from the operator after this one.
         gradients = [torch.ones_like(r) for r in results]
         if cold:
             timer.leave_cache()
-        begin = timer.mark()
+        begun = timer.begin(ahead=ahead)
         kept.append(torch.autograd.grad(results, leaves, gradients, allow_unused=True))
-        lap.append((start, middle, begin, timer.mark()))
+        lap.append((forward, timer.end(begun)))
     return lap
 
 
 def _forward(
-    work: Workload, own: Mapping[str, torch.Tensor], training: bool, timer: DeviceTimer, cold: bool
-) -> tuple[Mark, Mark, dict[str, torch.Tensor]]:
-    """Begin and end of one copy's forward, and its tensors; without training only what it was given."""
+    work: Workload,
+    own: Mapping[str, torch.Tensor],
+    training: bool,
+    timer: DeviceTimer,
+    *,
+    cold: bool,
+    ahead: bool,
+) -> tuple[Span, dict[str, torch.Tensor]]:
+    """One copy's forward and its tensors; without training only what it was given."""
     tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
     if cold:
         timer.leave_cache()
     with torch.set_grad_enabled(training):
-        start = timer.mark()
+        begun = timer.begin(ahead=ahead)
         run_workload(work, tensors, SingleDevice())
-        middle = timer.mark()
-    return start, middle, tensors if training else {}
+        span = timer.end(begun)
+    return span, tensors if training else {}
 
 
 @cache
@@ -249,11 +280,33 @@ def _start_of_backward_s() -> float:
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
+def _counted(laps: Sequence[Lap]) -> list[Visit]:
+    """The visits for which the host was ahead of the device; all where it never was."""
+    visits = [visit for lap in laps for visit in lap]
+    return [visit for visit in visits if all(span.ahead for span in visit if span)] or visits
+
+
+def _ahead(laps: Sequence[Lap]) -> int:
+    """How many visits there are for which the host was ahead."""
+    return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
+
+
 def _seconds(laps: Sequence[Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Of each visit, once the device has done all of them."""
-    marks = [m for lap in laps for m in lap]
-    seconds = timer.seconds([span for m in marks for span in ((m[0], m[1]), (m[2], m[3]))])
-    return {"forward": seconds[::2], "backward": seconds[1::2]}
+    """Of each visit that counts, once the device has done all of them."""
+    visits = _counted(laps)
+    return {
+        "forward": timer.seconds([forward for forward, _ in visits]),
+        "backward": [timer.seconds([back])[0] if back else 0.0 for _, back in visits],
+    }
+
+
+def _host_seconds(laps: Sequence[Lap]) -> dict[str, list[float]]:
+    """What issuing each visit that counts took."""
+    visits = _counted(laps)
+    return {
+        "forward": [forward.host_s for forward, _ in visits],
+        "backward": [back.host_s if back else 0.0 for _, back in visits],
+    }
 
 
 def time_workloads(
@@ -298,17 +351,18 @@ def _spread(values: Sequence[float]) -> float:
 
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The record of a workload from what each rank found: ``forward_s`` and ``backward_s`` of the slower
-    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs ``forward_warm_s``
-    and ``backward_warm_s`` as well; or an ``error``, that of a rank which could not rather than of one that
-    was told so."""
+    rank, ``spread`` (interquartile range over median) and ``repeats``; on GPUs ``forward_warm_s``,
+    ``backward_warm_s``, ``forward_host_s`` and ``backward_host_s`` as well, and ``waits`` where the host was
+    not ahead; or an ``error``, that of a rank which could not rather than of one that was told so."""
     errors = [record for record in ranks if "error" in record]
     if errors:
         # False sorts before True: a rank's own error before that of one that only heard of it.
         return min(errors, key=lambda record: record["error"] == _ELSEWHERE)
     slowest = max(ranks, key=lambda r: sum(usual(r[way]) for way in WAYS))
     both = [f + b for f, b in zip(*(slowest[way] for way in WAYS), strict=True)]
-    seconds = {f"{way}_s": usual(times) for way, times in slowest.items()}
-    return {**seconds, "spread": _spread(both), "repeats": len(both)}
+    seconds = {f"{way}_s": usual(times) for way, times in slowest.items() if way != WAITS}
+    waits = {WAITS: True} if any(WAITS in record for record in ranks) else {}
+    return {**seconds, **waits, "spread": _spread(both), "repeats": len(both)}
 
 
 def usual(values: Sequence[float]) -> float:

@@ -203,11 +203,17 @@ class _Telling:
 def step_time(metrics: StepMetrics) -> StepTime:
     """The breakdown of the first of some simulated steps.
 
-    A sharded plan's device never waits for another device, so that it has no idle time of its own: what is
-    not compute is waiting for communication.
+    A sharded plan's device never waits for another device: idle it is only where it waits for its host.
     """
-    total, compute, communication = (
-        float(figures[0]) for figures in (metrics.total_s, metrics.compute_s, metrics.communication_s)
+    total, compute, communication, idle, host = (
+        float(figures[0])
+        for figures in (
+            metrics.total_s,
+            metrics.compute_s,
+            metrics.communication_s,
+            metrics.idle_s,
+            metrics.host_s,
+        )
     )
-    exposed = min(max(total - compute, 0.0), communication)
-    return StepTime(total, compute, exposed, max(communication - exposed, 0.0), 0.0)
+    exposed = min(max(total - idle - compute, 0.0), communication)
+    return StepTime(total, compute, exposed, max(communication - exposed, 0.0), idle, host)

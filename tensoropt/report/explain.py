@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tensoropt.console import columns
 from tensoropt.plan.exploration import Exploration
 from tensoropt.report.rows import Detail
-from tensoropt.simulate.recording import EdgeRow, OperatorRow
+from tensoropt.simulate.recording import EdgeRow, OperatorRow, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -22,6 +22,7 @@ def detail_lines(detail: Detail, top: int) -> list[str]:
         f"step {format_seconds(step.total_s)} = compute {format_seconds(step.compute_s)} + waiting for "
         f"communication {format_seconds(step.exposed_s)} + idle {format_seconds(step.idle_s)}; hidden "
         f"communication {format_seconds(step.hidden_s)}",
+        *([f"host {host_words(step)}"] if step.host_s else []),
         f"assumed: {detail.overlap}; figures: {shares}",
     ]
     operators = sorted(detail.operators, key=_seconds, reverse=True)

@@ -15,6 +15,7 @@ from tensoropt.simulate.recording import (
     OperatorRow,
     StepTime,
     TimelineEvent,
+    is_host_bound,
 )
 from tensoropt.units import format_bytes, format_seconds
 
@@ -74,7 +75,8 @@ class Detail:
         if step.exposed_s:
             parts.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._busiest_lane()}")
         if step.idle_s > 1e-3 * step.total_s:
-            parts.append(f"{share * step.idle_s:.0f} % idle")
+            waits = "waiting for the host" if is_host_bound(step) else "idle"
+            parts.append(f"{share * step.idle_s:.0f} % {waits}")
         text = f"A step of {format_seconds(step.total_s)} is " + ", ".join(parts)
         if step.hidden_s > 1e-6 * step.total_s:  # less is rounding
             text += f"; {format_seconds(step.hidden_s)} of communication are hidden"

@@ -50,7 +50,7 @@ def ratio(work: Callable[[], object], device: torch.device) -> float:
     """Seconds by the clock over those that the profiler finds in kernels (operators, of a CPU)."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, acc_events=True) as seen:
-        by_clock = device_seconds(work, device)
+        by_clock = device_seconds(work, device, ahead=True)
     return by_clock / profiled_s(seen, device)
 
 

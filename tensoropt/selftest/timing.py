@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from tensoropt.profiling.timers import timed, timer_of
 from tensoropt.selftest.outcome import CheckContext, Outcome
 
 LOOK_S = 0.5
@@ -15,19 +16,16 @@ OWN_CORE = 0.9
 """Of its core, what a process gets at least where nobody else is busy; an assumption."""
 
 
-def device_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds from the begin of ``work`` on a device to its end: by events on a GPU, by the clock else."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    torch.cuda.synchronize(device)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    work()
-    end.record()
-    torch.cuda.synchronize(device)
-    return begin.elapsed_time(end) / 1e3  # PyTorch gives milliseconds
+def device_seconds(work: Callable[[], object], device: torch.device, *, ahead: bool = False) -> float:
+    """Seconds from the begin of ``work`` on a device to its end.
+
+    Args:
+        ahead: let the host issue all of it first, so that the device never waits for the host; else as in a
+            step, where it may.
+    """
+    timer = timer_of(str(device))
+    _, span = timed(timer, work, ahead=ahead)
+    return timer.seconds([span])[0]
 
 
 def in_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[list[float]]:

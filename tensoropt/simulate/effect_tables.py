@@ -60,7 +60,7 @@ class EffectTables:
 
     Attributes:
         kept, transient, workspace: bytes by place.
-        local: device seconds by place.
+        local, host: seconds on the device and of issuing to it, by place.
         sends: by place and axes: (seconds of all collectives, bytes of the largest).
         kinds: by axes and kind of collective: 1 where it is sent.
         lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
@@ -74,6 +74,7 @@ class EffectTables:
         self.transient: dict[Place, Cells] = {}
         self.workspace: dict[Place, Cells] = {}
         self.local: dict[Place, Cells] = {}
+        self.host: dict[Place, Cells] = {}
         self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells]] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
@@ -94,7 +95,9 @@ class EffectTables:
                 if value:
                     cells.setdefault(place, Cells()).add(number, value)
             times = 1 if e.when.once else self.micro
-            if local_s := e.local_s + e.passing_s:
+            if host_s := e.host_s + e.passing.host_s:
+                self.host.setdefault(place, Cells()).add(number, host_s)
+            if local_s := e.local_s + e.passing.device_s:
                 self.local.setdefault(place, Cells()).add(number, local_s)
                 seconds[SOURCES.index(e.source)] += local_s * times
             for send in e.sends:

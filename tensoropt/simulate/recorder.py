@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tensoropt.simulate.step_schedule import Moment
 
 REDUCTION = "reduction of gradients"
@@ -60,14 +62,24 @@ class StepRecorder:
         self.events: list[StepEvent] = []
         self.curve: list[tuple[float, float, float]] = []
         self.moments: list[MomentMemory] = []
+        # When each moment begins, and what the host takes to issue it.
+        self._begun: list[tuple[float, float]] = []
         self._moment = Moment("forward", "compute", "")
         self._kept, self._transient, self._workspace = 0.0, 0.0, 0.0
         # The time of frees that are not in the curve yet: all frees of one time are one point of it, which is
         # written when the time moves on or something is taken.
         self._freed_s: float | None = None
 
-    def begin(self, moment: Moment, now_s: float) -> None:
-        """A moment begins on the device; what the last one needed for itself is given back."""
+    def begin(self, moment: Moment, now_s: float, host_s: float = 0.0) -> None:
+        """A moment begins on the device; what the last one needed for itself is given back.
+
+        Args:
+            host_s: seconds in which the host issues it.
+        """
+        self._begun.append((now_s, host_s))
+        self._over(moment, now_s)
+
+    def _over(self, moment: Moment, now_s: float) -> None:
         self._moment = moment
         if self._workspace:
             self._freeing(now_s)
@@ -137,16 +149,42 @@ class StepRecorder:
         """All that was recorded so far comes ``count`` times, every ``loop_s`` seconds."""
         # What is left of the first micro-batch ends before its copies begin.
         self.finish(loop_s)
-        events, curve = tuple(self.events), tuple(self.curve)
+        events, curve, begun = tuple(self.events), tuple(self.curve), tuple(self._begun)
         for number in range(1, count):
             later = number * loop_s
             self.events += [replace(event, start_s=event.start_s + later) for event in events]
             self.curve += [(time_s + later, kept, transient) for time_s, kept, transient in curve]
+            self._begun += [(begun_s + later, host_s) for begun_s, host_s in begun]
 
     def finish(self, now_s: float) -> None:
         """All that was begun is over."""
-        self.begin(self._moment, now_s)
+        self._over(self._moment, now_s)
         self._mark_freed()
+
+    def wait_for_host(self, device_s: float) -> None:
+        """Let the device wait wherever the host has not issued what comes next, once all was recorded.
+
+        Step follows step: what the host has issued ahead as a step begins on the device is as little as makes
+        no step longer than the slower of the two.
+
+        Args:
+            device_s: what the step takes the device alone.
+        """
+        begun, takes = np.array(self._begun).T
+        issued = np.cumsum(takes) - takes  # when the host comes to a moment
+        host_s = float(takes.sum())
+        if not host_s:
+            return
+        # From every moment on the device has to do what is left of the step, but not before it is issued.
+        longest = max(device_s, host_s, float(np.max(issued + device_s - begun)))
+        lead_s = longest - max(device_s, host_s)
+        delays = np.maximum.accumulate(np.maximum(issued - lead_s - begun, 0.0))
+
+        def later(time_s: float) -> float:
+            return float(delays[max(int(np.searchsorted(begun, time_s, side="right")) - 1, 0)])
+
+        self.events = [replace(event, start_s=event.start_s + later(event.start_s)) for event in self.events]
+        self.curve = [(time_s + later(time_s), kept, transient) for time_s, kept, transient in self.curve]
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
         """(time, bytes by kind) after every change, beginning with what is alive before the step.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from tensoropt.units import format_bytes
+from tensoropt.units import format_bytes, format_seconds
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "kept", "transient")
 ALLOCATOR = ("requested", "allocated", "reserved", "reserved_expandable")
@@ -97,12 +98,37 @@ class MemoryAt:
         return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
 
 
+class TwoQueues(Protocol):
+    """Seconds of a step on a device, and of its host."""
+
+    @property
+    def idle_s(self) -> float: ...
+
+    @property
+    def host_s(self) -> float: ...
+
+
+def is_host_bound(step: TwoQueues) -> bool:
+    """Whether issuing a step takes the host longer than the device takes to do it."""
+    return bool(step.host_s and step.idle_s)
+
+
+def host_words(step: TwoQueues) -> str:
+    """What issuing a step takes the host, and whether the device waits for it."""
+    if is_host_bound(step):
+        waits = f"host-bound: the device waits {format_seconds(step.idle_s)} of it"
+        return f"{format_seconds(step.host_s)} to issue the step, {waits}"
+    return f"{format_seconds(step.host_s)} to issue the step, beside the device"
+
+
 @dataclass(frozen=True)
 class StepTime:
-    """``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication beside something else."""
+    """``total_s = compute_s + exposed_s + idle_s``; ``hidden_s`` is communication beside something else,
+    ``host_s`` what issuing the step takes the host."""
 
     total_s: float
     compute_s: float
     exposed_s: float
     hidden_s: float
     idle_s: float
+    host_s: float = 0.0

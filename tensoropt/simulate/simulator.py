@@ -6,6 +6,11 @@ of gradients is reduced from the moment its last gradient is there, beside the r
 micro-batches buckets are reduced after the last one. Before the optimizer everything is waited for.
 A collective to which ranks come from work takes longer than one that follows another, and so does the work
 after it.
+
+Where a host issues work to a device of its own, both have a queue. Step follows step and nothing waits for
+the
+device in between, so that a step takes as long as the slower of the two: the host runs ahead through what
+takes the device longer, and the device catches up.
 """
 
 from __future__ import annotations
@@ -41,10 +46,12 @@ class StepMetrics:
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         terms: (n, 5) what a process takes beside tensors, as in
             :data:`~tensoropt.costs.process_memory.TERMS`; zeros on CPU ranks.
-        total_s: the step.
+        total_s: the step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
-        exposed_s: of these, what the device waits for; ``total_s - compute_s``.
+        exposed_s: of these, what the device waits for.
+        host_s: what issuing all of it takes the host; 0 where the host is the device.
+        idle_s: what the device waits for the host; ``total_s - compute_s - exposed_s``.
         sources: (n, 3) seconds by where they come from, as in ``SOURCES``.
     """
 
@@ -54,6 +61,8 @@ class StepMetrics:
     compute_s: Floats
     communication_s: Floats
     exposed_s: Floats
+    host_s: Floats
+    idle_s: Floats
     sources: Floats
 
     @property
@@ -116,6 +125,9 @@ class StepSimulator:
         self.kept, self.transient, self.workspace = (np.zeros((moments + 1, n)) for _ in range(3))
         # Seconds of work at a moment lie in the row after its own, where the work until then is summed up.
         self.work = np.zeros((moments + 2, n))
+        # Seconds of the host in which a moment's work is issued.
+        self.host = np.zeros((moments + 1, n))
+        self.issuing_buckets = np.zeros(n)
         self.sends: dict[int, dict[Axes, _Sends]] = {}
         self.buckets: dict[int, list[_Sends]] = {}
         self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
@@ -146,6 +158,7 @@ class StepSimulator:
             (self.transient, tables.transient),
             (self.workspace, tables.workspace),
             (self.work[1:], tables.local),
+            (self.host, tables.host),
         ):
             # One order, whatever was met first: to the last bit sums depend on it.
             for place, cells in sorted(by_place.items(), key=itemgetter(0)):
@@ -183,6 +196,7 @@ class StepSimulator:
             made = _Sends(axes, np.zeros(n), np.zeros(n), np.zeros(n, dtype=bool), bucket=True)
             made.seconds[rows], made.bytes[rows], made.sending[rows] = seconds[which], size[which], True
             self.buckets.setdefault(issue.position, []).append(made)
+        np.add.at(self.issuing_buckets, issue.rows, self.batch.prices.overheads.host.call_s)
         of_source = [[float(send.source == s) * send.seconds for s in SOURCES] for send in issue.sends]
         self.sources[issue.rows] += np.array(of_source)[issue.which]
 
@@ -222,12 +236,27 @@ class StepSimulator:
         self._count_slower_work(done)
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
+            self.recorder.wait_for_host(float(self.time[0]))
         # Transitions have no other source: where they were not measured they are 0.
         self.sources[:, SOURCES.index("measured")] += self.turns
-        time, compute = self.time, self.worked + self.slowed
+        device, compute = self.time, self.worked + self.slowed
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
-        exposed = np.clip(time - compute, 0.0, self.communication)
-        return StepMetrics(memory, terms, time, compute, self.communication, exposed, self.sources)
+        exposed = np.clip(device - compute, 0.0, self.communication)
+        host = self._host_seconds(micro)
+        idle = np.maximum(host - device, 0.0)
+        return StepMetrics(
+            memory, terms, device + idle, compute, self.communication, exposed, host, idle, self.sources
+        )
+
+    def _host_seconds(self, micro: int) -> Floats:
+        """(n,) what issuing the step takes the host."""
+        if not self.host.any():
+            return np.zeros(self.batch.count)
+        # Not numpy's sum, whose order of additions depends on how many strategies there are.
+        issued, before = self.host.copy(), self.batch.schedule.last - 1
+        sum_up(issued)
+        once = issued[-1] - issued[before] + self.issuing_buckets
+        return issued[before] * micro + once
 
     def _issuing(self, positions: range) -> list[int]:
         """Those of the moments at which there are collectives, or after which buckets are complete."""
@@ -341,7 +370,7 @@ class StepSimulator:
     def _record(self, recorder: StepRecorder, position: int) -> None:
         """Tell of a moment's memory and work."""
         begun_s, done_s = float(self.time[0]), float(self.work[position + 1, 0] + self.waited[0])
-        recorder.begin(self.batch.schedule.moments[position], begun_s)
+        recorder.begin(self.batch.schedule.moments[position], begun_s, float(self.host[position, 0]))
         alive = float(self.kept[position, 0]), float(self.transient[position, 0])
         recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
         recorder.work(begun_s, done_s)

@@ -131,12 +131,16 @@ class ToyCompute:
 
     optimizer_s_per_element: float = 1e-9
     source: str = "data sheet"
+    host_s: tuple[float, float] = (0.0, 0.0)
 
     def source_of(self, work: Workload) -> str:
         return self.source
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         return int(work.key[:6], 16) * 1e-10, int(work.key[6:12], 16) * 1e-10
+
+    def host_seconds(self, work: Workload) -> tuple[float, float]:
+        return self.host_s
 
 
 class ToyCommunication:

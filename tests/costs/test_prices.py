@@ -50,6 +50,8 @@ def test_a_cast_costs_a_call_and_the_bytes_read_and_written():
     known = prices(call_s=2.0, copy_s_per_byte=0.5)
     narrow = SimpleNamespace(master_dtype="float32", element_bytes=2, stored_element_bytes=4)
     same = SimpleNamespace(master_dtype=None, element_bytes=4, stored_element_bytes=4)
-    assert known.cast_s(narrow, 60) == 2.0 + 0.5 * 60 * (2 + 4) / 2
-    assert known.cast_s(narrow, 30) == 2.0 + 0.5 * 30 * (2 + 4) / 2
-    assert known.cast_s(same, 60) == 0.0
+    assert known.cast(narrow, 60) == (2.0 + 0.5 * 60 * (2 + 4) / 2, 0.0)
+    assert known.cast(narrow, 30) == (2.0 + 0.5 * 30 * (2 + 4) / 2, 0.0)
+    assert known.cast(same, 60) == (0.0, 0.0)
+    apart = prices(call_s=2.0, copy_s_per_byte=0.5, of_host=Overheads(call_s=7.0))
+    assert apart.cast(narrow, 60) == (2.0 + 0.5 * 60 * (2 + 4) / 2, 7.0)

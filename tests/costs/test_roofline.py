@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.cluster import ASSUMED, load_cluster, reached_by
+from tensoropt.cluster import ASSUMED, host_seconds, load_cluster, reached_by
 from tensoropt.costs.roofline import (
     FEWEST_SAMPLES,
     MATRIX_EFFICIENCY,
@@ -25,7 +25,6 @@ from tensoropt.costs.roofline import (
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling.facts import CallWork, Facts
-from tensoropt.profiling.overheads import LAUNCH_S
 from tensoropt.profiling.workload import TensorSpec, Workload
 
 
@@ -124,26 +123,40 @@ def test_records_are_fitted_by_device_and_mode(device):
     assert set(fit_errors(records)) == {("cuda", "train"), ("cuda", "inference")}
 
 
+KERNEL_S = host_seconds("cuda").kernel_s
+
+
+def test_a_host_issues_what_launches_a_kernel(device):
+    roofline, host = RooflineCompute(device, "adam"), host_seconds("cuda")
+    both = work("aten.add.Tensor", "aten.reshape.default", "aten.gelu.default")
+    assert roofline.host_seconds(both) == (2 * host.forward_call_s, 2 * host.backward_call_s)
+    assert RooflineCompute(load_cluster("cpu:1").device, "adam").host_seconds(both) == (0.0, 0.0)
+    assert host_seconds("cpu") is None
+    assert min(host.forward_call_s, host.backward_call_s) > host.kernel_s > 0
+    for source in (host.kernel_source, host.call_source, host.other_source):
+        assert len(source) > 20
+
+
 def test_without_a_fit_a_large_product_is_bound_by_arithmetic(device):
     forward, backward = RooflineCompute(device, "adam").seconds(
         work("aten.linear.default"), facts(1e13, 1000)
     )
     peak = device.flops_of("float32") * MATRIX_EFFICIENCY
-    assert forward == pytest.approx(1e13 / peak + LAUNCH_S)
-    assert backward == pytest.approx(2e13 / peak + 2 * LAUNCH_S)
+    assert forward == pytest.approx(1e13 / peak + KERNEL_S)
+    assert backward == pytest.approx(2e13 / peak + 2 * KERNEL_S)
 
 
 def test_without_a_fit_an_addition_is_bound_by_memory(device):
     forward, _ = RooflineCompute(device, "adam", Efficiencies({})).seconds(
         work("aten.add.Tensor"), facts(0.0, 10**9)
     )
-    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + LAUNCH_S)
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
 
 
 def test_views_launch_nothing(device):
     roofline = RooflineCompute(device, "adam")
     assert roofline.seconds(work("aten.reshape.default"), facts())[0] == 0.0
-    assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == LAUNCH_S
+    assert roofline.seconds(work("aten.add.Tensor", "aten.reshape.default"), facts())[0] == KERNEL_S
 
 
 def by_call(flops: float, *calls: CallWork) -> Facts:
@@ -156,14 +169,14 @@ def test_kernels_of_a_gpu_run_one_after_the_other(device):
     forward, backward = RooflineCompute(device, "adam").seconds(both, by_call(1e13, product, activation))
     arithmetic = 1e13 / (device.flops_of("float32") * MATRIX_EFFICIENCY)
     memory = 1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
-    assert forward == pytest.approx(arithmetic + memory + 2 * LAUNCH_S)
-    assert backward == pytest.approx(2 * arithmetic + 2 * memory + 4 * LAUNCH_S)
+    assert forward == pytest.approx(arithmetic + memory + 2 * KERNEL_S)
+    assert backward == pytest.approx(2 * arithmetic + 2 * memory + 4 * KERNEL_S)
 
 
 def test_a_norm_is_one_kernel_of_a_gpu(device):
     norm = by_call(0.0, CallWork(0.0, 6 * 10**9, 10**9))
     forward, _ = RooflineCompute(device, "adam").seconds(work("aten.rms_norm.default"), norm)
-    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + LAUNCH_S)
+    assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
 
 
 def test_cpu_ranks_are_priced_as_a_group():
@@ -182,7 +195,7 @@ def test_classes_reach_shares_of_their_own():
     for name, cls in (("linear", "matrix product"), ("scaled_dot_product_attention", "attention")):
         forward, _ = RooflineCompute(device, "adam").seconds(work(f"aten.{name}.default"), call)
         peak = device.flops_of("float32")
-        assert forward == pytest.approx(1e13 / (peak * shares.of(cls)) + LAUNCH_S)
+        assert forward == pytest.approx(1e13 / (peak * shares.of(cls)) + KERNEL_S)
     assert shares.of("attention") < shares.of("matrix product") < 1.0
     assert shares.of("recurrent") == MATRIX_EFFICIENCY
     assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED

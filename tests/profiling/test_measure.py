@@ -16,7 +16,7 @@ from tensoropt.profiling import workload_timing
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import make_optimizer, measure_optimizer
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, WallTimer
+from tensoropt.profiling.timers import CACHE_BYTES, MOST_COPIES, Span, WallTimer
 from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
 from tensoropt.profiling.workload_timing import (
     MIN_REPEATS,
@@ -284,9 +284,12 @@ class Counting(WallTimer):
         assert size_bytes == 4 * (8 * 16 + 32 * 16 + 8 * 32)
         return 3
 
-    def mark(self) -> float:
+    def begin(self, *, ahead: bool = True) -> float:
         self.marks += 1
         return self.marks * self.unit_s
+
+    def end(self, begun: float) -> Span:
+        return Span(begun, self.begin())
 
 
 @pytest.mark.parametrize(
@@ -315,8 +318,8 @@ def test_a_lap_goes_forward_through_all_copies_and_back(monkeypatch):
     given = {name: random_tensor(spec) for name, spec, _ in work.inputs}
     copies = workload_timing._copies(work, given, 3)
     lap = workload_timing._lap(work, copies, True, timer)
-    assert [m[0] for m in lap] == [5.0, 3.0, 1.0]
-    assert [m[2] for m in lap] == [7.0, 9.0, 11.0]
+    assert [forward.begin for forward, _ in lap] == [5.0, 3.0, 1.0]
+    assert [back.begin for _, back in lap] == [7.0, 9.0, 11.0]
     for name in visits[0]:
         assert len({visit[name] for visit in visits}) == 3
         assert (len({c[name].data_ptr() for c in copies}) == 1) == (name == read)

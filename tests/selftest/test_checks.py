@@ -257,9 +257,9 @@ def test_a_clock_that_is_wrong_is_seen(context: CheckContext, monkeypatch: pytes
 
     monkeypatch.setattr(clock, "works", lambda device: [busy] * 3)
     monkeypatch.setattr(clock, "profiled_s", lambda seen, device: 1.0)
-    monkeypatch.setattr(clock, "device_seconds", lambda work, device: work() or 1.04)
+    monkeypatch.setattr(clock, "device_seconds", lambda work, device, ahead: work() or 1.04)
     assert clock.run(context).state == "passed"
-    monkeypatch.setattr(clock, "device_seconds", lambda work, device: work() or 0.9)
+    monkeypatch.setattr(clock, "device_seconds", lambda work, device, ahead: work() or 0.9)
     assert too_much(clock.run(context)).count("clock against profiler") == 3
 
 

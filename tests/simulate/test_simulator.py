@@ -48,8 +48,14 @@ class Hand:
     optimizer_s_per_element = 0.0
     source = "measured"
 
+    def __init__(self, host_s=(0.0, 0.0)):
+        self.host_s = host_s
+
     def seconds(self, work, facts):
         return 1.0, 2.0
+
+    def host_seconds(self, work):
+        return self.host_s
 
     def source_of(self, work):
         return "measured"
@@ -387,6 +393,50 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     assert [len(part.metrics.total_s) for part in parts] == [3, 3, 1]
     assert costs_of(parts).tolist() == costs_of([whole]).tolist()
     assert costs_of([]).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("host_s", "micro", "bound"),
+    [
+        ((0.0, 0.0), 1, False),
+        ((0.5, 1.0), 1, False),
+        ((2.0, 0.5), 1, False),  # forward is slower on the host, and it has caught up when backward is over
+        ((2.0, 1.0), 1, False),  # alike
+        ((2.0, 3.0), 1, True),
+        ((2.0, 3.0), 2, True),
+    ],
+)
+def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
+    """A group takes the device 1 + 2 s, and its gradients 0.08 s of an all-reduce in all, which no host
+    issues here."""
+    strategy = data_parallel((micro, 2))
+    groups = len(strategy.graph.groups)
+    evaluated = evaluated_at(strategy, Hand(host_s), PerByte(0.0), BESIDE)
+    of = evaluated.metrics
+    assert of.compute_s[0] == 3.0 * groups * micro
+    assert of.host_s[0] == sum(host_s) * groups * micro
+    assert of.total_s[0] == max(of.compute_s[0], of.host_s[0])
+    assert of.idle_s[0] == of.total_s[0] - of.compute_s[0] - of.exposed_s[0]
+    assert bool(of.idle_s[0]) == bound
+    events = recorded(evaluated).events
+    ends = [event.end_s for event in events]
+    assert ends == sorted(ends)
+    assert ends[-1] <= of.total_s[0]
+    worked = sum(event.duration_s for event in events if event.axes is None)
+    assert worked == pytest.approx(of.compute_s[0])
+
+
+def test_issuing_edges_gradients_and_steps_is_the_hosts():
+    """Two parameters: each has an arrival and an optimizer's step, and all gradients one bucket. What
+    autograd passes where an edge moves one way only is the host's, too."""
+    overheads = Overheads(of_host=Overheads(call_s=10.0, pass_s=1.0, arrive_s=100.0, step_s=1000.0))
+    evaluated = evaluated_at(data_parallel(), Hand(), PerByte(0.0), BESIDE, overheads)
+    ways = [data_parallel().steps(edge) for edge in data_parallel().edges()]
+    moved, passed = sum(bool(w) for way in ways for w in way), sum(bool(a) != bool(b) for a, b in ways)
+    assert moved > 0
+    buckets = sum(event.name == REDUCTION for event in recorded(evaluated).events)
+    assert buckets == 1
+    assert evaluated.metrics.host_s[0] == 2 * (100 + 1000) + 10 * moved + passed + 10 * buckets
 
 
 def test_which_links_a_mesh_axis_crosses():

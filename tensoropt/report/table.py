@@ -10,7 +10,7 @@ import numpy as np
 from tensoropt.console import columns
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.frontier_table import source_words, split_words
-from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words
+from tensoropt.simulate.recording import MEMORY_KINDS, allocator_words, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 
@@ -73,6 +73,12 @@ def summary_lines(exploration: Exploration) -> list[str]:
         lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
     notes = [*report.get("notes", []), *(n for s in exploration.spaces for n in s.notes)]
     lines += [f"note: {note}" for note in dict.fromkeys(notes)]
+    bound = sum(p.host_bound for p in exploration.points)
+    if bound:
+        lines.append(
+            f"host-bound: {bound} of {len(exploration.points)} points, whose device waits for the host that "
+            "issues its work"
+        )
     lines.append(timing_words(exploration))
     lines += fit_lines(report.get("fit") or [])
     seconds = report.get("seconds", {})
@@ -106,6 +112,7 @@ def point_lines(exploration: Exploration, index: int) -> list[str]:
         *([f"  allocator: {allocator_words(p.allocator)}"] if p.allocator else []),
         f"  time: compute {format_seconds(p.compute_s)}, communication {format_seconds(p.communication_s)} "
         f"({source_words(dict(p.sources))})",
+        *([f"  host: {host_words(p)}"] if p.host_s else []),
     ]
 
 
@@ -131,6 +138,9 @@ def points_data(exploration: Exploration, indices: Sequence[int] | None = None) 
                 "micro_batches": space.micro_batches,
                 "compute_s": p.compute_s,
                 "communication_s": p.communication_s,
+                "idle_s": p.idle_s,
+                "host_s": p.host_s,
+                "host_bound": p.host_bound,
                 "exact": p.exact,
                 "gap": p.gap,
                 "planner": p.planner,

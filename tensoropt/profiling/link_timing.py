@@ -1,17 +1,41 @@
-"""What runs on the ranks when links are measured: collectives and messages between stamps of the clock."""
+"""What runs on the ranks when links are measured: collectives and messages between stamps of the clock.
+
+From idle a collective of GPUs takes what its launch takes the host as well, and the way to the device and
+back.
+In a step it follows work that the device is busy with, so that it is timed there, too: all devices meet in a
+small collective, and events tell how long the next one takes.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from tensoropt.profiling.timers import local_timer
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _WARM_UPS = 2  # one where repeats are few, because they are long
 _LAPS, _FEWEST_IN_A_LAP = 5, 10
 """Repeats of a size are spread over so many laps, so many together at least."""
-Stamps = list[tuple[list[float], list[float]]]
-"""Per size the starts and the ends of its repeats, seconds of this rank's clock."""
+
+
+class SizeStamps(NamedTuple):
+    """Repeats of one size on one rank, seconds.
+
+    Attributes:
+        starts, ends: from idle, by this rank's clock.
+        in_stream: of each repeat behind work, on this rank's device; not a number where its host was not
+            ahead. None where the host is the device, which has no stream.
+    """
+
+    starts: list[float]
+    ends: list[float]
+    in_stream: list[float]
+
+
+Stamps = list[SizeStamps]
 
 
 def time_collective(
@@ -36,9 +60,10 @@ def time_collective(
     mine = next(index for index, group in enumerate(groups) if rank in group)
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
-        stamps: Stamps = [([], []) for _ in plan]
+        meet = collective_call("all_reduce", group, ranks, first, 4 * ranks)
+        stamps: Stamps = [SizeStamps([], [], []) for _ in plan]
         for lap in range(_LAPS):
-            for (size, repeats), (starts, ends) in zip(plan, stamps, strict=True):
+            for (size, repeats), (starts, ends, in_stream) in zip(plan, stamps, strict=True):
                 laps = min(_LAPS, max(1, repeats // _FEWEST_IN_A_LAP))  # long ones need no more
                 # The repeats of a size are spread evenly over its laps: lap, lap + laps, ...
                 if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
@@ -46,6 +71,7 @@ def time_collective(
                     begun, ended = _repeat(action, turns)
                     starts += begun
                     ends += ended
+                    in_stream += _in_stream(action, turns, meet)
         return stamps
     finally:
         dist.destroy_process_group(handles[mine])
@@ -57,6 +83,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     import torch.distributed as dist
 
     stamps: Stamps = []
+    small = torch.zeros(1, device=_device())
     for size, repeats in plan:
         message = torch.zeros(max(1, size // 4), device=_device())
 
@@ -68,7 +95,12 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
                 dist.recv(message, pair[0])
                 dist.send(message, pair[0])
 
-        stamps.append(_repeat(there_and_back, repeats))
+        def meet(there_and_back: Callable[..., None] = there_and_back) -> None:
+            there_and_back(small)
+
+        stamps.append(
+            SizeStamps(*_repeat(there_and_back, repeats), _in_stream(there_and_back, repeats, meet))
+        )
     return stamps
 
 
@@ -116,6 +148,24 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
         # compare.
         ends.append(time.perf_counter())
     return starts, ends
+
+
+def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
+    """Seconds of an action behind work of the device, of each repeat; none where the host is the device.
+
+    Args:
+        meet: what all ranks' devices do together, so that none waits for another in the action.
+    """
+    timer = local_timer()
+    if not timer.host_apart:
+        return []
+    spans = []
+    for _ in range(repeats + _WARM_UPS):  # by which the timer knows what lead the host needs
+        begun = timer.begin(first=meet)
+        action()
+        spans.append(timer.end(begun))
+    spans = spans[_WARM_UPS:]
+    return [s if span.ahead else math.nan for s, span in zip(timer.seconds(spans), spans, strict=True)]
 
 
 def _device() -> str:

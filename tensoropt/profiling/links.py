@@ -8,8 +8,9 @@ What ``bytes`` counts, per kind:
     broadcast       the tensor            send            the message (point to point, one way)
 
 Collectives are timed in place, as the executor issues them. Seconds are those of ranks in step: from the last
-one's call to the last one's return. Ranks that come from work are slower to begin, and slower at work
-afterwards (:class:`~tensoropt.profiling.transitions.Transition`).
+one's call to the last one's return. On GPUs those count that a collective takes behind other work of the
+device; what it takes from idle, its launch included, is kept beside. Ranks that come from work are slower to
+begin, and slower at work afterwards (:class:`~tensoropt.profiling.transitions.Transition`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tensoropt.cluster import Cluster, Mesh, available_cores, stolen_s
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.eta import Eta
 from tensoropt.profiling.link_fits import LinkFit, fit_segments
-from tensoropt.profiling.link_timing import COLLECTIVES, time_collective, time_pair
+from tensoropt.profiling.link_timing import COLLECTIVES, SizeStamps, time_collective, time_pair
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.transition_timing import time_transitions
 from tensoropt.profiling.transitions import TURNS, Transition, plan_of_turns, transition_of
@@ -60,6 +61,7 @@ above, estimates of how long measuring takes rest on them, no price does."""
 _TITLE = 40  # columns
 _HOW = "in place/mean in step without a standstill, waits, laps, batch class"
 """Part of every key: figures that were found in another way are not found again."""
+_HOW_OF = {"gloo": _HOW, "nccl": f"{_HOW}, in stream"}
 _TRIES, _LEFT_ALONE, _WORTH_ASKING_S = 2, 0.05, 1.0
 """How often links are measured at most; the share of the cores' time that the host may have taken; how much
 of it there has to be for the system's hundredths to say anything."""
@@ -75,12 +77,14 @@ class LinkFits:
         pairs: point-to-point fits by ``(low rank, high rank)``, each measured alone.
         transitions: by axes, what coming from work adds to any collective, and what it adds to work.
         failed: what could not be measured, and why.
+        from_idle: of GPUs, collectives as in ``collectives`` that no work came before; launching is in them.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
     pairs: Mapping[tuple[int, int], LinkFit] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     transitions: Mapping[tuple[int, ...], Transition] = field(default_factory=dict)
+    from_idle: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]] = field(default_factory=dict)
 
     def table(self) -> str:
         """A table for people: the slowest group of each kind and axes."""
@@ -88,6 +92,8 @@ class LinkFits:
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
             lines += _rows(f"{kind} axes {','.join(map(str, axes))}", worst)
+            if idle := self.from_idle.get((kind, axes)):
+                lines += _rows("  from idle", max(idle, key=lambda fit: fit.time_s(1e6)))
         for (low, high), fit in self.pairs.items():
             lines += _rows(f"send {low}-{high}", fit)
         for axes, transition in self.transitions.items():
@@ -137,7 +143,9 @@ def measuring_s(kind: str, sizes: Sequence[int], backend: str) -> float:
         blocks_s = (laps * (t.blocks + 1) * (t.layers * _LAYER_S + sent_s(t.size)) for t, laps in turns)
         return _READY_S + sum(blocks_s)
     ways, barrier_s = (2 if kind == SEND else 1), _message_s(backend, 0)
-    return _READY_S + sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
+    # On GPUs each size is timed from idle and once more behind work.
+    rounds = 2 if backend == "nccl" else 1
+    return _READY_S + rounds * sum((repeats_for(n) + 1) * (barrier_s + ways * sent_s(n)) for n in sizes)
 
 
 def in_step(seconds: Floats) -> float:
@@ -209,7 +217,7 @@ def measure_links(
         try:
             record = left_alone(partial(_measure, pool, kind, groups, plans[job]))
             found[job] = record
-        except RankError as error:
+        except (RankError, _NotAheadError) as error:
             failed[what] = str(error).split("\n", 1)[0]
             record = {"failed": failed[what]}
             logger.warning("%s could not be measured: %s", what, failed[what])
@@ -256,7 +264,7 @@ def _partitions(mesh: Mesh) -> list[tuple[tuple[int, ...], ...]]:
 def _key(cluster: Cluster, backend: str, kind: str, groups: Iterable[tuple[int, ...]]) -> str:
     """The store's key: which links, and how they are measured."""
     text = ";".join(",".join(map(str, group)) for group in groups)
-    return f"{cluster.fingerprint}|{backend}|{_HOW}|{kind}|{text}"
+    return f"{cluster.fingerprint}|{backend}|{_HOW_OF[backend]}|{kind}|{text}"
 
 
 def left_alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -299,21 +307,60 @@ def _measure(
         stamps = pool.run(time_pair, groups[0], plan)
     else:
         stamps = pool.run(time_collective, kind, groups, plan)
-    fits = []
+    ways = 2 if kind == SEND else 1  # there and back
+    fits, idle = [], []
     for group in groups:
-        points = []
-        for index, (size, _) in enumerate(plan):
-            # Stamps are of one machine's monotonic clock: from the last rank's start to the last one's end.
-            starts = np.max([stamps[rank][index][0] for rank in group], axis=0)
-            ends = np.max([stamps[rank][index][1] for rank in group], axis=0)
-            seconds = (ends - starts) / (2 if kind == SEND else 1)  # there and back
-            low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
-            spread = (high - low) / 2 / middle
-            points.append((size, in_step(seconds), float(spread), float(np.max(seconds))))
-        segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
-        fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
-        fits.append(fit.to_dict())
-    return {"fits": fits}
+        of_group = [[SizeStamps(*stamps[rank][index]) for rank in group] for index in range(len(plan))]
+        from_idle = _fit(kind, group, sizes, [_from_idle(ranks) / ways for ranks in of_group])
+        if not of_group[0][0].in_stream:
+            fits.append(from_idle)
+            continue
+        fits.append(_fit(kind, group, sizes, [_in_stream(ranks) / ways for ranks in of_group]))
+        idle.append(from_idle)
+    return {"fits": fits, "from_idle": idle} if idle else {"fits": fits}
+
+
+class _NotAheadError(MeasurementError):
+    """The hosts issue a collective later than the devices come to it."""
+
+
+def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
+    """Seconds of each repeat of one size from idle. Stamps are of one machine's monotonic clock: from the
+    last rank's start to the last one's end."""
+    starts = np.max([rank.starts for rank in ranks], axis=0)
+    return np.max([rank.ends for rank in ranks], axis=0) - starts
+
+
+def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
+    """Seconds of each repeat of one size behind work: of the slowest device, as all begin together.
+
+    Repeats for which a host was not ahead do not count.
+
+    Raises:
+        _NotAheadError: there are no others.
+    """
+    seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # not a number where one is none
+    found = seconds[~np.isnan(seconds)]
+    if not len(found):
+        raise _NotAheadError(
+            "in none of the repeats had the hosts issued a collective before the devices came to it, so that "
+            "what it takes behind work is not known; measure again on hosts with less to do"
+        )
+    return found
+
+
+def _fit(
+    kind: str, group: tuple[int, ...], sizes: Sequence[int], seconds: Sequence[Floats]
+) -> dict[str, Any]:
+    """The record of lines through the repeats of all sizes."""
+    points = []
+    for size, repeats in zip(sizes, seconds, strict=True):
+        low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
+        spread = (high - low) / 2 / middle
+        points.append((size, in_step(repeats), float(spread), float(np.max(repeats))))
+    segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
+    fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
+    return fit.to_dict()
 
 
 def _fits(
@@ -321,7 +368,7 @@ def _fits(
     found: Mapping[_Job, Mapping[str, Any]],
     failed: Mapping[str, str],
 ) -> LinkFits:
-    collectives, transitions = {}, {}
+    collectives, transitions, from_idle = {}, {}, {}
     for axes in mesh.axis_subsets():
         if (record := found.get(_Job(TRANSITION, mesh.groups(axes)))) is not None:
             transitions[axes] = Transition.from_dict(record["fits"])
@@ -329,9 +376,17 @@ def _fits(
             record = found.get(_Job(kind, mesh.groups(axes)))
             if record is not None:
                 collectives[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in record["fits"])
+                if idle := record.get("from_idle"):
+                    from_idle[kind, axes] = tuple(LinkFit.from_dict(kind, fit) for fit in idle)
     pairs = {
         groups[0]: LinkFit.from_dict(kind, record["fits"][0])
         for (kind, groups), record in found.items()
         if kind == SEND
     }
-    return LinkFits(collectives=collectives, pairs=pairs, failed=failed, transitions=transitions)  # type: ignore[arg-type]
+    return LinkFits(
+        collectives=collectives,  # type: ignore[arg-type]
+        pairs=pairs,  # type: ignore[arg-type]
+        failed=failed,
+        transitions=transitions,
+        from_idle=from_idle,  # type: ignore[arg-type]
+    )

@@ -87,11 +87,12 @@ class DeviceTimer(Protocol):
         the copies do not see to that."""
         ...
 
-    def begin(self, *, ahead: bool = True) -> Any:
+    def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> Any:
         """Begin a piece of work; :meth:`end` takes what is returned.
 
         Args:
             ahead: let the host run ahead of the device, where it has one of its own.
+            first: issued before and not timed, such as what lets the devices of all ranks begin together.
         """
         ...
 
@@ -191,7 +192,9 @@ class WallTimer:
     def leave_cache(self) -> None:
         """Nothing: the copies lie as far apart as the tensors of a step."""
 
-    def begin(self, *, ahead: bool = True) -> float:
+    def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> float:
+        if first is not None:
+            first()
         return time.perf_counter()
 
     def end(self, begun: float) -> Span:
@@ -244,11 +247,15 @@ class EventTimer:
             self._other = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device=self.device)
         self._other.zero_()
 
-    def begin(self, *, ahead: bool = True) -> tuple[Any, float, bool]:
+    def begin(
+        self, *, ahead: bool = True, first: Callable[[], object] | None = None
+    ) -> tuple[Any, float, bool]:
         # What was issued before is over, so that the queue is never full: the host would wait for the device.
         self._cuda.synchronize(self.device)
         if ahead:
             self._cuda._sleep(ceil(self._lead_s * self._cycles_per_s))
+        if first is not None:
+            first()
         return self._mark(), time.perf_counter(), ahead
 
     def end(self, begun: tuple[Any, float, bool]) -> Span:

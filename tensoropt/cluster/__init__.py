@@ -5,7 +5,7 @@ from tensoropt.cluster.devices import DeviceKind, Link
 from tensoropt.cluster.files import load_cluster
 from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.host import HostSeconds, host_seconds
-from tensoropt.cluster.local import available_cores, pin_rank, rank_cores, stolen_s
+from tensoropt.cluster.local import available_cores, gpu_rank_cores, pin_rank, rank_cores, stolen_s
 from tensoropt.cluster.mesh import Mesh
 from tensoropt.cluster.reached import ASSUMED, Reached, reached_by
 
@@ -20,6 +20,7 @@ __all__ = [
     "Reached",
     "available_cores",
     "device_kind",
+    "gpu_rank_cores",
     "host_seconds",
     "link",
     "list_clusters",

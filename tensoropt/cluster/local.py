@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tensoropt.cluster.catalog import device_kind, link
 from tensoropt.cluster.devices import DeviceKind
 from tensoropt.cluster.hardware import Cluster, Level
-from tensoropt.cluster.nvml import gpu_cluster
+from tensoropt.cluster.nvml import gpu_cluster, gpu_cores
 from tensoropt.errors import ClusterError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # for AVX2; one for AVX-512, as many parts have a single 512-bit unit or halve it.
 _FLOP_PER_CYCLE = (("avx512f", 32), ("fma", 32), ("avx", 16), ("asimd", 16))
 _DEFAULT_HERTZ = 2.5e9  # an assumption, where the system does not say
+_FEWEST_OF_GPU_RANK = 2  # logical CPUs; an assumption
 THIS_MACHINE = "this machine"
 """The source of a cluster of CPU ranks that was found on this machine, not described by anybody."""
 ANY_CORE = "CPU-core"
@@ -89,6 +90,28 @@ def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...]
     if world_size * threads > len(cores):
         return None
     return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
+
+
+def gpu_rank_cores(
+    ranks: int, near: Sequence[tuple[int, ...]] | None = None
+) -> tuple[tuple[int, ...], ...] | None:
+    """The logical CPUs of ranks that have a GPU each, rank 0 the first, for measuring and for running alike:
+    those of the GPU's NUMA node, shared evenly with the other ranks there.
+
+    None where that is not known, or where it leaves a rank with fewer than two: beside its own thread it has
+    those of autograd and of NCCL.
+
+    Args:
+        near: per GPU the CPUs near it (:func:`~tensoropt.cluster.nvml.gpu_cores`), asked of NVML by default.
+    """
+    near = gpu_cores() if near is None else near
+    if near is None or len(near) < ranks:
+        return None
+    found = []
+    for rank in range(ranks):
+        sharing = [other for other in range(ranks) if set(near[other]) & set(near[rank])]
+        found.append(tuple(near[rank][sharing.index(rank) :: len(sharing)]))
+    return tuple(found) if min(map(len, found), default=0) >= _FEWEST_OF_GPU_RANK else None
 
 
 def stolen_s() -> float:

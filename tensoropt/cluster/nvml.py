@@ -19,6 +19,8 @@ from tensoropt.errors import ClusterError
 from tensoropt.units import format_bytes
 
 logger = logging.getLogger(__name__)
+_WORD_BITS = 64
+"""Of the masks of CPUs that NVML gives (``unsigned long`` on 64-bit Linux)."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,28 @@ def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
         gpus, left_out = _usable(found, visible)
         busy = [note for gpu in gpus if (note := _busy(found, gpu))]
         return (*left_out, *busy, *_mixed(found, gpus))
+
+
+def gpu_cores(nvml: Any = None) -> tuple[tuple[int, ...], ...] | None:
+    """Per GPU that this process sees, in CUDA's order, the logical CPUs near it that the process may use:
+    those of its NUMA node.
+
+    None where NVML is missing or does not say, and where a GPU has none of them.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed, found = os.sched_getaffinity(0), []
+    with _opened(nvml) as opened:
+        if opened is None:
+            return None
+        for gpu in _visible(opened, os.environ.get("CUDA_VISIBLE_DEVICES")):
+            try:
+                words = opened.nvmlDeviceGetCpuAffinity(gpu.handle, -(-(os.cpu_count() or 1) // _WORD_BITS))
+            except opened.NVMLError:
+                return None
+            mask = sum(word << _WORD_BITS * number for number, word in enumerate(words))
+            found.append(tuple(cpu for cpu in sorted(allowed) if mask >> cpu & 1))
+    return tuple(found) if found and all(found) else None
 
 
 @contextlib.contextmanager

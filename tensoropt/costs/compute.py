@@ -17,6 +17,7 @@ from tensoropt.costs.roofline import DATA_SHEET, FITTED, RooflineCompute
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
+from tensoropt.ranks.kernel_settings import KernelSettings
 
 MEASURED = "measured"
 SOURCES = (MEASURED, FITTED, DATA_SHEET)
@@ -34,15 +35,21 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def measurement_prefix(ranks: int, threads: int, training: bool, device: str | None = None) -> str:
+def measurement_prefix(
+    ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
+) -> str:
     """The head of a workload's key in the store: on what and how it was timed.
 
     Args:
         device: a kind of GPU; None for this machine's processor.
+        kernels: those settings of PyTorch under which it was timed; its own by default.
     """
+    settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
     mode = "train" if training else "inference"
     # How each is timed: tensoropt.ranks.allocator, tensoropt.profiling.timers.
     on = f"{device}/host-ahead" if device else f"{processor_name()}/kept-memory,copies,nodes"
+    if settings:
+        on += f"/{settings}"
     return f"{on}/torch-{torch.__version__}/{ranks}x{threads}/{mode}"
 
 

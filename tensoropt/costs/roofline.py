@@ -25,6 +25,7 @@ from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.ops.spec import CostClass
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
+from tensoropt.ranks.kernel_settings import KernelSettings
 
 FITTED, DATA_SHEET = "fitted", "data sheet"
 
@@ -219,19 +220,37 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
     return missed or [float("inf")]
 
 
+PYTORCHS_OWN = KernelSettings()
+_TF32_BY = {
+    CostClass.MATRIX: "matmul",
+    CostClass.ATTENTION: "matmul",
+    CostClass.CONVOLUTION: "convolution",
+    CostClass.RECURRENT: "recurrent",
+}
+"""By class of operator the setting that decides whether float32 numbers are computed in TF32."""
+
+
 class RooflineCompute:
     """Ideal seconds over efficiencies, plus launches; see the module.
 
     Args:
         efficiencies: fitted ones; what they do not cover has fixed efficiencies.
+        kernels: PyTorch's settings, by which GPUs compute with float32 numbers in TF32.
     """
 
     source = DATA_SHEET
 
-    def __init__(self, device: DeviceKind, optimizer: str, efficiencies: Efficiencies = NOTHING):
+    def __init__(
+        self,
+        device: DeviceKind,
+        optimizer: str,
+        efficiencies: Efficiencies = NOTHING,
+        kernels: KernelSettings = PYTORCHS_OWN,
+    ):
         self.device = device
         self.optimizer = optimizer
         self.efficiencies = efficiencies
+        self.kernels = kernels
         self.host = host_seconds(device.type)
         self._kernel_s = self.host.kernel_s if self.host else LAUNCH_S
 
@@ -259,7 +278,8 @@ class RooflineCompute:
         ):
             # Work without a kernel (views alone) takes no time, which no curve of its class says.
             fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
-            found.append(self._fixed(work.dtype, flops, traffic, count) if fitted is None else fitted)
+            peak = self.peak(work.dtype, CostClass(cls))
+            found.append(self._fixed(peak, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1]
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
@@ -274,7 +294,7 @@ class RooflineCompute:
         """(forward, backward) on a GPU: its kernels run one after the other, so that a call bound by memory
         does not hide behind a product in its group."""
         reached = reached_by(self.device)
-        peak, bandwidth = self.device.flops_of(work.dtype), self.device.memory_bandwidth * reached.memory
+        bandwidth = self.device.memory_bandwidth * reached.memory
         forward_s = backward_s = 0.0
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
             if not launches(call.function):
@@ -284,15 +304,23 @@ class RooflineCompute:
             traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
             # Backward's FLOP are known of the whole group: products and attention take their shares of them.
             share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
-            rate = peak * reached.of(cls)
+            rate = self.peak(work.dtype, cls) * reached.of(cls)
             forward_s += max(of.forward_flops / rate, traffic / bandwidth) + self._kernel_s
             # Twice the traffic and two launches, as in ideal_s() and seconds().
             back_s = max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth)
             backward_s += back_s + 2 * self._kernel_s
         return forward_s, backward_s
 
-    def _fixed(self, dtype: str, flops: float, traffic: float, launches: int) -> float:
-        arithmetic = flops / (self.device.flops_of(dtype) * MATRIX_EFFICIENCY)
+    def peak(self, dtype: str, cls: CostClass) -> float:
+        """FLOP/s at which operators of a class compute at most: float32 ones of GPUs in TF32 where PyTorch's
+        settings allow it."""
+        setting = _TF32_BY.get(cls)
+        may = self.device.type == "cuda" and dtype == "float32" and setting is not None
+        tf32 = may and getattr(self.kernels, str(setting)) == "tf32" and "tf32" in self.device.flops
+        return self.device.flops_of("tf32" if tf32 else dtype)
+
+    def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
+        arithmetic = flops / (peak * MATRIX_EFFICIENCY)
         memory = traffic / (self.device.memory_bandwidth * MEMORY_EFFICIENCY)
         # A fitted efficiency has the launches in it, as small work never gets going; a fixed one has not.
         return max(arithmetic, memory) + launches * self._kernel_s

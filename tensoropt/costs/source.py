@@ -51,6 +51,7 @@ from tensoropt.profiling.store import ProfileStore, RecordSample
 from tensoropt.profiling.workload import Workload
 from tensoropt.profiling.workload_timing import OUT_OF_MEMORY, WAITS
 from tensoropt.ranks.failures import RankError
+from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.ranks.local_hardware import has_local_cores, has_local_links
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
@@ -98,6 +99,7 @@ class CostSource:
         fitted_to: the records that efficiencies were fitted to, once they were.
         failed: what could not be timed, and why.
         lost: workloads by key that have to run although they could not be timed, see :meth:`run_one_of`.
+        dtypes: in which the workloads compute.
         expect: is called with a part of the work and the seconds that are left of it.
         kept: tables that were made before.
         timing: progress of timing, which says itself how long it takes; by default as all else.
@@ -116,6 +118,7 @@ class CostSource:
     fitted_to: RecordSample | None = None
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, Workload] = field(default_factory=dict)
+    dtypes: set[str] = field(default_factory=set)
     expect: Callable[[str, float], None] = lambda part, seconds: None
     kept: KeptTables = field(default_factory=lambda: KeptTables(None))
     timing: Progress | None = None
@@ -131,15 +134,19 @@ class CostSource:
         device = self.cluster.device
         return capability_of(device.capability) if self.cluster.device_type == "cuda" else None
 
+    @cached_property
+    def kernels(self) -> KernelSettings:
+        """Those settings of this process that decide which kernels run on this cluster."""
+        return KernelSettings.now().of(self.cluster.device_type)
+
     @property
     def prefix(self) -> str:
         """The head of the store's keys of workloads that are timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
         # CPU ranks share caches and memory bandwidth, so that their number is part of the key; a GPU has its
         # own.
-        return measurement_prefix(
-            self.cluster.device_count if device is None else 1, 1, self.training, device
-        )
+        ranks = self.cluster.device_count if device is None else 1
+        return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
     def facts_of(self, work: Workload) -> Facts:
         """Facts of a workload: known in this process, in the store, or found now.
@@ -167,7 +174,7 @@ class CostSource:
         new = {key: work for key, work in keys.items() if key not in known}
         if self.cluster.device_type == "cuda":
             # What a GPU of this kind was asked once is not asked of the CPU.
-            names = {f"{self.cluster.device.name}/{key}": key for key in new}
+            names = {self._on_this_gpu(key): key for key in new}
             for key in self.store.get_many(names, kind="saved"):
                 del new[names[key]]
         if not new:
@@ -193,7 +200,7 @@ class CostSource:
 
     def _facts_on_gpu(self, work: Workload) -> Facts | None:
         """None where no such GPU was ever at hand, or could not run it."""
-        key = f"{self.cluster.device.name}/{self._facts_key(work)}"
+        key = self._on_this_gpu(self._facts_key(work))
         record = self.store.get(key, kind="saved")
         if record is None and self.pool is not None:
             try:
@@ -204,6 +211,10 @@ class CostSource:
                 record = {"error": str(error).splitlines()[0]}
             self.store.put(key, record, kind="saved")
         return None if record is None or "error" in record else Facts.from_record(record)
+
+    def _on_this_gpu(self, key: str) -> str:
+        """The key of facts that a GPU of this kind was asked for under these settings."""
+        return "/".join(part for part in (self.cluster.device.name, self.kernels.words, key) if part)
 
     def _facts_key(self, work: Workload) -> str:
         # Only attention is asked for by compute capability, and only recurrent layers are estimated: other
@@ -255,6 +266,7 @@ class CostSource:
             *((f"fitted efficiencies: {sampled}",) if sampled else ()),
             *self._reached_notes(),
             *self._host_notes(),
+            *self._kernel_notes(),
             *self.failure_notes(),
             *self._lost_notes(),
         )
@@ -284,6 +296,17 @@ class CostSource:
         )
         return (words,) if waits else ()
 
+    def _kernel_notes(self) -> tuple[str, ...]:
+        """How GPUs compute with float32 numbers, where the model has such."""
+        if self.cluster.device_type != "cuda" or "float32" not in self.dtypes:
+            return ()
+        words = (
+            f"float32 numbers are computed in {self.kernels.matmul} by products and in "
+            f"{self.kernels.convolution} by convolutions, as PyTorch is set here "
+            "(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)"
+        )
+        return (words,)
+
     def failure_notes(self) -> tuple[str, ...]:
         """What could not be timed and why; of the many alike, the first few."""
         lines = [f"could not be timed: {what}: {why}" for what, why in self.failed.items()]
@@ -310,13 +333,14 @@ class CostSource:
 
     def measure(self, works: Mapping[str, Workload]) -> None:
         """Time on the ranks what is not known yet; without ranks, look up what is."""
+        self.dtypes |= {work.dtype for work in works.values()}
         if self.pool is None:
             known = self.store.get_many([f"{self.prefix}/{key}" for key in works])
             # The workload's hash is the last part of the key; the prefix may contain slashes.
             self.measured.update({key.rsplit("/", 1)[1]: record for key, record in known.items()})
             return
         # Not self.efficiencies: that is cached, and the store knows more once this has measured.
-        estimate = RooflineCompute(self.cluster.device, self.settings.optimizer, self._fit()[1])
+        estimate = RooflineCompute(self.cluster.device, self.settings.optimizer, self._fit()[1], self.kernels)
         found = measure_workloads(
             works.values(),
             self.pool,
@@ -352,17 +376,20 @@ class CostSource:
                 )
             except RankError as error:
                 self.failed[f"a step of {self.settings.optimizer}"] = error.summary
-                rest = RooflineCompute(kind, self.settings.optimizer)
+                rest = RooflineCompute(kind, self.settings.optimizer, kernels=self.kernels)
                 return MeasuredCompute(self.measured, rest.optimizer_s_per_element, rest, lost=self.lost)
             # Without lost workloads everything has a record, and a missing one is to be an error, not a
             # silent estimate.
-            instead = RooflineCompute(kind, self.settings.optimizer, self.efficiencies) if self.lost else None
+            instead = self._roofline(kind) if self.lost else None
             return MeasuredCompute(self.measured, per_element, instead, lost=self.lost, source=MEASURED)
-        rest = RooflineCompute(kind, self.settings.optimizer, self.efficiencies)
+        rest = self._roofline(kind)
         # measure() looked up the records of one kind, that of cluster.device; those say nothing of the
         # others.
         records = self.measured if kind == self.cluster.device else {}
         return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=self.lost)
+
+    def _roofline(self, kind: DeviceKind) -> RooflineCompute:
+        return RooflineCompute(kind, self.settings.optimizer, self.efficiencies, self.kernels)
 
     @cached_property
     def efficiencies(self) -> Efficiencies:

@@ -100,8 +100,8 @@ def parallelize(
     weights = WeightSource(model, checkpoint, init_weights, seed)
     prepared = resolved.prepare(weights, args or (), kwargs or {}, loss)
     resolved.warn_of_other_devices(where)
-    if as_measured and where.type == "cpu":
-        pin_process()  # before gloo starts threads, which take it over
+    if as_measured:
+        pin_process(where.type)  # before gloo or NCCL start threads, which take it over
     _join_job(where)
     # After the job was joined: engines make their process groups when they are built.
     captured = prepared.captured

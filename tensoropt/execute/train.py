@@ -36,7 +36,7 @@ from tensoropt.plan.made_for import device_words, made_for
 from tensoropt.plan.model_source import named_function
 from tensoropt.profiling.optimizer_timing import make_optimizer
 from tensoropt.ranks.local_hardware import why_no_gpu
-from tensoropt.ranks.pinning import pin
+from tensoropt.ranks.pinning import pin, pin_gpu_rank
 from tensoropt.units import format_bytes
 
 ALIKE_GRACE_S = 60.0
@@ -222,9 +222,9 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         )
     device = rank_device(device_type)
     with contextlib.ExitStack() as stack:
-        if device.type == "cpu":
-            # Before gloo starts its threads, which take over the cores of the process.
-            stack.callback(pin(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        # Before gloo or NCCL start their threads, which take over the cores of the process.
+        of_device = pin if device.type == "cpu" else pin_gpu_rank
+        stack.callback(of_device(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         if world == 1:
             yield device
             return

@@ -1,4 +1,4 @@
-"""CPU ranks of a torchrun job, pinned as ranks are when they are measured, which predictions rest on."""
+"""Ranks of a torchrun job, pinned as ranks are when they are measured, which predictions rest on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tensoropt.cluster import pin_rank, rank_cores
+from tensoropt.cluster import gpu_rank_cores, pin_rank, rank_cores
 
 _undo: list[Callable[[], None]] = []
 """What takes back what :func:`pin_process` did. Of the process, as its cores and threads are."""
@@ -33,10 +33,22 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
     return undo
 
 
-def pin_process() -> None:
-    """:func:`pin` this process, once, where torchrun says which of its host's ranks it is."""
+def pin_gpu_rank(local_rank: int, local_ranks: int) -> Callable[[], None]:
+    """Let this process run on the CPUs near its GPU, where they are known; returns what undoes it."""
+    cores = gpu_rank_cores(local_ranks)
+    if cores is None:
+        return lambda: None
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores[local_rank])
+    return lambda: os.sched_setaffinity(0, before)
+
+
+def pin_process(device_type: str = "cpu") -> None:
+    """:func:`pin` this process, or :func:`pin_gpu_rank` it, once, where torchrun says which of its host's
+    ranks it is."""
     if not _undo and {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
-        _undo.append(pin(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
+        of_device = pin if device_type == "cpu" else pin_gpu_rank
+        _undo.append(of_device(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])))
 
 
 def unpin_process() -> None:

@@ -23,9 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensoropt.cluster import rank_cores
+from tensoropt.cluster import gpu_rank_cores, rank_cores
 from tensoropt.errors import MeasurementError
 from tensoropt.ranks.failures import RankError, died_during, hangs_in, raised_in
+from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.ranks.timeouts import Timeout
 from tensoropt.ranks.worker_process import EXIT_S, WorkerProcess, kill_all, start_worker
 
@@ -45,7 +46,8 @@ class RankPool:
         backend: ``gloo``; ``nccl`` gives rank r the GPU r.
         share_gpu: with gloo, give all ranks the first GPU. NCCL refuses two ranks on one GPU, gloo copies
             what they say to each other through the host; the numbers are CUDA's, the times nobody's.
-        pin: pin rank r to cores ``r*threads …`` where the process may use enough cores.
+        pin: pin rank r to cores ``r*threads …`` where the process may use enough cores; with ``nccl`` to
+            those near its GPU, where they are known.
         interface: network interface of gloo, the loopback by default.
         prefixes: per rank, a command put before the worker's (such as ``ip netns exec NAME``).
 
@@ -86,7 +88,7 @@ class RankPool:
         self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
         can_pin = pin and hasattr(os, "sched_setaffinity")
-        self._cores = rank_cores(world_size, threads) if can_pin else None
+        self._cores = self._cores_of_ranks() if can_pin else None
         self._workers: list[WorkerProcess] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0
@@ -186,10 +188,12 @@ class RankPool:
                     f"arguments of {reference[1]} cannot be sent to another process ({error});"
                     " pass data or functions of a module"
                 ) from error
+        # What is measured is what this process would run.
+        common = list(sys.path), KernelSettings.now(), reference
         with self._lock:
             self.start()
             with self._killing_on_error():
-                self._send_all("run", [(list(sys.path), reference, payload) for payload in payloads])
+                self._send_all("run", [(*common, payload) for payload in payloads])
                 return self._collect(reference[1], self.timeout_s if timeout_s is None else timeout_s, told)
 
     def reset(self) -> None:
@@ -238,6 +242,12 @@ class RankPool:
             "store": str(self._store()),
             "timeout_s": self.timeout_s,
         }
+
+    def _cores_of_ranks(self) -> tuple[tuple[int, ...], ...] | None:
+        if self.backend == "nccl":
+            return gpu_rank_cores(self.world_size)
+        # Ranks that share a GPU wait for each other in any case.
+        return rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
         """The number of a rank's GPU; None for CPU ranks."""

@@ -86,8 +86,9 @@ def _leave_with_parent(lifeline: int) -> None:
 
 def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
     if verb == "run":
-        path, reference, payload = content
+        path, kernels, reference, payload = content
         sys.path.extend(entry for entry in path if entry not in sys.path)
+        kernels.apply()
         function = _resolve(reference)
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":

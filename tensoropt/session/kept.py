@@ -36,6 +36,7 @@ from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import check_budget
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.session.kept_frontiers import KeptFrontiers
 from tensoropt.version import __version__
 
@@ -178,7 +179,7 @@ class KeptExplorations:
     def _key(self, question: str, cluster: Cluster, settings: Settings) -> str:
         """Of all but the allowed gap, which the folder's name has beside it."""
         asked = {**settings.to_dict(), "memory_bytes": None, "epsilon": None}
-        told = json.dumps([cluster.to_dict(), asked], sort_keys=True)
+        told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
         return _hash(question, code(), told, self.store.digest())
 
     def _remove_old(self) -> None:
@@ -204,9 +205,14 @@ def kept_frontiers(
         return KeptFrontiers()
     # A budget decides only which points fit.
     asked = {**settings.to_dict(), "memory_bytes": None}
-    told = json.dumps([cluster.to_dict(), asked], sort_keys=True)
+    told = json.dumps([cluster.to_dict(), asked, _kernel_settings(cluster)], sort_keys=True)
     key = _hash(graph.fingerprint, code(), told, store.digest())
     return KeptFrontiers(store.path.parent / "frontiers", key)
+
+
+def _kernel_settings(cluster: Cluster) -> str:
+    """The settings of PyTorch under which figures are looked up and priced."""
+    return KernelSettings.now().of(cluster.device_type).words
 
 
 def question_of(model: ModelInfo) -> str:

@@ -31,6 +31,8 @@ class FakeNvml:
     """Their process ids, by card."""
     instances: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """(slices, bytes) of each MIG instance of the cards that are cut up."""
+    near: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Logical CPUs of its NUMA node, by card."""
     wires: list[list[int]] = field(init=False)
     NVMLError = NVMLError
 
@@ -96,6 +98,12 @@ class FakeNvml:
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
         return self.pcie_generation
+
+    def nvmlDeviceGetCpuAffinity(self, handle: int, words: int) -> list[int]:  # noqa: N802
+        if handle not in self.near:
+            raise NVMLError("Not Supported")
+        mask = sum(1 << cpu for cpu in self.near[handle])
+        return [mask >> 64 * number & (1 << 64) - 1 for number in range(words)]
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: int) -> int:  # noqa: N802
         return 16

@@ -11,9 +11,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 
-from tensoropt.cluster import load_cluster
-from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
+from tensoropt.cluster import gpu_rank_cores, load_cluster, local
+from tensoropt.cluster.nvml import gpu_cluster, gpu_cores, gpu_notes
 from tensoropt.errors import ClusterError
+from tensoropt.ranks import pinning
+from tensoropt.ranks.pool import RankPool
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +195,63 @@ def test_local_is_cpu_ranks_where_there_are_no_gpus(monkeypatch):
     for text in ("cpu:", "cpu:0", "local:x"):
         with pytest.raises(ClusterError, match="stands the number of ranks, at least 1"):
             load_cluster(text)
+
+
+TWO_NODES = {0: (0, 1, 2, 3), 1: (0, 1, 2, 3), 2: (64, 65, 66, 67), 3: (64, 65, 66, 67)}
+
+
+@pytest.fixture
+def many_cpus(monkeypatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(128)))
+
+
+@pytest.mark.usefixtures("many_cpus")
+def test_ranks_run_on_the_node_of_their_gpu_and_share_it_evenly(monkeypatch):
+    box = dgx_v100()
+    box.topology = [row[:4] for row in box.topology[:4]]
+    box.near = TWO_NODES
+    near = gpu_cores(box)
+    assert near == tuple(TWO_NODES.values())
+    assert gpu_rank_cores(4, near) == ((0, 2), (1, 3), (64, 66), (65, 67))
+    assert gpu_rank_cores(3, near) == ((0, 2), (1, 3), (64, 65, 66, 67))  # the third is alone there
+    assert gpu_rank_cores(5, near) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert gpu_cores(box) == (TWO_NODES[2], TWO_NODES[0])
+    # A process that may use few of them keeps to these.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 64})
+    assert gpu_cores(box) == ((64,), (0, 1))
+    assert gpu_rank_cores(2, gpu_cores(box)) is None  # one is too few for a rank's threads
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert gpu_cores(box) is None  # none of what is near the other
+
+
+@pytest.mark.usefixtures("many_cpus")
+def test_ranks_are_not_pinned_where_nothing_is_known(monkeypatch):
+    assert gpu_cores(dgx_a100()) is None
+    box = dgx_a100()
+    box.usable = False
+    assert gpu_cores(box) is None
+    monkeypatch.delattr(os, "sched_getaffinity")
+    box.usable = True
+    assert gpu_cores(box) is None
+
+
+@pytest.mark.usefixtures("many_cpus")
+def test_gpus_are_pinned_alike_when_they_are_measured_and_when_they_run(monkeypatch):
+    """The pool gives its ranks what torchrun's ranks take."""
+    monkeypatch.setattr(local, "gpu_cores", lambda: tuple(TWO_NODES.values()))
+    taken: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(tuple(cores)), raising=False)
+    for rank in range(4):
+        pinning.pin_gpu_rank(rank, 4)
+    pool = RankPool(4, backend="nccl")
+    assert [tuple(pool._setup(rank)["cores"]) for rank in range(4)] == taken
+    pool.close()
+    monkeypatch.setattr(local, "gpu_cores", lambda: None)
+    taken.clear()
+    pinning.pin_gpu_rank(0, 4)()
+    assert taken == []
+    pool = RankPool(4, backend="nccl")
+    assert pool._setup(0)["cores"] is None
+    pool.close()

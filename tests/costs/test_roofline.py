@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.cluster import ASSUMED, host_seconds, load_cluster, reached_by
+from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, load_cluster, reached_by
 from tensoropt.costs.roofline import (
     FEWEST_SAMPLES,
     MATRIX_EFFICIENCY,
@@ -26,6 +26,7 @@ from tensoropt.graph import Ref
 from tensoropt.ops.calls import LocalCall
 from tensoropt.profiling.facts import CallWork, Facts
 from tensoropt.profiling.workload import TensorSpec, Workload
+from tensoropt.ranks.kernel_settings import KernelSettings
 
 
 def work(*functions: str, dtype: str = "float32") -> Workload:
@@ -144,6 +145,30 @@ def test_without_a_fit_a_large_product_is_bound_by_arithmetic(device):
     peak = device.flops_of("float32") * MATRIX_EFFICIENCY
     assert forward == pytest.approx(1e13 / peak + KERNEL_S)
     assert backward == pytest.approx(2e13 / peak + 2 * KERNEL_S)
+
+
+@pytest.mark.parametrize(
+    ("call", "setting"),
+    [
+        ("linear.default", "matmul"),
+        ("scaled_dot_product_attention.default", "matmul"),
+        ("convolution.default", "convolution"),
+    ],
+)
+def test_float32_is_computed_in_tf32_where_pytorch_is_set_to(device, call, setting):
+    h100 = load_cluster("dgx-h100").device
+
+    def seconds(kind: DeviceKind, precision: str, dtype: str = "float32") -> float:
+        kernels = KernelSettings(**{setting: precision})
+        roofline = RooflineCompute(kind, "adam", kernels=kernels)
+        return roofline.seconds(work(f"aten.{call}", dtype=dtype), facts(1e13, 1000))[0] - KERNEL_S
+
+    ratio = seconds(h100, "ieee") / seconds(h100, "tf32")
+    assert ratio == pytest.approx(h100.flops["tf32"] / h100.flops["float32"])
+    assert seconds(h100, "tf32", "bfloat16") == seconds(h100, "ieee", "bfloat16")
+    assert seconds(device, "tf32") == seconds(device, "ieee")  # a V100 has none
+    core = load_cluster("cpu:1").device
+    assert seconds(core, "tf32") == seconds(core, "ieee")
 
 
 def test_without_a_fit_an_addition_is_bound_by_memory(device):

@@ -1,0 +1,93 @@
+"""Settings of PyTorch that decide which kernels run: as they are, as keys name them, and on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tensoropt.costs.compute import measurement_prefix
+from tensoropt.ranks.kernel_settings import KernelSettings
+from tensoropt.ranks.pool import RankPool
+
+OTHERS = KernelSettings(
+    matmul="tf32",
+    convolution="ieee",
+    cpu_matmul="tf32",
+    bf16_reduction=False,
+    benchmark=True,
+    cudnn_deterministic=True,
+    deterministic=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def own() -> Iterator[None]:
+    before = KernelSettings.now()
+    yield
+    before.apply()
+
+
+def test_pytorchs_own_are_the_defaults():
+    assert KernelSettings.now() == KernelSettings()
+    assert KernelSettings().words == ""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OTHERS,
+        KernelSettings(matmul="tf32", cpu_matmul="bf16"),
+        KernelSettings(matmul="tf32"),
+        KernelSettings(recurrent="ieee", fp16_reduction=False),
+        KernelSettings(cpu_convolution="bf16", cpu_recurrent="bf16"),
+    ],
+)
+def test_what_is_applied_is_found(settings):
+    settings.apply()
+    assert KernelSettings.now() == settings
+    KernelSettings().apply()
+    assert KernelSettings.now() == KernelSettings()
+
+
+@pytest.mark.parametrize(("level", "gpu", "cpu"), [("high", "tf32", "tf32"), ("medium", "tf32", "bf16")])
+def test_levels_of_pytorch_are_understood_and_stay_readable(level, gpu, cpu):
+    torch.set_float32_matmul_precision(level)
+    found = KernelSettings.now()
+    assert (found.matmul, found.cpu_matmul) == (gpu, cpu)
+    KernelSettings().apply()
+    found.apply()
+    assert torch.get_float32_matmul_precision() == level
+
+
+def test_each_type_of_device_has_its_own():
+    assert OTHERS.of("cpu") == KernelSettings(cpu_matmul="tf32", deterministic=True)
+    assert OTHERS.of("cuda") == replace(OTHERS, cpu_matmul="ieee")
+    assert OTHERS.of("cpu").words == "cpu_matmul=tf32,deterministic=True"
+
+
+def test_measurements_under_other_settings_have_other_keys():
+    for device in (None, "H100-80GB"):
+        usual = measurement_prefix(2, 1, True, device)
+        assert measurement_prefix(2, 1, True, device, KernelSettings()) == usual
+        assert measurement_prefix(2, 1, True, device, OTHERS) != usual
+    # What is of GPUs only does not part CPU ranks from what they have measured before.
+    assert measurement_prefix(2, 1, True, None, KernelSettings(benchmark=True)) == measurement_prefix(
+        2, 1, True
+    )
+
+
+def settings_of_rank(rank: int, world_size: int) -> KernelSettings:
+    return KernelSettings.now()
+
+
+@pytest.mark.distributed
+def test_ranks_take_over_those_of_the_process_that_asks():
+    with RankPool(2, timeout_s=60) as pool:
+        assert pool.run(settings_of_rank) == [KernelSettings()] * 2
+        OTHERS.apply()
+        assert pool.run(settings_of_rank) == [OTHERS] * 2
+        KernelSettings().apply()
+        assert pool.run(settings_of_rank) == [KernelSettings()] * 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -262,6 +262,7 @@ def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work
         kept_bytes=column("kept_bytes"),
         forward_peak_bytes=column("forward_peak_bytes"),
         backward_peak_bytes=column("backward_peak_bytes"),
+        handed_peak_bytes=column("handed_peak_bytes"),
         tensors=_tensors(prices, graph, works),
         devices=prices.devices,
         training=prices.training,
@@ -282,17 +283,27 @@ def _row(
         row = {"forward_s": forward, "backward_s": backward, "kept_bytes": 0}
         peaks = _copy_peaks(prices, op)
         row |= dict(zip(("forward_peak_bytes", "backward_peak_bytes"), peaks, strict=True))
+        row["handed_peak_bytes"] = row["backward_peak_bytes"]
     return row | _stored_row(prices, op, rates)
 
 
 def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, found: _Work) -> dict[str, Any]:
     facts, names = found.facts, found.work.names
     kept = {names[w] for w in facts.writes_kept}
-    made = {v: graph.bytes(v) for v in op.writes}
-    grows = [v for v in made if prices.tensors[v.tensor].requires_grad]
-    comes = [v for v in op.reads if prices.tensors[v.tensor].requires_grad]
+    # What it makes as views of what it reads takes nothing more.
+    lying, larger = {names[w] for w in facts.lies_in}, {names[w]: size for w, size in facts.extents.items()}
+    made = {v: larger.get(v.tensor, graph.bytes(v)) for v in op.writes if v.tensor not in lying}
+    grows = [v for v in op.writes if prices.tensors[v.tensor].requires_grad]
+    handed = {names[n] for n in facts.hands_on}
+    extents = {names[n]: size for n, size in facts.gradient_extents.items()}
+    # Of gradients that it makes only those that lie in a storage of their own are counted beside it.
+    comes = sum(
+        extents.get(v.tensor, graph.bytes(v))
+        for v in op.reads
+        if prices.tensors[v.tensor].requires_grad and v.tensor not in handed
+    )
     forward, backward = prices.seconds(found)
-    forward_peak, backward_peak, returning = _peaks(prices, op, found)
+    forward_peak, backward_peak, handed_peak, returning = _peaks(prices, op, found)
     # The facts count what an operator makes and its gradients as its own; here tensors between operators are
     # counted by themselves.
     own_kept = max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept))
@@ -304,15 +315,18 @@ def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, foun
         "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
         "backward_peak_bytes": max(
             0,
-            backward_peak - given - sum(graph.bytes(v) for v in comes),
+            backward_peak - given - comes,
             # By then it has let go of what it kept and of the gradients it was given.
             returning - own_kept - given,
         ),
+        # The gradients it was given are counted with whom they outlast.
+        "handed_peak_bytes": max(0, handed_peak - comes, returning - own_kept),
     }
 
 
-def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int, int, int]:
-    """Bytes alive in forward and in backward, and while gradients are cast when that is over.
+def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int, int, int, int]:
+    """Bytes alive in forward and in backward, in backward beside the gradients it is given, and while
+    gradients are cast when that is over.
 
     Parameters that are stored in another dtype are cast for every use: the copies are there while they are
     read, and their gradients wait in the dtype of the copies until backward is over.
@@ -321,19 +335,19 @@ def _peaks(prices: PlacedPrices, op: PlacedOperator, found: _Work) -> tuple[int,
     wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
     narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
     if not narrow:
-        return facts.forward_peak_bytes, facts.backward_peak_bytes, 0
+        return facts.forward_peak_bytes, facts.backward_peak_bytes, facts.handed_peak_bytes, 0
     forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
-    backward = facts.backward_peak_bytes
-    for reads, made, alive, _ in facts.backward_runs:
+    backward, handed = facts.backward_peak_bytes, facts.handed_peak_bytes
+    for reads, made, alive, own in facts.backward_runs:
         beside = sum(narrow.get(names[name], 0) for name in (*reads, *made))
-        backward = max(backward, alive + beside)
+        backward, handed = max(backward, alive + beside), max(handed, own + beside)
     waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}
     returning = 0
     for name in list(waiting):
         cast = wide[name].elements * wide[name].stored_element_bytes
         returning = max(returning, sum(waiting.values()) + cast)
         del waiting[name]
-    return forward, backward, returning
+    return forward, backward, handed, returning
 
 
 def _copy_seconds(
@@ -404,6 +418,8 @@ def _tensors(
         for value in dict.fromkeys((*op.reads, *op.writes)):
             if value.tensor in kept and prices.training:
                 keepers.setdefault(value, []).append(number)
+    shares = _shares(graph, works, makers) if prices.training else {}
+    storages = _storages(graph, works, makers)
     return tuple(
         PlacedTensor(
             name=value.name,
@@ -413,9 +429,57 @@ def _tensors(
             kept_by=tuple(keepers.get(value, ())),
             gradient=prices.tensors[value.tensor].requires_grad,
             stored=_is_stored(prices, graph.operators[producer], value),
+            **cast(Any, storages.get(value, {})),
+            **cast(Any, shares.get(value, {})),
         )
         for value, producer in makers.items()
     )
+
+
+def _storages(
+    graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
+) -> dict[Value, dict[str, int]]:
+    """Per value that is a view where it is made, in which value it lies, or the bytes of its storage."""
+    numbers = {value: number for number, value in enumerate(makers)}
+    found: dict[Value, dict[str, int]] = {}
+    for op in graph.operators:
+        if (work := works.get(op.name)) is None:  # what cuts and joins makes copies
+            continue
+        names, facts = work.work.names, work.facts
+        own = {value.tensor: value for value in (*op.reads, *op.writes)}
+        for result, other in facts.lies_in.items():
+            found[own[names[result]]] = {"lies_in": numbers[own[names[other]]]}
+        for result, size in facts.extents.items():
+            found.setdefault(own[names[result]], {})["extent"] = size
+    return found
+
+
+def _shares(
+    graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
+) -> dict[Value, dict[str, dict[int, int]]]:
+    """Per value that readers' backwards make no storage for a gradient of, or one of another size, which."""
+    numbers = {value: number for number, value in enumerate(makers)}
+    found: dict[Value, dict[str, dict[int, int]]] = {}
+
+    def of(value: Value) -> dict[str, dict[int, int]]:
+        return found.setdefault(value, {"gradients_in": {}, "gradient_extents": {}})
+
+    for reader, op in enumerate(graph.operators):
+        work = works.get(op.name)
+        if work is None:
+            # Every term of a sum has the gradient of the sum; what is cut or concatenated is copied.
+            if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
+                for value in op.reads:
+                    of(value)["gradients_in"][reader] = numbers[op.writes[0]]
+            continue
+        own = {value.tensor: value for value in (*op.reads, *op.writes)}
+        names = work.work.names
+        for read, other in work.facts.hands_on.items():
+            of(own[names[read]])["gradients_in"][reader] = numbers[own[names[other]]]
+        for read, size in work.facts.gradient_extents.items():
+            if names[read] in own:
+                of(own[names[read]])["gradient_extents"][reader] = size
+    return found
 
 
 def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:

@@ -29,6 +29,15 @@ class PlacedTensor:
         gradient: whether a gradient of the same size comes back.
         stored: it is a parameter of its producer as it lies there, so that on its producer's device it takes
             nothing more.
+        lies_in: the tensor that its producer reads, or makes before, in whose storage it lies there; None for
+            one of its own. Elsewhere it is a copy.
+        extent: bytes of its storage on its producer's device where these are not its own: the larger one of
+            which it is a view, or 0 for a view of a parameter, an input or a constant.
+        gradients_in: per reader whose backward makes no storage for its share of the gradient, the tensor in
+            whose gradient the share lies: one that the reader makes (a sum hands its gradient to every
+            operand), or another that it reads.
+        gradient_extents: per reader whose share lies in a storage of another size, its bytes; 0 for a reader
+            that has no share.
     """
 
     name: str
@@ -38,6 +47,10 @@ class PlacedTensor:
     kept_by: tuple[int, ...] = ()
     gradient: bool = True
     stored: bool = False
+    lies_in: int | None = None
+    extent: int | None = None
+    gradients_in: Mapping[int, int] = field(default_factory=dict, hash=False)
+    gradient_extents: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +109,8 @@ class PlacementProblem:
             counted here but by ``kept_by``.
         forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs beside what is kept, the tensors it
             reads and makes, and their gradients.
+        handed_peak_bytes: (n,) the same of backward where a gradient that it is given outlasts it, in a
+            gradient that it has handed on; None where that makes no difference.
         tensors: what flows between operators.
         update_peak_bytes: (n,) what the optimizer's step takes for the operator's parameters while it runs;
             all operators of a device at once. None for nothing.
@@ -117,6 +132,7 @@ class PlacementProblem:
     devices: DeviceSet
     training: bool = True
     update_peak_bytes: Floats | None = None
+    handed_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
 

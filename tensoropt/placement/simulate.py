@@ -9,6 +9,7 @@ all its readers there are added up on their device and sent back once. Sending o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,6 +22,17 @@ from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, sched
 def device_name(device: int) -> str:
     """The name of a device as a resource of the timeline."""
     return f"device {device}"
+
+
+@dataclass
+class _GradientStorage:
+    """Where a gradient lies, or several that share it: the task that makes it, and those until which it is
+    there."""
+
+    device: int
+    bytes: float
+    first: int
+    users: list[int] = field(default_factory=list)
 
 
 class TensorTransfer(NamedTuple):
@@ -237,7 +249,14 @@ class _StepSimulation:
             # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
             peak = 0.0 if peaks is None else sum(float(peaks[o]) for o in order)
             if seconds or peak:
-                after = tuple(self.backward[o] for o in order)
+                # Backward is over when all that the device has sent is gone (``Transport.finish``).
+                sent = [i for (_, where), i in self.returned.items() if where == device]
+                sent += [
+                    i
+                    for (number, _), i in self.arrival.items()
+                    if place.device[problem.tensors[number].producer] == device
+                ]
+                after = (*(self.backward[o] for o in order), *sent)
                 self.updates[len(self.tasks)] = (device_name(device), "transient", peak)
                 self.tasks.append(
                     Task(
@@ -311,21 +330,17 @@ class _StepSimulation:
             forward, backward = self.forward[operator], self.backward.get(operator)
             hold(device, "transient", problem.forward_peak_bytes[operator], forward, [])
             if backward is not None:
-                hold(device, "transient", problem.backward_peak_bytes[operator], backward, [])
                 hold(device, "kept", problem.kept_bytes[operator], forward, [backward])
-        for number, tensor in enumerate(problem.tensors):
-            for device in (place.device[tensor.producer], *self.copies[number]):
-                users = self._users(number, device)
-                kept = [
-                    self.backward[o] for o in tensor.kept_by if place.device[o] == device and self.backward
-                ]
-                first = self.arrival.get((number, device), self.forward[tensor.producer])
+        for (number, device), (users, kept) in self._uses_of_storages().items():
+            tensor = problem.tensors[number]
+            first = self.arrival.get((number, device), self.forward[tensor.producer])
+            size = tensor.bytes
+            if device == place.device[tensor.producer]:
                 # A whole parameter that its own device reads is stored already.
-                size = 0 if tensor.stored and device == place.device[tensor.producer] else tensor.bytes
-                hold(device, "kept" if kept else "transient", size, first, [*users, *kept])
-                if training and tensor.gradient:
-                    for contribution, end in self._gradients(number, device, rank):
-                        hold(device, "transient", tensor.bytes, contribution, end)
+                size = 0 if tensor.stored else tensor.bytes if tensor.extent is None else tensor.extent
+            hold(device, "kept" if kept else "transient", size, first, [*users, *kept])
+        if training:
+            self._hold_gradients(hold, rank)
         for task, holding in self.updates.items():
             takes[task].append(holding)
             gives[task].append(holding)
@@ -334,6 +349,24 @@ class _StepSimulation:
             for i, task in enumerate(self.tasks)
         ]
 
+    def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+        """Per storage of a tensor on a device: who uses it in forward, and which backwards need it, under its
+        own name or as views."""
+        problem, place = self.problem, self.placement
+        found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for number, tensor in enumerate(problem.tensors):
+            for device in (place.device[tensor.producer], *self.copies[number]):
+                at = number
+                while (into := problem.tensors[at].lies_in) is not None:
+                    if place.device[problem.tensors[at].producer] != device:
+                        break  # a copy
+                    at = into
+                users, kept = found.setdefault((at, device), ([], []))
+                users += self._users(number, device)
+                if self.backward:
+                    kept += [self.backward[o] for o in tensor.kept_by if place.device[o] == device]
+        return found
+
     def _users(self, number: int, device: int) -> list[int]:
         """What reads a tensor on a device in forward, sending it on included."""
         tensor, place = self.problem.tensors[number], self.placement
@@ -341,16 +374,84 @@ class _StepSimulation:
         made_there = place.device[tensor.producer] == device
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
-    def _gradients(self, number: int, device: int, rank: dict[int, int]) -> list[tuple[int, list[int]]]:
-        """(task that makes a gradient on a device, tasks until which it is there).
+    def _hold_gradients(self, hold: Callable[..., None], rank: Mapping[int, int]) -> None:
+        """Gradients from their making to their last use, and what backwards need beside them."""
+        problem, place = self.problem, self.placement
+        storages, sums = self._gradient_storages(rank)
+        for storage in storages:
+            hold(storage.device, "transient", storage.bytes, storage.first, storage.users)
+        for operator, device in enumerate(place.device):
+            backward, peak = self.backward[operator], problem.backward_peak_bytes[operator]
+            given = [sums[n, device] for n in problem.made[operator] if (n, device) in sums]
+            outlasts = any(
+                user != backward and rank[user] > rank[backward] for g in given for user in g.users
+            )
+            if outlasts and problem.handed_peak_bytes is not None:
+                peak = problem.handed_peak_bytes[operator]
+            hold(device, "transient", peak, backward, [])
 
-        The first contribution becomes the sum; each later one is there while it is made.
+    def _gradient_storages(
+        self, rank: Mapping[int, int]
+    ) -> tuple[list[_GradientStorage], dict[tuple[int, int], _GradientStorage]]:
+        """All storages of gradients; per tensor and device the one in which its gradient lies when all
+        readers there have added to it.
+
+        A first share becomes the gradient as it is, and may lie in another gradient. A second one makes a sum
+        of its own, which later ones are added to; each is there while it is made (``Tape.add``).
         """
-        tensor, place = self.problem.tensors[number], self.placement
-        made_there = place.device[tensor.producer] == device
-        made = [self.backward[r] for r in tensor.readers if place.device[r] == device]
-        if made_there:
-            made += [self.returned[number, d] for d in self.copies[number]]
-        made.sort(key=rank.__getitem__)
-        end = self.backward[tensor.producer] if made_there else self.returned[number, device]
-        return [(task, [end] if position == 0 else []) for position, task in enumerate(made)]
+        problem, place = self.problem, self.placement
+        found: list[_GradientStorage] = []
+        sums: dict[tuple[int, int], _GradientStorage] = {}
+        shares: dict[tuple[int, int], _GradientStorage | None] = {}
+
+        def new(device: int, size: float, first: int) -> _GradientStorage:
+            found.append(_GradientStorage(device, size, first))
+            return found[-1]
+
+        def share(number: int, reader: int) -> _GradientStorage | None:
+            """The storage of a reader's share of a tensor's gradient; None where it has none."""
+            if (number, reader) not in shares:
+                shares[number, reader] = made_by(number, reader)
+            return shares[number, reader]
+
+        def made_by(number: int, reader: int) -> _GradientStorage | None:
+            tensor, device = problem.tensors[number], place.device[reader]
+            size = tensor.gradient_extents.get(reader, tensor.bytes)
+            if not size:
+                return None
+            other = tensor.gradients_in.get(reader)
+            if other is not None:
+                of_reader = problem.tensors[other].producer == reader
+                lies_in = sums.get((other, device)) if of_reader else share(other, reader)
+                if lies_in is not None:
+                    return lies_in
+            return new(device, size, self.backward[reader])
+
+        # What a reader makes comes after what it reads, so that its gradient is known first.
+        for number, tensor in sorted(enumerate(problem.tensors), key=lambda one: -one[1].producer):
+            if not tensor.gradient:
+                continue
+            for device in (*self.copies[number], place.device[tensor.producer]):
+                made_there = place.device[tensor.producer] == device
+                made = [
+                    (self.backward[r], lies_in)
+                    for r in tensor.readers
+                    if place.device[r] == device and (lies_in := share(number, r)) is not None
+                ]
+                if made_there:
+                    arrived = (self.returned[number, d] for d in self.copies[number])
+                    made += [(task, new(device, tensor.bytes, task)) for task in arrived]
+                if not made:
+                    continue
+                made.sort(key=lambda one: rank[one[0]])
+                gradient = made[0][1]
+                if len(made) > 1:
+                    second = made[1][0]
+                    gradient.users.append(second)
+                    gradient = new(device, tensor.bytes, second)
+                    for task, storage in made[1:]:
+                        storage.users.append(task)
+                end = self.backward[tensor.producer] if made_there else self.returned[number, device]
+                gradient.users.append(end)
+                sums[number, device] = gradient
+        return found, sums

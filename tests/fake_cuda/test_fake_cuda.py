@@ -19,9 +19,9 @@ from tensoropt.selftest.fake_steps import ON_THE_CPU
 ROOT = Path(__file__).parents[2]
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
-WITHIN, PLACED_TOO_MUCH = 0.01, 0.1
-"""How far memory may be from what is predicted; and how much less a placed plan may take, whose residual sums
-count a gradient for each operand."""
+WITHIN, PLACED_TOO_MUCH = 0.01, 0.04
+"""How far memory may be from what is predicted; and how much less a placed plan may take, whose messages are
+under way for some time in the simulation and for none on fake devices."""
 
 
 def case(model: str, dtype: str = "float32", kind: str = "sharded", seed: int = 0) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def test_what_is_wrong_is_noticed() -> None:
     assert "messages" in wrong({**good, "carried": ["cpu", "cuda"]})[0]
     assert "predicted" in wrong({**good, "predicted": 98.0})[0]
     placed = {**good, "kind": "placed"}
-    assert wrong({**placed, "predicted": 105.0}) == []
+    assert wrong({**placed, "predicted": 103.0}) == []
     assert "predicted" in wrong({**placed, "predicted": 98.0})[0]
-    assert "predicted" in wrong({**placed, "predicted": 112.0})[0]
+    assert "predicted" in wrong({**placed, "predicted": 105.0})[0]
     assert "device mismatch" in wrong({**good, "error": "device mismatch"})[0]
 
 

@@ -85,6 +85,78 @@ def test_a_stored_parameter_takes_nothing_more_at_home() -> None:
     )
 
 
+def residual(**changes) -> PlacementProblem:
+    """a -> b, and their sum s -> e, 10 bytes each on one device; backward goes e, s, b, a at 12, 14, 16, 18
+    s."""
+    tensors = (
+        PlacedTensor(name="a", bytes=10, producer=0, readers=(1, 2), gradients_in={2: 2}),
+        PlacedTensor(name="b", bytes=10, producer=1, readers=(2,), gradients_in={2: 2}),
+        PlacedTensor(name="s", bytes=10, producer=2, readers=(3,)),
+    )
+    zeros = np.zeros(4)
+    stored = dict.fromkeys(("parameter_bytes", "gradient_bytes", "optimizer_bytes", "kept_bytes"), zeros)
+    update_s = np.zeros((4, 2))
+    return diamond(**{"tensors": tensors, "update_s": update_s, **stored, **changes})
+
+
+def alive(problem: PlacementProblem, devices: tuple[int, ...] = (0, 0, 0, 0)) -> dict[str, float]:
+    """Per backward the bytes that are alive on its device while it runs."""
+    timeline = simulate_placement(problem, Placement.in_order(devices, 2)).timeline
+    found = {}
+    for event in timeline.events:
+        if event.task.phase == "backward":
+            at = (event.start_s + event.end_s) / 2
+            curve = [now for time_s, now in timeline.memory(event.task.resources[0]) if time_s <= at]
+            found[event.task.name] = sum(curve[-1].values())
+    return found
+
+
+def test_a_sum_hands_its_gradient_to_its_operands() -> None:
+    """s makes no gradients of its own. b's share of a's gradient is the second: it is there with the first,
+    in the gradient of s, and with their sum, which is new."""
+    assert alive(residual()) == {"d": 10, "c": 10, "b": 30, "a": 10}
+    own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
+    assert alive(residual(tensors=own)) == {"d": 10, "c": 30, "b": 40, "a": 10}
+
+
+def test_a_share_may_lie_in_a_larger_storage_or_not_exist() -> None:
+    a, b, s = residual().tensors
+    larger = replace(b, gradients_in={}, gradient_extents={2: 25})
+    assert alive(residual(tensors=(a, larger, s)))["c"] == 10 + 25
+    none = replace(a, gradients_in={}, gradient_extents={2: 0})
+    assert alive(residual(tensors=(none, b, s))) == {"d": 10, "c": 10, "b": 20, "a": 10}
+
+
+def test_what_a_backward_needs_beside_gradients_that_outlast_it() -> None:
+    peaks = {"backward_peak_bytes": np.array([0, 0, 1.0, 0]), "handed_peak_bytes": np.array([0, 0, 7.0, 0])}
+    assert alive(residual(**peaks))["c"] == 10 + 7
+    own = tuple(replace(t, gradients_in={}) for t in residual().tensors)
+    assert alive(residual(tensors=own, **peaks))["c"] == 30 + 1
+
+
+def test_a_view_takes_nothing_more_where_it_is_made() -> None:
+    """b is a view of a, which both their readers' backwards keep."""
+    a, b, s = (replace(t, gradient=False) for t in residual().tensors)
+    view = replace(b, lies_in=0, kept_by=(2,))
+    assert alive(residual(tensors=(a, view, s)))["c"] == 10
+    assert alive(residual(tensors=(a, replace(b, kept_by=(2,)), s)))["c"] == 10
+    both = (replace(a, kept_by=(2,)), view, s)
+    assert alive(residual(tensors=both))["c"] == 10
+    assert alive(residual(tensors=(both[0], replace(view, lies_in=None), s)))["c"] == 20
+    # Elsewhere each is a copy, and a view of a parameter takes nothing.
+    assert alive(residual(tensors=both), (0, 0, 1, 1))["c"] == 20
+    of_parameter = replace(view, lies_in=None, extent=0)
+    assert alive(residual(tensors=(a, of_parameter, s)))["c"] == 0
+
+
+def test_the_optimizer_waits_for_what_its_device_has_sent() -> None:
+    update_s = np.array([[0.5, 0.5], [0, 0], [0.5, 0.5], [0, 0]])
+    simulated = simulate_placement(diamond(update_s=update_s), Placement.in_order([0, 0, 1, 0], 2))
+    steps = {e.task.resources[0]: e.start_s for e in simulated.timeline.events if e.task.phase == "optimizer"}
+    # c is back at 14, and its gradient of a is gone at 15; see test_a_branch_elsewhere_by_hand.
+    assert steps == {"device 0": 17, "device 1": 15}
+
+
 def test_the_optimizers_temporaries_are_there_at_its_step() -> None:
     place = Placement.in_order([0, 0, 0, 0], 2)
     for size in (70.0, 90.0):  # beside 75 bytes in backward

@@ -107,7 +107,7 @@ def test_bounds_hold_with_tied_weights_and_an_optimizer_that_needs_room(seed):
         assert outcome_of(problem, rules, effort=0.02, hint=best).time_s <= best.time_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [1, 8])
+@pytest.mark.parametrize("seed", [0, 3, 8])
 def test_capacity_is_kept_under_the_simulator(seed):
     problem = small(seed, 0.8)
     simulated = simulate_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 CELLS = {"zoo:gnmt-tiny", "zoo:lstm-lm-tiny"}
 """Recurrent layers come apart into cells without cuDNN, which send and keep alive other things."""
 WITHIN, PLACED_TOO_MUCH = 0.01, 0.04
-"""How far memory may be from what is predicted; and how much less a placed plan may take, whose messages count
-from when they are sent, not from when there is room made for them."""
+"""How far memory may be from what is predicted; and how much less a placed plan may take, whose messages
+count from when they are sent, not from when there is room made for them."""
 
 
 def case(model: str, dtype: str = "float32", kind: str = "sharded", seed: int = 0) -> dict[str, Any]:

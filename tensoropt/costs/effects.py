@@ -84,11 +84,12 @@ def storage_end(number: int) -> When:
 
 class GradientShare(NamedTuple):
     """A gradient that is all-reduced in a bucket with others, over the mesh's ``axes`` (counted with the
-    micro-batch axis in front)."""
+    micro-batch axis in front); ``late`` where it comes after backward, from beside an unsharded copy."""
 
     axes: tuple[int, ...]
     dtype: str
     elements: int
+    late: bool = False
 
     @property
     def bytes(self) -> int:

@@ -147,7 +147,8 @@ class ParameterEffects(MoveEffects):
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
-        arrived = REDUCE_LAST if Storage.of(stored).reduced_last else ARRIVED
+        late = Storage.of(stored).reduced_last
+        arrived = REDUCE_LAST if late else ARRIVED
         arrival = self.prices.gradient_arrival(size, stored)
         found = []
         if joins:
@@ -169,7 +170,7 @@ class ParameterEffects(MoveEffects):
         )
         found.append(Effect(arrived, local_s=arrival.device_s, host_s=arrival.host_s, source=source))
         if axes := reduction_axes(stored, self.mesh):
-            share = GradientShare(axes, tensor.stored_dtype, elements)
+            share = GradientShare(axes, tensor.stored_dtype, elements, late)
             found.append(Effect(REDUCED, share=share))
         state = size * OPTIMIZER_STATE[self.prices.optimizer]
         return Effects(tuple(found), size, size, state)

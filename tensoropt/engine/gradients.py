@@ -1,8 +1,8 @@
 """Gradients of a running plan: flat, persistent buckets, reduced once per backward.
 
 A gradient that is to be reduced is copied into its view of a bucket as soon as autograd has made it, those
-of later micro-batches are added there by autograd itself. They stay partial sums until the end of a backward,
-when each bucket is all-reduced over its axes (started as soon as its last gradient is there). One with
+of later micro-batches are added there by autograd itself. They are partial sums until the last backward of a
+step, in which each bucket is all-reduced over its axes as soon as its last gradient is there. One with
 nothing to reduce stays in the tensor that autograd made, which takes the place of the last step's: as many
 bytes at every moment, and no copy. Nothing is cleared first: a parameter without a gradient gets its zeros at
 the end, which spares two passes over the memory of all others. What a user sees as ``.grad`` is such a view,
@@ -36,7 +36,7 @@ class Pending(DeferredStep):
     """A step whose micro-batches have run; its gradients wait for the script's ``backward()``.
 
     Attributes:
-        saved: copies of the gradients, made when another step needed the buckets meanwhile.
+        saved: copies of the gradients, reduced, made when another step needed the buckets meanwhile.
     """
 
     def __init__(self) -> None:
@@ -143,6 +143,8 @@ class Gradients:
         Args:
             pending: whose gradients these will be, if they have to wait for the user's ``backward()``.
         """
+        # A loss that the script drops without a backward leaves reductions under way.
+        self._wait()
         holder = self._holder() if self._holder is not None else None
         self._absent = set(self.views)
         # The buckets belong to a step that waits for its backward: the copies are made before anything is
@@ -155,17 +157,22 @@ class Gradients:
             self._adopt()
             self._set_aside(keep_local=pending is None)
         self._committed = False
-        # Gradients that wait for the script's backward() are not reduced before it: it may scale them, or
-        # never come. Others start on their way with the last gradient of their bucket. Backward is the same
-        # graph on all ranks, so all start the same buckets in the same order, as a group's collectives have
-        # to be.
+        # Micro-batches add up before anything is reduced; see :meth:`begin_last`.
         self._eager = pending is None
         self._holder = weakref.ref(pending) if pending is not None else None
         # With no ``.grad`` autograd hands over the tensor that it made, instead of adding it to zeros.
         for name, view in self.views.items():
             self.leaves[name].grad = None if name in self._absent else view
-        self._works, self._started = [], set()
+        self._started = set()
         self._missing = [len(bucket.parameters) for bucket in self.buckets]
+
+    def begin_last(self) -> None:
+        """The backward of the last micro-batch comes: from now on a bucket starts with its last gradient.
+
+        Backward is the same graph on all ranks, so all start the same buckets in the same order, as a
+        group's collectives have to be.
+        """
+        self._eager = True
 
     def _set_aside(self, *, keep_local: bool) -> None:
         """Stash committed buckets; one that needs no reduction simply goes on adding up."""
@@ -241,7 +248,7 @@ class Gradients:
 
     def hide(self) -> None:
         """While micro-batches wait for ``backward()``, users see what was there before the step."""
-        self.complete()
+        self.start_rest()
         for index, bucket in enumerate(self.buckets):
             pieces = self._stashed(index)
             for name in bucket.parameters:
@@ -271,6 +278,20 @@ class Gradients:
             # Not waited for: the rest of backward runs meanwhile, and `finish` waits for all.
             self._works.append(dist.all_reduce(flat, group=group, async_op=True))
 
+    def start_rest(self) -> None:
+        """Reduce the buckets that backward has not completed: no further gradient comes."""
+        self.complete()
+        for index in range(len(self.buckets)):
+            # Those of which a gradient never came (a parameter that the loss does not reach): the same ones
+            # on all ranks, which run the same graph.
+            if index not in self._started:
+                self._start(index)
+
+    def _wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works = []
+
     def recall(self, pending: Pending) -> None:
         """Make the buckets hold the gradients of this step again."""
         holder = self._holder() if self._holder is not None else None
@@ -283,6 +304,8 @@ class Gradients:
         pending.saved = None
         self.occupy(pending)
         self._absent = set()
+        # What was saved was reduced.
+        self._started = set(range(len(self.buckets)))
         for tensor, value in zip(self.tensors, saved, strict=True):
             tensor.copy_(value)
 
@@ -293,22 +316,17 @@ class Gradients:
                 if not self._visible(name):
                     piece.zero_()
 
-    def scale(self, factor: torch.Tensor) -> None:
-        """Multiply all gradients by the gradient of the loss."""
-        for tensor in self.tensors:
-            tensor.mul_(factor)
+    def finish(self, factor: torch.Tensor | None = None) -> None:
+        """Reduce what is not reduced yet, add what was set aside, and show the result.
 
-    def finish(self) -> None:
-        """Reduce what is not reduced yet, add what was set aside, and show the result."""
-        self.complete()
-        for index in range(len(self.buckets)):
-            # All buckets of a step that waited, else those of which a gradient never came (a parameter that
-            # the loss does not reach): the same ones on all ranks, which run the same graph.
-            if index not in self._started:
-                self._start(index)
-        for work in self._works:
-            work.wait()
-        self._works = []
+        Args:
+            factor: by which this step's gradients are multiplied once they are reduced.
+        """
+        self.start_rest()
+        self._wait()
+        if factor is not None:
+            for tensor in self.tensors:
+                tensor.mul_(factor)
         for index, stash in enumerate(self._stash):
             if stash is not None:
                 for tensor, piece in zip(self._contents(index), stash, strict=True):

@@ -1,8 +1,8 @@
 """One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers.
 
 With one micro-batch a call builds an ordinary autograd graph. With several, forward *and* backward of each
-happen inside the call (that is what saves the memory), gradients stay in the buckets, and the script's
-``loss.backward()`` scales and reduces them: the calling convention is kept.
+happen inside the call (that is what saves the memory), the last backward starts the reductions, and the
+script's ``loss.backward()`` waits for them and scales what they give: the calling convention is kept.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             self.runtime.micro_batch = index
             outputs = self._micro_batch(inputs, evaluating)
             if training:
+                if index == self.strategy.micro_batches - 1:
+                    self.shards.accumulated.begin_last()
                 # Only the loss is handed out in training: what else a micro-batch returns would keep its
                 # graph.
                 outputs[0].backward()
@@ -154,12 +156,10 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.shards.accumulated.finish()
 
     def _finish_backward(self, step: Pending, gradient: torch.Tensor) -> None:
-        """Scale what the micro-batches accumulated by the loss's gradient, and reduce."""
+        """Wait for the sums of what the micro-batches accumulated, and scale them by the loss's gradient."""
         self.shards.accumulated.recall(step)
         # The usual `loss.backward()`: multiplying by 1 would pass over all gradients for nothing.
-        if not _is_one(gradient):
-            self.shards.accumulated.scale(gradient)
-        self.shards.accumulated.finish()
+        self.shards.accumulated.finish(None if _is_one(gradient) else gradient)
 
 
 def _is_one(grad: torch.Tensor) -> bool:

@@ -55,7 +55,7 @@ class StepRecorder:
     Attributes:
         events: in the order in which they were issued.
         curve: (time, kept, transient) after every change of memory, in time.
-        moments: memory at every moment of one micro-batch and of the step's end.
+        moments: memory at every moment of the last micro-batch and of the step's end.
     """
 
     def __init__(self) -> None:
@@ -146,9 +146,11 @@ class StepRecorder:
         self.events.append(StepEvent(name, phase, group, axes, start_s, duration_s))
 
     def repeat(self, count: int, loop_s: float) -> None:
-        """All that was recorded so far comes ``count`` times, every ``loop_s`` seconds."""
+        """All that was recorded so far comes ``count`` times, every ``loop_s`` seconds; then comes the last
+        micro-batch, whose moments are recorded in its place."""
         # What is left of the first micro-batch ends before its copies begin.
         self.finish(loop_s)
+        self.moments.clear()
         events, curve, begun = tuple(self.events), tuple(self.curve), tuple(self._begun)
         for number in range(1, count):
             later = number * loop_s

@@ -21,7 +21,7 @@ class Reductions:
     """Reductions of gradients issued at one position of the step schedule.
 
     Attributes:
-        position: after which; the one after backward when several micro-batches have to be over.
+        position: after which; with several micro-batches in the last one.
         rows: the strategies that issue one here.
         sends: the distinct ones.
         which: per row its number in ``sends``.
@@ -37,7 +37,8 @@ class _Arriving(NamedTuple):
     """Parameters whose gradients are reduced with others in some strategy, as backward completes them.
 
     Attributes:
-        positions: (parameters,) after which backward completes each one's gradient.
+        positions: (2, parameters) after which each one's gradient is complete: in backward, and where it is
+            reduced to the stored shard once, after backward.
         shares: the distinct ones, and None.
         which: (parameters, strategies) which of these each has.
     """
@@ -98,12 +99,12 @@ def all_reductions(batch: Batch) -> Issued:
         return Issued([], none, none, none)
     keys: dict[tuple[tuple[int, ...], str], int] = {}
     of_share = np.full(len(arriving.shares), -1)
-    elements = np.zeros(len(arriving.shares), dtype=np.int64)
+    elements, late = np.zeros((2, len(arriving.shares)), dtype=np.int64)
     for number, share in enumerate(arriving.shares):
         # What no rank sends is in no bucket.
         if share is not None and batch.prices.send("all_reduce", share.axes, 0) is not None:
             of_share[number] = keys.setdefault((share.axes, share.dtype), len(keys))
-            elements[number] = share.elements
+            elements[number], late[number] = share.elements, share.late
     bytes_of = np.array([DTYPE_BYTES[dtype] for _, dtype in keys] + [0])
     which = np.ascontiguousarray(arriving.which.T)
     of_gradient, of_elements = of_share[which], elements[which]
@@ -115,11 +116,8 @@ def all_reductions(batch: Batch) -> Issued:
     number, total = begins[rows] + buckets[rows, gradients], int(counts.sum())
     sizes, arrived, key_of = np.zeros((3, total), dtype=np.int64)
     np.add.at(sizes, number, of_elements[rows, gradients])
-    np.maximum.at(arrived, number, arriving.positions[gradients])
+    np.maximum.at(arrived, number, arriving.positions[late[which[rows, gradients]], gradients])
     key_of[number] = of_gradient[rows, gradients]
-    # With several micro-batches gradients are complete after the last one's backward.
-    if batch.mesh[0] > 1:
-        arrived[:] = batch.schedule.last
     row_of = np.repeat(np.arange(len(counts)), counts)
     # The sort is stable: buckets of one position stay in the order in which they are filled.
     order = np.lexsort((arrived, row_of))
@@ -151,7 +149,13 @@ def _arriving(batch: Batch) -> _Arriving | None:
     names = [name for name in arrival_order(batch.graph) if name in found]
     # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
     users, position = batch.schedule.users, batch.schedule.position
-    positions = np.array([position("backward", "parameters", users[name][0]) for name in names])
+    firsts = [users[name][0] for name in names]
+    positions = np.array(
+        [
+            [position("backward", "parameters", first) for first in firsts],
+            [position("optimizer", "reduce", first) for first in firsts],
+        ]
+    )
     return _Arriving(positions, list(numbers), np.stack([found[name] for name in names]))
 
 

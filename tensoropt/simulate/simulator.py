@@ -2,10 +2,9 @@
 
 What overlaps is what the executor overlaps: resharding and gathering block, forward and backward; a bucket
 of gradients is reduced from the moment its last gradient is there, beside the rest of backward
-(:class:`~tensoropt.simulate.overlap.Overlap`). Two collectives on one level of links queue. With several
-micro-batches buckets are reduced after the last one. Before the optimizer everything is waited for.
-A collective to which ranks come from work takes longer than one that follows another, and so does the work
-after it.
+(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches in the last one's. Two collectives
+on one level of links queue. Before the optimizer everything is waited for. A collective to which ranks come
+from work takes longer than one that follows another, and so does the work after it.
 
 Where a host issues work to a device of its own, both have a queue. Step follows step and nothing waits for
 the
@@ -16,7 +15,7 @@ takes the device longer, and the device catches up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from operator import itemgetter
@@ -141,6 +140,7 @@ class StepSimulator:
         self.communication = np.zeros(n)
         self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
+        self.issued: dict[int, list[_Sends]] = {}
 
     def _lay_out(self, stack: Stack) -> None:
         """Put the effects of alike owners where they take place."""
@@ -206,33 +206,32 @@ class StepSimulator:
         micro, moments, memory = batch.mesh[0], len(schedule.moments), self._memory()
         for issue in reductions(batch):
             self._lay_out_buckets(issue)
-        # With several micro-batches gradients are complete when backward is over.
         terms = self._terms()
-        complete = self.buckets.pop(schedule.last, [])
-        forth_and_back, end = range(schedule.last), range(schedule.last, moments)
+        micro_batch, end = range(schedule.last), range(schedule.last, moments)
+        if micro > 1:
+            # All but the last are alike, and what one keeps it has given back at its end. One of them is
+            # stepped through, with collectives of its own: in the last one buckets come between them.
+            self.issued = self._to_issue(buckets=False)
+            over = self._nothing()
+            self._count_turns([*self._issued(micro_batch), (schedule.last, over)])
+            self._advance(micro_batch)
+            self._count_slower_work(over)
+            self._repeat(micro - 1)
+        self.issued = self._to_issue(buckets=True)
         # The work after the last collective is counted before the micro-batch is over, so that every one pays
         # for it.
-        none = np.zeros(batch.count)
-        over, done = (_Sends(None, none, none, none.astype(bool)) for _ in range(2))
+        over, done = self._nothing(), self._nothing()
         self._count_turns(
-            [
-                *self._issued(forth_and_back),
-                *((schedule.last, sends) for sends in (over, *complete)),
-                *self._issued(end),
-                (moments, done),
-            ]
+            [*self._issued(micro_batch), (schedule.last, over), *self._issued(end), (moments, done)]
         )
-        # One micro-batch is stepped through: all are alike, and what one keeps it has given back at its end.
-        self._advance(forth_and_back)
+        self._advance(micro_batch)
         self._count_slower_work(over)
-        if micro > 1:
-            self._repeat(micro)
-        for sends in complete:
-            self._send(sends)
-        # The optimizer waits for every bucket.
+        # What is reduced last completes buckets, and the optimizer's step waits for every one.
+        step = max(schedule.position("optimizer", "step", ""), schedule.last)
+        self._advance(range(schedule.last, step))
         for busy in self.busy.values():
             self.waited = np.where(busy > self.time, busy - self.worked, self.waited)
-        self._advance(end)
+        self._advance(range(step, moments))
         self._count_slower_work(done)
         if self.recorder is not None:
             self.recorder.finish(float(self.time[0]))
@@ -258,23 +257,31 @@ class StepSimulator:
         once = issued[-1] - issued[before] + self.issuing_buckets
         return issued[before] * micro + once
 
+    def _nothing(self) -> _Sends:
+        """No collective, at a place where only the work until then is counted."""
+        none = np.zeros(self.batch.count)
+        return _Sends(None, none, none, none.astype(bool))
+
+    def _to_issue(self, *, buckets: bool) -> dict[int, list[_Sends]]:
+        """The collectives of every moment and, with ``buckets``, those that are complete after it, in
+        order."""
+        # One order for all strategies, whichever others they are simulated with.
+        found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
+        if buckets:
+            for at, complete in self.buckets.items():
+                found.setdefault(at, []).extend(complete)
+        return found
+
     def _issuing(self, positions: range) -> list[int]:
         """Those of the moments at which there are collectives, or after which buckets are complete."""
-        return sorted(at for at in {*self.sends, *self.buckets} if at in positions)
+        return sorted(at for at in self.issued if at in positions)
 
     def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
         """The collectives of moments that follow one another, each with the number of moments whose work is
         done by then."""
         for position in self._issuing(positions):
-            for sends in self._at(position):
+            for sends in self.issued[position]:
                 yield position + 1, sends
-
-    def _at(self, position: int) -> Iterator[_Sends]:
-        """The collectives of a moment, and the buckets that are complete after it."""
-        # One order for all strategies, whichever others they are simulated with.
-        for _, sends in sorted(self.sends.get(position, {}).items()):
-            yield sends
-        yield from self.buckets.get(position, ())
 
     def _count_turns(self, issued: Sequence[tuple[int, _Sends]]) -> None:
         """Find what coming from work and going back to it takes.
@@ -345,15 +352,15 @@ class StepSimulator:
         """Seconds since the step began."""
         return self.worked + self.waited
 
-    def _repeat(self, micro: int) -> None:
-        """All micro-batches take as long as the first."""
+    def _repeat(self, count: int) -> None:
+        """All micro-batches but the last take as long as the first; then the last begins."""
         if self.recorder is not None:
-            self.recorder.repeat(micro, float(self.time[0]))
+            self.recorder.repeat(count, float(self.time[0]))
         # Sources are not multiplied: EffectTables has counted them once per micro-batch already.
-        self.waited, self.slowed = self.time * micro, (self.worked + self.slowed) * micro
-        # Work goes on being summed up from where the first micro-batch has left it.
-        self.waited, self.slowed = self.waited - self.worked, self.slowed - self.worked
-        self.communication, self.turns = self.communication * micro, self.turns * micro
+        self.waited, self.slowed = self.time * count, (self.worked + self.slowed) * count
+        self.communication, self.turns = self.communication * count, self.turns * count
+        # Work is summed up from the beginning of each micro-batch.
+        self.worked = np.zeros(self.batch.count)
 
     def _advance(self, positions: range) -> None:
         """Go through moments that follow one another."""
@@ -363,7 +370,7 @@ class StepSimulator:
             if self.recorder is not None:
                 self._record(self.recorder, position)
             self.worked = self.work[position + 1]
-            for sends in self._at(position):
+            for sends in self.issued.get(position, ()):
                 self._send(sends)
         self.worked = self.work[positions.stop]
 

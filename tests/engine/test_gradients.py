@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.engine import parameters
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.gradients import Gradients, storage_key
 from tensoropt.engine.models import model_values
@@ -13,8 +14,12 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.buckets import Bucket, copies_gradient
+from tensoropt.sharding.buckets import Bucket, copies_gradient, gradient_buckets
 from tensoropt.sharding.groups import group_operators
+from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.fake_ranks import fake_job
+from tensoropt.verify.recorder import CollectiveRecorder
 
 X = torch.randn(4, 8)
 
@@ -68,6 +73,34 @@ def test_gradients_that_share_memory_are_told_apart():
     assert torch.equal(one, X)
     assert torch.equal(other, X.flatten())
     assert storage_key(one) != storage_key(other)
+
+
+def test_buckets_start_in_the_backward_of_the_last_micro_batch(monkeypatch):
+    """Each with its last gradient, which the second layer's backward makes first; the script's ``backward()``
+    only waits for them."""
+    monkeypatch.setattr(parameters, "gradient_buckets", lambda strategy: gradient_buckets(strategy, 1))
+    captured = capture(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)), (X,), loss=torch.sum)
+    graph = group_operators(refine_graph(captured.graph))
+    data = {
+        "mesh": [2, 2],
+        "groups": {group.name: ["d0", "d0"] for group in graph.groups},
+        "hubs": {},
+        "stored": {t.name: ["R", "R/P"] for t in graph.atoms.graph.parameters},
+    }
+    loss_sum, arrived = Collective("all_reduce", (1,), 4), list[int]()
+    with fake_job(0, 2), CollectiveRecorder((2, 2)) as recorder:
+        engine = ShardedEngine(strategy_from_dict(data, graph), model_values(captured))
+        for leaf in engine.shards.leaves.values():
+            leaf.register_post_accumulate_grad_hook(lambda _: arrived.append(len(recorder.issued)))
+        loss = engine(X)[0]
+        buckets = [Collective("all_reduce", (1,), size * 4) for size in (4, 24, 6, 48)]
+        in_call = recorder.issued.copy()
+        loss.backward()
+    assert sorted(in_call[2:]) == sorted(buckets)
+    assert in_call[:2] == [loss_sum] * 2
+    assert recorder.issued == in_call
+    # One after the other, as gradients come: nothing in the first micro-batch.
+    assert arrived == [1] * 4 + [3, 4, 5, 6]
 
 
 def test_a_copy_is_what_a_reduction_or_a_held_copy_needs():

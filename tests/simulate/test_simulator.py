@@ -98,10 +98,11 @@ def scheduled(evaluated: Evaluation) -> Timeline:
     """A slow twin of the simulator's clock: the recorded events without their times, placed anew by the event
     scheduler, which knows only what waits for what and who occupies which links."""
     overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
-    after_backward = False
+    stepped = False
     for event in recorded(evaluated).events:
-        if event.phase == "optimizer" and not after_backward:  # before the optimizer all is waited for
-            last, after_backward = (*last, *beside), True
+        # Before the optimizer's step all is waited for, also what is completed by gradients reduced last.
+        if event.phase == "optimizer" and not event.name.startswith("reducing") and not stepped:
+            last, stepped = (*last, *beside), True
         links = () if event.axes is None else tuple(f"link {name}" for name in overlap.links(event.axes))
         aside = event.name == REDUCTION and overlap.beside
         resources = links if aside else ("device", *links)
@@ -223,7 +224,51 @@ def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, 
     assert_recorded_as_scheduled(evaluated)
 
 
-def test_micro_batches_reduce_once_and_hide_nothing():
+def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeypatch):
+    """Four micro-batches of 9 s, in each the loss is reduced. Buckets of one gradient: in the last backward
+    the second layer's takes 1.5 s beside the first layer's 2 s, which completes the other one."""
+    one_gradient_each(monkeypatch)
+    loss, first = 4 * 1.5 / W2, W1 * 1.5 / W2
+    for overlap, hidden in ((BESIDE, 1.5), (BLOCKING, 0.0)):
+        evaluated = evaluated_at(data_parallel((4, 2)), Hand(), PerByte(1.5 / W2), overlap)
+        total, compute, communication, exposed = figures(evaluated)
+        assert compute == pytest.approx(36.0)
+        assert communication == pytest.approx(1.5 + first + 4 * loss)
+        assert exposed == pytest.approx(communication - hidden)
+        assert total == pytest.approx(compute + exposed)
+        reduced = [event for event in recorded(evaluated).events if event.name == REDUCTION]
+        second = 3 * (9.0 + loss) + 3.0 + loss + 4.0  # after backward of the loss and of the second layer
+        starts = [second, second + 2.0 + 1.5 - hidden]
+        assert [event.start_s for event in reduced] == pytest.approx(starts)
+        assert_recorded_as_scheduled(evaluated)
+
+
+def test_a_gradient_that_is_reduced_last_completes_its_bucket_after_backward():
+    """The second weight stays gathered. Its gradient is scattered after the last micro-batch, behind the
+    first weight's bucket, which is on the same links; what is left of it is a bucket of its own on the other
+    axis."""
+    graph, loss, per_byte = problem(two_layers).graph, 4e-3, PerByte(1e-3)
+    data = {
+        "mesh": [2, 2, 2],
+        "groups": {g.name: ["d0", "d0", "d0"] for g in graph.groups},
+        "hubs": {},
+        "stored": {
+            "p_model_first_weight": ["R", "R/P", "R/P"],
+            "p_model_second_weight": ["held/P", "R/P", "S(0)"],
+        },
+    }
+    evaluated = evaluated_at(strategy_from_dict(data, graph), Hand(), per_byte, BESIDE)
+    backward = 2 * (9.0 + loss)
+    reduced = [event for event in recorded(evaluated).events if event.name == REDUCTION]
+    scattered = backward + (W1 + W2) * 1e-3
+    assert [event.start_s for event in reduced] == pytest.approx([backward, scattered])
+    # The copy is gathered for the next step once the optimizer has stepped.
+    assert figures(evaluated)[0] == pytest.approx(scattered + W2 / 2 * 1e-3 + W2 * 1e-3)
+    assert_recorded_as_scheduled(evaluated)
+
+
+def test_micro_batches_reduce_once():
+    """Both gradients are in one bucket, which is complete at the very end: nothing is hidden."""
     total, compute, communication, exposed = figures(
         evaluated_at(data_parallel((2, 2)), Hand(), PerByte(1e-3), BESIDE)
     )

@@ -34,7 +34,14 @@ FILES = (
 )
 
 
-DEFAULTS = {"mode": "train", "optimizer": "adam", "dtype": "float32", "recompute": "auto", "measure": "all"}
+DEFAULTS = {
+    "mode": "train",
+    "optimizer": "adam",
+    "dtype": "float32",
+    "recompute": "auto",
+    "overlap": "default",
+    "measure": "all",
+}
 """Settings that are options of the same name, with the command line's defaults."""
 
 

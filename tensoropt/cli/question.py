@@ -41,6 +41,13 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         help="whether repeated blocks may be computed again in backward; default: %(default)s",
     )
     verb.add_argument(
+        "--overlap",
+        choices=("default", "none"),
+        default="default",
+        help="none: all communication is waited for, to compare with; CPU ranks hide nothing in either case; "
+        "default: %(default)s",
+    )
+    verb.add_argument(
         "--epsilon",
         type=float,
         default=1e-3,
@@ -200,6 +207,7 @@ def settings_option(options: argparse.Namespace, memory_bytes: float | None) -> 
             "max_points": options.max_points,
             "dtype": options.dtype,
             "recompute": options.recompute,
+            "overlap": options.overlap,
             "constraints": options.constraints,
             "measure": options.measure,
             "process_memory": options.process_memory,
@@ -268,6 +276,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "optimizer": settings.optimizer,
         "dtype": settings.dtype,
         "recompute": settings.recompute,
+        "overlap": settings.overlap,
         "micro-batches": micro,
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,

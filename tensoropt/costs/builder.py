@@ -13,7 +13,7 @@ from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
-from tensoropt.costs.parameters import storage_options, unsharded_options
+from tensoropt.costs.parameters import ahead_options, storage_options, unsharded_options
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.tables import CostTables, Template, VariableTable, leaves_model
@@ -105,7 +105,7 @@ class TableBuilder:
         passes = (False, True) if group.name in self.region_of else (False,)
         # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
         # ``options``, which replace() keeps.
-        key = (id(template), passes)
+        key = (id(template), passes, self._offers_ahead(group))
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
         return replace(self._variable_cache[key], key=Variable.of_group(group.name))
@@ -117,14 +117,15 @@ class TableBuilder:
             for recomputed in passes
             for configuration, work, facts in each
         ]
-        options = [self._stored_options(group.parameters, choice.configuration) for choice in choices]
+        ahead = self._offers_ahead(group)
+        options = [self._stored_options(group.parameters, c.configuration, ahead=ahead) for c in choices]
 
         def rows() -> np.ndarray:
             return np.concatenate([self._options(*one) for one in zip(choices, options, strict=True)])
 
         # The facts are named, as those of kernels that could be asked replace others.
         table = self.arrays.once(
-            lambda: repr((template.look, passes, [self._priced(c) for c in choices])), rows
+            lambda: repr((template.look, passes, ahead, [self._priced(c) for c in choices])), rows
         )
         ends = np.cumsum([len(stored) for stored in options])[:-1]
         tables = np.split(table, ends)
@@ -143,8 +144,12 @@ class TableBuilder:
         seconds = compute.seconds(choice.work, choice.facts), compute.host_seconds(choice.work)
         return choice.work.key, choice.facts, *seconds
 
+    def _offers_ahead(self, group: Group) -> bool:
+        """Whether parameters of a group may be gathered ahead: where that runs beside anything."""
+        return self.training and self.prices.beside and self.effects.blocks.between(group.name)
+
     def _stored_options(
-        self, names: tuple[str, ...], configuration: Configuration
+        self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False
     ) -> tuple[tuple[Layout, ...], ...]:
         """The ways to store parameters of a group that are not restricted away."""
         tensors = tuple(self.tensors[n] for n in names)
@@ -154,7 +159,8 @@ class TableBuilder:
         # In inference nothing is gathered again for backward, so that a copy that stays gathered saves
         # nothing over a whole stored one.
         if self.training:
-            stored_options += unsharded_options(tensors, stored_options, self.mesh)
+            early = ahead_options(stored_options) if ahead else ()
+            stored_options += (*early, *unsharded_options(tensors, stored_options, self.mesh))
         stores = self.restriction.stores
         return tuple(
             h for h in stored_options if all(stores(n, one) for n, one in zip(names, h, strict=True))
@@ -181,11 +187,13 @@ class TableBuilder:
         # Only the group's own parameters are stored by an option, so the shared ones are left out: these are
         # priced by their own variable and by the edges to it.
         first = dict(zip(group.parameters, stored_options[0], strict=True)) if stored_options else {}
-        uses = choice._replace(stored=first).uses()
+        uses = effects.uses(choice._replace(stored=first))
         for stored in stored_options:
             where = dict(zip(group.parameters, stored, strict=True))
             parts = (part for name, use in uses.items() for part in self._stored(name, where[name], use))
-            rows.append(base.plus(*parts))
+            row = base.plus(*parts)
+            hidden_s = effects.hidden_s(choice._replace(stored=where)) if self.prices.beside else 0.0
+            rows.append(row._replace(communication=row.communication - hidden_s))
         return np.array(rows, dtype=np.float64)
 
     def _stored(self, name: str, stored: Layout, use: Use) -> tuple[Cost, ...]:
@@ -197,6 +205,7 @@ class TableBuilder:
                 self._sum(effects.stored(name, stored)),
                 self._sum(effects.use(name, stored, use)),
                 self._sum(effects.unsharded(name, stored, use.layout)),
+                Cost(effects.ahead_bytes(name, stored, use), 0.0, 0.0),
             )
         return self._stored_costs[key]
 

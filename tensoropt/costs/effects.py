@@ -50,6 +50,12 @@ GATHER, COMPUTE, INNER = (When("forward", what) for what in ("gather", "compute"
 GATHER_AGAIN, COMPUTE_AGAIN, INNER_AGAIN = (When("again", what) for what in ("gather", "compute", "inner"))
 GATHER_BACK, COMPUTE_BACK, INNER_BACK = (When("backward", what) for what in ("gather", "compute", "inner"))
 PARAMETERS = When("backward", "parameters")
+# Of a group whose parameters are gathered ahead: as the block before begins, as its own does, and the same in
+# backward; then as backward begins the next block, and the one after it.
+BEGIN_BEFORE, BEGIN = When("forward", "before"), When("forward", "begin")
+BACK_BEFORE, BACK_BEGIN, BACK_NEXT, BACK_LEFT = (
+    When("backward", what) for what in ("before", "begin", "next", "left")
+)
 # Of a group or a parameter: what is done once with a copy that stays gathered.
 REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unshard")
 # Of a tensor.
@@ -84,7 +90,7 @@ def storage_end(number: int) -> When:
 
 class GradientShare(NamedTuple):
     """A gradient that is all-reduced in a bucket with others, over the mesh's ``axes`` (counted with the
-    micro-batch axis in front); ``late`` where it comes after backward, from beside an unsharded copy."""
+    micro-batch axis in front); ``late`` where it is complete after backward only."""
 
     axes: tuple[int, ...]
     dtype: str
@@ -95,6 +101,18 @@ class GradientShare(NamedTuple):
     def bytes(self) -> int:
         """Bytes of the gradient, in the dtype in which it is reduced."""
         return self.elements * DTYPE_BYTES[self.dtype]
+
+
+class Together(NamedTuple):
+    """What a parameter has in a collective with others.
+
+    Attributes:
+        send: the collective, were it for this parameter alone.
+        dtype: in which it is sent; one collective has one.
+    """
+
+    send: Send
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,8 @@ class Effect:
         workspace_bytes: bytes alive during this moment only.
         local_s: seconds on the device, of ``source``.
         sends: collectives that the device waits for.
+        beside: those that run beside what follows, put together with others of the same moment, until the
+            next block begins.
         moves: it brings data from one layout to another; its local seconds count as communication where
             compute and communication are told apart.
         share: a gradient that is reduced with others. Its collective is the bucket's.
@@ -126,6 +146,7 @@ class Effect:
     local_s: float = 0.0
     source: str = ""
     sends: tuple[Send, ...] = ()
+    beside: tuple[Together, ...] = ()
     moves: bool = False
     share: GradientShare | None = None
     host_s: float = 0.0
@@ -179,6 +200,8 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         # micro-batch has given them back before the next one begins.
         if effect.when.phase == "forward":
             memory += effect.kept
+        # Put together with others a collective takes no longer than by itself.
+        communication += sum(one.send.seconds for one in effect.beside) * times
         if effect.moves or effect.sends:
             seconds = max(prices.amid_work(effect.local_s, effect.sends), effect.host_s)
             communication += (seconds + (max(effect.passing) if effect.sums_passing else 0.0)) * times

@@ -53,15 +53,6 @@ class Choice(NamedTuple):
     stored: Mapping[str, Layout]
     again: bool = False
 
-    def uses(self) -> dict[str, Use]:
-        """The uses of the group's parameters, in the order in which forward needs them."""
-        group, wanted = self.configuration.group, self.facts.parameters_kept
-        return {
-            name: Use(self.configuration.layout(name), wanted.get(group.short_names[name], 0), self.again)
-            for name in (*group.parameters, *group.shared)
-            if name in self.stored
-        }
-
 
 def _forward(
     parts: Sequence[ForwardPart], *, keeps: bool, again: bool = False, needed: int = 0
@@ -92,6 +83,24 @@ def _forward(
 class GroupEffects(ParameterEffects):
     """Works out what groups do on one mesh."""
 
+    def uses(self, choice: Choice) -> dict[str, Use]:
+        """The uses of the group's parameters, in the order in which forward needs them."""
+        configuration = choice.configuration
+        group, wanted = configuration.group, choice.facts.parameters_kept
+        between = self.training and self.blocks.between(group.name)
+        last = len(parts_of(group).starts) - 1
+        return {
+            name: Use(
+                configuration.layout(name),
+                wanted.get(group.short_names[name], 0),
+                choice.again,
+                between and name not in group.shared,
+                last,
+            )
+            for name in (*group.parameters, *group.shared)
+            if name in choice.stored
+        }
+
     def computed(self, choice: Choice) -> Effects:
         """A group's computation: forward, again where it is recomputed, backward."""
         work, facts = choice.work, choice.facts
@@ -108,6 +117,29 @@ class GroupEffects(ParameterEffects):
             )
         return Effects(tuple(found))
 
+    def hidden_s(self, choice: Choice) -> float:
+        """Seconds of collectives that the search takes for hidden behind computation.
+
+        A block's parameters are gathered while the one before it computes, and its gradients scattered while
+        backward passes the next. As blocks are mostly alike, the search compares with the group's own
+        computation, so that no group has to know another: never more than what alike blocks hide.
+        """
+        uses = self.uses(choice)
+        sent = {"forward": 0.0, "backward": 0.0}
+        for name, use in uses.items():
+            if not self.goes_ahead(name, choice.stored[name], use):
+                continue
+            for effect in self.use(name, choice.stored[name], use).effects:
+                sent[effect.when.phase] = sent.get(effect.when.phase, 0.0) + sum(
+                    one.send.seconds for one in effect.beside
+                )
+        if not any(sent.values()):
+            return 0.0
+        computed = {"forward": 0.0, "backward": 0.0}
+        for effect in self.computed(choice).effects:
+            computed["forward" if effect.when.phase == "forward" else "backward"] += effect.local_s
+        return sum(min(sent[way], computed[way]) for way in computed) * self.mesh[0]
+
     def kept(self, choice: Choice) -> Effects:
         """What backward keeps of all that a group makes, as one sum: forward's parts are for the
         simulator."""
@@ -123,7 +155,7 @@ class GroupEffects(ParameterEffects):
             handed: gradients of its results lie in storages that outlast its backward, and count elsewhere.
             joins: per shared parameter whether gradients of later groups wait for this one's.
         """
-        uses = choice.uses()
+        uses = self.uses(choice)
         used = [self.use(name, choice.stored[name], use) for name, use in uses.items()]
         copies = [
             self.unsharded(name, choice.stored[name], uses[name].layout)
@@ -186,6 +218,8 @@ class GroupEffects(ParameterEffects):
         ]
 
     def _moves(self, choice: Choice, name: str, use: Use) -> bool:
+        if self.goes_ahead(name, choice.stored[name], use):
+            return False
         return self.moves_to_use(name, self.way(name, choice.stored[name], use.layout))
 
     def _gathered_bytes(self, choice: Choice, uses: Mapping[str, Use], *, backward: bool) -> tuple[int, int]:
@@ -193,6 +227,8 @@ class GroupEffects(ParameterEffects):
         bytes of buffers while they are brought), in forward or again for backward."""
         total = buffers = 0
         for name, use in uses.items():
+            if self.goes_ahead(name, choice.stored[name], use):  # it is counted from when it is sent
+                continue
             way = self.way(name, choice.stored[name], use.layout)
             steps = self.use_steps(name, way)[0]
             # A copy that stays gathered was cast once when it was gathered; only the others are cast at each
@@ -254,6 +290,7 @@ class GroupEffects(ParameterEffects):
             short[name]: self.bytes(name, use.layout)
             for name, use in uses.items()
             if use.wanted and self.made_anew(name, ways[name])
+            if not self.goes_ahead(name, choice.stored[name], use)
         }
         waiting = {short[name]: size for name, size in self._waiting(choice, uses).items()}
         for reads, made, alive, own in facts.backward_runs:
@@ -267,9 +304,13 @@ class GroupEffects(ParameterEffects):
         shared ones are added, into a new tensor, to what waits there."""
         group = choice.configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
+        # What is gathered ahead hands its gradient over, which is counted from then on.
+        uses = {n: use for n, use in uses.items() if not self.goes_ahead(n, choice.stored[n], use)}
         most, waiting = 0, self._waiting(choice, uses)
         # Autograd returns first what was brought last in forward, and what is still to come waits meanwhile.
         for name in (*group.shared[::-1], *group.parameters[::-1]):
+            if name not in uses:
+                continue
             stored, use = choice.stored[name], uses[name]
             way = self.way(name, stored, use.layout)
             steps, size = self.use_steps(name, way)[1], self.bytes(name, use.layout)

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
     ARRIVED,
+    BACK_BEFORE,
+    BACK_BEGIN,
+    BACK_LEFT,
+    BACK_NEXT,
+    BEGIN,
+    BEGIN_BEFORE,
     COMPUTE,
     COMPUTE_AGAIN,
     COMPUTE_BACK,
@@ -27,11 +34,15 @@ from tensoropt.costs.effects import (
     Effect,
     Effects,
     GradientShare,
+    Together,
+    When,
+    part_of,
 )
 from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.prices import Prices, Send
 from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.blocks import Blocks, find_blocks
 from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.storage import Storage, Way, way, whole_layout
 from tensoropt.sharding.strategy import made_again
@@ -44,11 +55,15 @@ class Use(NamedTuple):
         layout: the one that the group reads.
         wanted: how often the group's backward needs the parameter, gathered.
         again: the group is recomputed.
+        between: other blocks lie before and behind the group's, beside which the parameter can be gathered.
+        last_part: the last of the parts of the group's forward.
     """
 
     layout: Layout
     wanted: int
     again: bool = False
+    between: bool = False
+    last_part: int = 0
 
 
 class ParameterEffects(MoveEffects):
@@ -88,9 +103,31 @@ class ParameterEffects(MoveEffects):
             self._used[key] = self._use(name, stored, use)
         return self._used[key]
 
+    def goes_ahead(self, name: str, stored: Layout, use: Use) -> bool:
+        """Whether a parameter is gathered ahead of a use."""
+        way = self.way(name, stored, use.layout)
+        sizes = self.graph.atoms.atom_sizes(name)
+        return use.between and way.goes_ahead(sizes, self.mesh, learns=self.learns(name))
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The blocks whose parameters are gathered together where they are gathered ahead."""
+        return find_blocks(self.graph)
+
+    def ahead_bytes(self, name: str, stored: Layout, use: Use) -> float:
+        """What the search counts for a parameter that is gathered ahead: two blocks of parameters are there
+        at a time, and in backward two of gradients. An average block has so much of each parameter."""
+        if not self.goes_ahead(name, stored, use):
+            return 0.0
+        blocks = sum(number > 0 for number in self.blocks.behind.values())
+        kinds = 1 + self.learns(name)
+        return 2 * kinds * self.bytes(name, use.layout) / max(blocks, 1)
+
     def _use(self, name: str, stored: Layout, use: Use) -> Effects:
         way = self.way(name, stored, use.layout)
         steps = self.use_steps(name, way)
+        if self.goes_ahead(name, stored, use):
+            return Effects((*self._ahead(name, stored, use, steps), *self._behind(name, stored, use, steps)))
         found: list[Effect] = []
         if self.moves_to_use(name, way):
             gather = self._gathered(name, stored, way, steps)
@@ -114,6 +151,63 @@ class ParameterEffects(MoveEffects):
             back = self.stepped(PARAMETERS, name, steps[1], steps[0])
             found.append(replace(back, sums_passing=False))
         return Effects(tuple(found))
+
+    def _ahead(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
+        """A parameter gathered while the block before its own computes, forward and backward."""
+        size = self.bytes(name, use.layout)
+        narrow = self.bytes(name, stored) if self.casts(name) else 0
+        moved = self.stepped(GATHER, name, steps[0], steps[0])
+        # Pieces of what lies inside others are put together in a buffer of their own.
+        joined = replace(moved, sends=(), workspace_bytes=self.resharding_bytes(steps[0], name) - size)
+        sent = self.with_cast(self._together(BEGIN_BEFORE, name, moved.sends), name, stored)
+
+        def gathered(before: When, begin: When, at: When, done: When) -> list[Effect]:
+            return [
+                replace(sent, when=before, transient=size + narrow),
+                *([Effect(begin, transient=-narrow)] if narrow else []),
+                replace(joined, when=at),
+                Effect(done, after=True, transient=-size),
+            ]
+
+        found = gathered(BEGIN_BEFORE, BEGIN, GATHER, part_of(use.last_part))
+        if self.training and use.again:
+            # What backward wants again is left there by the second forward.
+            done = COMPUTE_BACK if use.wanted else part_of(use.last_part, again=True)
+            found += gathered(BACK_BEFORE, BACK_BEGIN, GATHER_AGAIN, done)
+        elif self.training and use.wanted:
+            found += gathered(BACK_BEFORE, BACK_BEGIN, GATHER_BACK, COMPUTE_BACK)
+        return found
+
+    def _behind(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
+        """The gradient of such a use, which waits whole until backward has left the block, and is scattered
+        while it passes the next."""
+        if not self.learns(name):
+            return []
+        size, shard = self.bytes(name, use.layout), self.bytes(name, stored)
+        moved = self.stepped(BACK_NEXT, name, steps[1], steps[1])
+        sent = self._together(BACK_NEXT, name, moved.sends)
+        pieces = self.resharding_bytes(steps[1], name) - shard
+        return [
+            Effect(PARAMETERS, transient=size),
+            replace(
+                sent,
+                transient=shard,
+                workspace_bytes=pieces,
+                local_s=moved.local_s,
+                host_s=moved.host_s,
+            ),
+            self.with_cast(
+                Effect(
+                    BACK_LEFT, transient=-size - shard, workspace_bytes=shard, source=self.overheads_source
+                ),
+                name,
+                stored,
+            ),
+        ]
+
+    def _together(self, when: When, name: str, sends: tuple[Send, ...]) -> Effect:
+        beside = tuple(Together(send, self.tensors[name].dtype) for send in sends)
+        return Effect(when, source=self.overheads_source, beside=beside, moves=True)
 
     def moves_to_use(self, name: str, way: Way) -> bool:
         """Whether anything is done to bring a parameter to a use: it is moved, or cast."""
@@ -147,7 +241,8 @@ class ParameterEffects(MoveEffects):
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
-        late = Storage.of(stored).reduced_last
+        storage = Storage.of(stored)
+        late = storage.reduced_last
         arrived = REDUCE_LAST if late else ARRIVED
         arrival = self.prices.gradient_arrival(size, stored)
         found = []
@@ -170,7 +265,8 @@ class ParameterEffects(MoveEffects):
         )
         found.append(Effect(arrived, local_s=arrival.device_s, host_s=arrival.host_s, source=source))
         if axes := reduction_axes(stored, self.mesh):
-            share = GradientShare(axes, tensor.stored_dtype, elements, late)
+            # Two calls of the model may have one backward, and nothing says which brings the last part.
+            share = GradientShare(axes, tensor.stored_dtype, elements, late or storage.gathered_ahead)
             found.append(Effect(REDUCED, share=share))
         state = size * OPTIMIZER_STATE[self.prices.optimizer]
         return Effects(tuple(found), size, size, state)

@@ -2,9 +2,9 @@
 
 A parameter used whole on some axes can be stored whole there (data parallelism: gradients all-reduced
 once per step) or sharded (ZeRO). A sharded one is gathered before forward and again before backward, its
-gradient reduce-scattered (stage 3); or it stays gathered over the step, with the gradient
-reduce-scattered in every micro-batch (stage 2) or once (stage 1). Each choice is an *option*: no neighbour
-sees it.
+gradient reduce-scattered (stage 3), at the use or while the blocks before and behind compute; or it stays
+gathered over the step, with the gradient reduce-scattered in every micro-batch (stage 2) or once (stage 1).
+Each choice is an *option*: no neighbour sees it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import Layout
+from tensoropt.ops.layouts import REPLICATE, Layout
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import replicated_axes
@@ -90,6 +90,18 @@ def unsharded_options(
             if chosen != layouts:
                 found[chosen] = None
     return tuple(found)
+
+
+def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
+    """The sharded ones of storage options gathered ahead of each use."""
+    as_used, *sharded = options
+    return tuple(
+        tuple(
+            Storage((REPLICATE, *layout[1:]), Gather.AHEAD).stored if layout != whole else layout
+            for layout, whole in zip(layouts, as_used, strict=True)
+        )
+        for layouts in sharded
+    )
 
 
 def _may_stay_gathered(tensor: Tensor, reduce: Reduce) -> bool:

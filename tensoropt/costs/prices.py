@@ -104,6 +104,7 @@ class Prices:
         optimizer: ``sgd``, ``momentum`` or ``adam``.
         overheads: copies around collectives, gradient accumulation, issuing an edge.
         process: memory that a process takes beside tensors; by default tensors only are counted.
+        beside: collectives that nobody waits for run beside computation.
     """
 
     def __init__(
@@ -115,6 +116,8 @@ class Prices:
         optimizer: str,
         overheads: Overheads = NO_OVERHEADS,
         process: ProcessMemory = NO_PROCESS,
+        *,
+        beside: bool = False,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -123,13 +126,15 @@ class Prices:
         self.optimizer = optimizer
         self.overheads = overheads
         self.process = process
+        self.beside = beside
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @property
     def described(self) -> str:
         """All that prices follow from but seconds of workloads: equal where these are the same."""
         compute_s = self.compute.optimizer_s_per_element
-        return repr((self.mesh, self.optimizer, self.overheads, compute_s, self.communication.described))
+        others = self.communication.described, self.beside
+        return repr((self.mesh, self.optimizer, self.overheads, compute_s, *others))
 
     @property
     def training(self) -> bool:
@@ -224,6 +229,18 @@ class Prices:
         # a write.
         moved = elements * (tensor.element_bytes + tensor.stored_element_bytes) / 2
         return self._both(lambda overheads: overheads.call_s + moved * overheads.copy_s_per_byte)
+
+
+def runs_beside(device_type: str, overlap: str) -> bool:
+    """Whether communication that nobody waits for runs beside computation.
+
+    NCCL runs on streams of its own. Gloo's threads run on the very cores that compute, so that CPU ranks gain
+    nothing.
+
+    Args:
+        overlap: as in :class:`~tensoropt.plan.Settings`.
+    """
+    return device_type != "cpu" and overlap != "none"
 
 
 class _FreeCompute:

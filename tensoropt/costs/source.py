@@ -20,7 +20,7 @@ from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
 from tensoropt.costs.expected import FACTS_S, guessed_search_s, tables_s
 from tensoropt.costs.kept_tables import KeptTables
-from tensoropt.costs.prices import ComputeCosts, Prices
+from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory, process_memory
 from tensoropt.costs.restrictions import FREE, Restriction
 from tensoropt.costs.roofline import (
@@ -83,6 +83,11 @@ class CostSettings(Protocol):
     @property
     def process_memory(self) -> bool:
         """Whether what a process takes beside tensors is counted."""
+        ...
+
+    @property
+    def overlap(self) -> str:
+        """``default`` or ``none``: nothing runs beside computation."""
         ...
 
 
@@ -421,6 +426,11 @@ class CostSource:
             self.failed["overheads"] = error.summary
             return data_sheet_overheads(self.cluster.device)
 
+    @property
+    def beside(self) -> bool:
+        """Whether communication that nobody waits for runs beside computation."""
+        return runs_beside(self.cluster.device_type, self.settings.overlap)
+
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
         """What a process takes beside tensors, where the settings count it."""
         return process_memory(self.cluster, graph) if self.settings.process_memory else NO_PROCESS
@@ -509,6 +519,7 @@ def build_tables(
             costs.settings.optimizer,
             overheads,
             process,
+            beside=costs.beside,
         )
         arrays = costs.kept.at(repr((costs.training, prices.described)))
         tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()

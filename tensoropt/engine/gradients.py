@@ -54,6 +54,9 @@ class Gradients:
             of its own.
         owners: per trained parameter the tensor whose ``.grad`` a user sees: the leaf itself, or the
             DTensor parameter that stands for it.
+        delivered: parameters whose gradients do not come from autograd alone, so that nobody knows which part
+            is
+            the last: their buckets start when backward is over.
         shown: per trained parameter what is put into ``owners[name].grad``; shares the view's storage.
     """
 
@@ -76,6 +79,7 @@ class Gradients:
             for name, piece in zip(bucket.parameters, pieces, strict=True):
                 self.views[name] = piece.view(leaves[name].shape)
         self.owners: dict[str, torch.Tensor] = {name: leaves[name] for name in self.views}
+        self.delivered: frozenset[str] = frozenset()
         self.shown: dict[str, torch.Tensor] = dict(self.views)
         self.wrap: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, value: value
         self._bucket_of = {n: i for i, bucket in enumerate(buckets) for n in bucket.parameters}
@@ -188,8 +192,9 @@ class Gradients:
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
         """Autograd is through with a leaf: its gradient goes to its bucket, and a bucket that has all of its
         own on its way."""
+        if leaf.grad is None:  # of one that is delivered otherwise
+            return
         if name in self._absent:
-            assert leaf.grad is not None
             with torch.no_grad():
                 # In `no_grad`, as writing into a view of a bucket is no part of the graph.
                 if self._may_stay(name, leaf.grad):
@@ -222,7 +227,7 @@ class Gradients:
             local.data = gradient.view(local.shape)
 
     def _count(self, name: str) -> None:
-        if self._eager:
+        if self._eager and name not in self.delivered:
             index = self._bucket_of[name]
             self._missing[index] -= 1
             if self._missing[index] == 0:
@@ -230,7 +235,7 @@ class Gradients:
 
     @torch.no_grad()
     def add_late(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a gradient that was reduced last, as if autograd had just added it."""
+        """Take a gradient that was reduced beside autograd, as if that had just added it."""
         if name in self._absent:
             self.views[name].copy_(gradient)
             self._absent.remove(name)

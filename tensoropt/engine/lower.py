@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from tensoropt.engine.ahead import begin_block, begin_block_backward
 from tensoropt.engine.nodes import (
     Lowered,
     add_call,
@@ -45,11 +46,14 @@ class LoweredStrategy(Lowered):
         inputs: names of the arguments before the parameters.
         outputs: names of the model outputs among the results; the mutated buffers follow.
         mutations: buffers whose new values follow the outputs.
+        ahead: per block the edges of its parameters that are gathered ahead in its forward's order, and
+            whether their groups are recomputed.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     mutations: tuple[str, ...]
+    ahead: dict[int, list[tuple[EdgeSpec, bool]]]
 
 
 @dataclass
@@ -83,6 +87,9 @@ class _Lowering:
         self.places: dict[str, fx.Node] = {}
         self.made: dict[str, fx.Node] = {}
         self.region: Region | None = None
+        # Of parameters that are gathered ahead: by block, and by what is read by whom.
+        self.ahead: dict[int, dict[tuple[str, str], EdgeSpec]] = {}
+        self.begun = -1
 
     def lowered(self) -> LoweredStrategy:
         """The module and its signature."""
@@ -93,17 +100,29 @@ class _Lowering:
         for name in (*source.inputs, *parameters, *buffers):
             self.places[name] = self.graph.placeholder(name)
         scopes: dict[str, _Scope] = {}
+        for group in self.strategy.graph.groups:
+            for name in group.parameters:
+                edge = self.strategy.use(name, group)
+                if edge.block is not None:
+                    self.ahead.setdefault(edge.block, {})[name, group.name] = self._spec(edge)
         for op in source.operators:
             group = self.strategy.graph.group_of[op.name]
+            self._begin(self.strategy.blocks.of[group.name])
             self._operator(op, group, scopes.setdefault(group.name, _Scope()))
+            self._begin_backward(op, group)
         self.region = None
         results = [self._output(name) for name in (*source.outputs, *source.mutations.values())]
         self.graph.output(tuple(results))
         graph = extract_regions(self.root, self.graph, self.runtime)
         graph.lint()
         module = fx.GraphModule(self.root, graph, class_name="LoweredModel")
+        again = self.strategy.region_of
+        ahead = {
+            block: [(spec, group in again) for (_, group), spec in of.items()]
+            for block, of in self.ahead.items()
+        }
         return LoweredStrategy(
-            module, parameters, buffers, source.inputs, source.outputs, tuple(source.mutations)
+            module, parameters, buffers, source.inputs, source.outputs, tuple(source.mutations), ahead
         )
 
     def _mark(self, node: fx.Node) -> fx.Node:
@@ -137,6 +156,30 @@ class _Lowering:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 # At once, where it is made: every reader then starts from this one copy, as it was priced.
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
+
+    # -- parameters gathered ahead ------------------------------------------------------------------
+
+    def _begin(self, block: int) -> None:
+        """As a block begins its successor's parameters are gathered."""
+        for number in range(self.begun + 1, block + 1):
+            following = self.ahead.get(number + 1, {})
+            if following or number in self.ahead:
+                shards = tuple(self.places[name] for name, _ in following)
+                begin = functools.partial(begin_block, self.runtime, tuple(following.values()))
+                # In no recomputed region: it is not for the second forward to gather ahead.
+                add_function(self.graph, begin, "begin_block", shards)
+        self.begun = max(self.begun, block)
+
+    def _begin_backward(self, op: Operator, group: Group) -> None:
+        """Autograd begins a block where it comes to the last operator of the group that backward enters."""
+        block = self.strategy.blocks.of[group.name]
+        if group.name != self.strategy.blocks.last[block] or op is not group.operators[-1]:
+            return
+        if not any(number in self.ahead for number in (block - 1, block, block + 1, block + 2)):
+            return
+        begin = functools.partial(begin_block_backward, self.runtime, block)
+        for name in op.outputs:
+            self._mark(add_function(self.graph, begin, "begin_block_backward", (self.made[name],)))
 
     # -- operands ---------------------------------------------------------------------------------
 
@@ -186,15 +229,25 @@ class _Lowering:
     # -- edges ------------------------------------------------------------------------------------
 
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
+        spec = self._spec(edge)
+        # An edge that does nothing is no node: an autograd function costs time even then.
+        if spec.dtype is None and edge.back is None and not (spec.forward or spec.backward):
+            return value
+        if edge.block is not None:
+            spec = self.ahead[edge.block][edge.tensor, edge.reader]
+        node = add_function(
+            self.graph, functools.partial(redistribute, self.runtime, spec), "redistribute", (value,)
+        )
+        self._mark(node).meta["edge"] = edge
+        return node
+
+    def _spec(self, edge: Edge) -> EdgeSpec:
         forward, backward = self.strategy.steps(edge)
         tensor = self.source.tensors[edge.tensor]
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in self.strategy.unsharded
         cast = getattr(torch, tensor.dtype) if tensor.master_dtype is not None and not unsharded else None
-        # An edge that does nothing is no node: an autograd function costs time even then.
-        if cast is None and edge.back is None and not (forward or backward):
-            return value
-        spec = EdgeSpec(
+        return EdgeSpec(
             edge.tensor,
             self.strategy.atoms(edge.tensor),
             self.strategy.mesh,
@@ -206,12 +259,8 @@ class _Lowering:
             dtype=cast,
             back=edge.back,
             order=self.orders.get(edge.tensor) if edge.kind == "activation" else None,
+            block=edge.block,
         )
-        node = add_function(
-            self.graph, functools.partial(redistribute, self.runtime, spec), "redistribute", (value,)
-        )
-        self._mark(node).meta["edge"] = edge
-        return node
 
     def _output(self, name: str) -> fx.Node:
         tensor = self.source.tensors[name]

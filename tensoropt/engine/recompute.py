@@ -36,16 +36,17 @@ class Recomputed(torch.nn.Module):
         if not torch.is_grad_enabled():
             return self.body(*inputs)
         # Dropout's masks and shards of the batch depend on where the step was when forward ran.
-        forward_at = self.runtime.step, self.runtime.micro_batch
+        runtime = self.runtime
+        forward_at = runtime.step, runtime.micro_batch, runtime.ahead
 
         def run(*values: Any) -> Any:
-            now = self.runtime.step, self.runtime.micro_batch
-            self.runtime.step, self.runtime.micro_batch = forward_at
+            now = runtime.step, runtime.micro_batch, runtime.ahead
+            runtime.step, runtime.micro_batch, runtime.ahead = forward_at
             try:
                 return self.body(*values)
             finally:
                 # Backward of what lies behind the region goes on with its own counters.
-                self.runtime.step, self.runtime.micro_batch = now
+                runtime.step, runtime.micro_batch, runtime.ahead = now
 
         if torch.compiler.is_compiling():  # a compiler knows PyTorch's own way, and makes it its own
             return checkpoint(run, *inputs, use_reentrant=False, early_stop=False)

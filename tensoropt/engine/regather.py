@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from tensoropt.engine.runtime import Runtime
-from tensoropt.sharding.reshard.redistribute import EdgeSpec, travel
+from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
@@ -21,6 +21,7 @@ class _Note(NamedTuple):
 
     shard: torch.Tensor
     spec: EdgeSpec
+    ahead: Ahead
     micro_batch: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -60,8 +61,11 @@ class RegatheredParameters:
         _, shard, spec = known
         # As a view, by shape, stride and offset: the storage that is gathered again lies as the first one
         # did.
-        micro = self.runtime.micro_batch
-        return _Note(shard, spec, micro, tuple(value.shape), value.stride(), value.storage_offset())
+        runtime = self.runtime
+        if spec.block is not None:
+            runtime.ahead.note(spec)
+        lies = tuple(value.shape), value.stride(), value.storage_offset()
+        return _Note(shard, spec, runtime.ahead, runtime.micro_batch, *lies)
 
     def _unpack(self, packed: torch.Tensor | _Note) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -69,5 +73,7 @@ class RegatheredParameters:
         # The gather's group and shard are those of the micro-batch that forward ran.
         self.runtime.micro_batch = packed.micro_batch
         with torch.no_grad():
-            whole = travel(self.runtime, packed.shard, packed.spec)
+            whole = packed.ahead.take_again(packed.spec) if packed.spec.block is not None else None
+            if whole is None:
+                whole = travel(self.runtime, packed.shard, packed.spec)
         return whole.as_strided(packed.shape, packed.stride, packed.offset)

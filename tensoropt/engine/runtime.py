@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.errors import PlanError
-from tensoropt.sharding.reshard.redistribute import Route
+from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 
 # Groups are made once per job and mesh; a job of its own (as tests begin) is told by its world group.
 _made_for: list[object] = []
@@ -32,6 +32,7 @@ def leave_job() -> None:
     for runtime in list(_runtimes):
         runtime._groups = {}
         runtime.routes.clear()  # they refer to groups
+        runtime.ahead = AT_THE_USE
     _made_for.clear()
     _made_groups.clear()
     # Cycles (autograd graphs, lowered modules) may still refer to groups: they are freed before the groups
@@ -60,6 +61,7 @@ class Runtime:
         gathered: told of each gathered parameter that backward can gather again.
         unsharded: parameters that are gathered once per step, by name.
         routes: of edges, worked out so far.
+        ahead: what is gathered ahead in the call that runs.
 
     Raises:
         PlanError: the job has other ranks than the mesh needs.
@@ -82,6 +84,7 @@ class Runtime:
         self.gathered: Callable[..., None] = lambda *_: None
         self.unsharded: dict[str, torch.Tensor] = {}
         self.routes: dict[object, Route] = {}
+        self.ahead: Ahead = AT_THE_USE
         # Without axis 0: micro-batches take time, not devices.
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1

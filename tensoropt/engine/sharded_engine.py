@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tensoropt.engine.ahead import CallAhead
 from tensoropt.engine.counts import TargetCounts
 from tensoropt.engine.engine import Engine, device_of
 from tensoropt.engine.gradients import Pending
@@ -56,6 +57,10 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         # tensor.
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
+        # Two calls may have one backward, so that no gradient is known to be the last.
+        self.shards.accumulated.delivered = frozenset(
+            spec.name for of in self.lowered.ahead.values() for spec, _ in of
+        )
         self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.buffers = {
             name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
@@ -65,6 +70,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             TargetCounts(strategy.graph, self.runtime.device) if strategy.micro_batches > 1 else None
         )
         self._in_backward = False
+        # Those whose backward has begun.
+        self._calls: list[CallAhead] = []
 
     def _lower(self, *, evaluating: bool) -> LoweredStrategy:
         return lower(self.strategy, self.runtime, evaluating=evaluating)
@@ -93,8 +100,25 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             outputs[0].register_hook(self._begin_backward)
         return outputs
 
+    def _gather_ahead(self, evaluating: bool) -> None:
+        """Begin a call in which parameters are gathered ahead, where any are."""
+        if not (ahead := self._lowered_for(evaluating).ahead):
+            return
+        again = {block: [spec for spec, is_again in of if is_again] for block, of in ahead.items()}
+        behind = self.strategy.blocks.behind
+        self.runtime.ahead = CallAhead(self.runtime, behind, again, self._deliver, self._calls)
+
+    def _deliver(self, name: str, gradient: torch.Tensor) -> None:
+        self.shards.accumulated.add_late(name, gradient.to(self.shards.leaves[name].dtype))
+
+    def _finish_ahead(self) -> None:
+        """Take in what is still under way when backward is over."""
+        while self._calls:
+            self._calls.pop(0).finish()
+
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
         """Results of one micro-batch; buffers take their new values unless ``evaluating``."""
+        self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
         leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}
         drops = self._gathers and torch.is_grad_enabled()
@@ -124,6 +148,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
                 # Only the loss is handed out in training: what else a micro-batch returns would keep its
                 # graph.
                 outputs[0].backward()
+                self._finish_ahead()
                 outputs = (outputs[0].detach(),)
             parts.append(outputs)
         self.runtime.micro_batch = 0
@@ -152,6 +177,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
 
     def _end_of_backward(self) -> None:
         self._in_backward = False
+        self._finish_ahead()
         self.unsharded.reduce_last(self.shards.accumulated)
         self.shards.accumulated.finish()
 

@@ -13,7 +13,8 @@ code                  forward     gradient     PyTorch's placements
 ====================  ==========  ===========  =========================================
 
 On the micro-batch axis, the first of every layout, a parameter's *stored* layout may say instead that it is
-gathered once per step: see :class:`tensoropt.sharding.storage.Storage`, which alone reads these two codes.
+gathered once per step, or ahead of its use: see :class:`tensoropt.sharding.storage.Storage`, which alone
+reads these codes.
 
 ``j`` counts *atoms*: the tensor's dims factored as far as any view in the graph looks at them
 (:mod:`tensoropt.sharding.atoms`), outermost first. A :data:`Layout` is one code per mesh axis; axes
@@ -32,6 +33,7 @@ PARTIAL_GRAD = -2
 PARTIAL = -3
 GATHERED_ONCE = -4
 REDUCED_LAST = -5
+GATHERED_AHEAD = -6
 
 Layout = tuple[int, ...]
 Atoms = tuple[tuple[int, ...], ...]
@@ -43,6 +45,7 @@ _NAMES = {
     PARTIAL: "P/R",
     GATHERED_ONCE: "held",
     REDUCED_LAST: "held/P",
+    GATHERED_AHEAD: "ahead",
 }
 """As plans write them."""
 _CODES = {name: code for code, name in _NAMES.items()}
@@ -60,7 +63,7 @@ def placement_code(name: str) -> int:
     if name not in _CODES:
         raise ValueError(
             f"'{name}' is not a placement; expected S(n), R, R/P or P/R, on the micro-batch axis of a "
-            "parameter also held or held/P"
+            "parameter also held, held/P or ahead"
         )
     return _CODES[name]
 

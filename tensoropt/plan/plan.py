@@ -80,7 +80,8 @@ class OperatorPlan(_Strict):
 
 class ParameterPlan(_Strict):
     """Stored placement of a parameter, per axis (micro-batches first): ``S(n)``, ``R`` or ``R/P``; the first
-    is ``held`` where a gathered copy serves the whole step, ``held/P`` where its gradient waits beside it; in
+    is ``held`` where a gathered copy serves the whole step, ``held/P`` where its gradient waits beside it,
+    ``ahead`` where it is gathered while the block before its own computes; in
     a placed plan the device it lies on."""
 
     key: str

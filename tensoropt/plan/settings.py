@@ -26,6 +26,8 @@ class Settings:
         dtype: ``float32`` leaves the model's own dtypes; ``bfloat16`` computes in it, with float32 master
             weights, gradients and optimizer state (:mod:`tensoropt.capture.precision`).
         recompute: ``auto`` lets the search recompute repeated blocks in backward, ``never`` does not.
+        overlap: ``default`` runs communication beside computation where the executor does, ``none`` waits for
+            all of it, so that the two can be compared. CPU ranks hide nothing in either case.
         constraints: what operators must or should do (:mod:`tensoropt.sharding.constraints`); given as such,
             as their content, or as the path of a file.
         measure: ``all`` times on ranks of this machine what the profile store does not know; ``never``
@@ -48,6 +50,7 @@ class Settings:
     max_points: int | None = None
     dtype: str = "float32"
     recompute: str = "auto"
+    overlap: str = "default"
     constraints: Constraints | None = None
     measure: str = "all"
     process_memory: bool = False
@@ -60,6 +63,8 @@ class Settings:
             raise TensorOptError(f"unknown dtype '{self.dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
         if self.recompute not in ("auto", "never"):
             raise TensorOptError(f"unknown recompute '{self.recompute}'; use auto or never")
+        if self.overlap not in ("default", "none"):
+            raise TensorOptError(f"unknown overlap '{self.overlap}'; use default or none")
         if self.measure not in ("all", "never"):
             raise TensorOptError(f"unknown measure '{self.measure}'; use all or never")
         if self.optimizer not in ("sgd", "momentum", "adam"):
@@ -105,6 +110,7 @@ class Chosen(TypedDict, total=False):
     max_points: int | None
     dtype: str
     recompute: str
+    overlap: str
     constraints: Given
     measure: str
     process_memory: bool

@@ -36,7 +36,7 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
     for number, space in enumerate(task.spaces):
         of_space = [i for i, s in enumerate(selections) if s.space == number]
         chosen = [(selections[i].choice, selections[i].options) for i in of_space]
-        overlap = overlap_of(task.cluster, space.mesh)
+        overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
         simulated = evaluate(space.tables, chosen, overlap)
         for at, i in enumerate(of_space):
             memory, compute, communication = space.tables.breakdown(*chosen[at])

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.profiling.link_timing import collective_call
 from tensoropt.profiling.timers import DeviceTimer, Repeats, Span, counted
-from tensoropt.sharding.reshard.redistribute import EdgeSpec, Route, redistribute
+from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, EdgeSpec, Route, redistribute
 from tensoropt.sharding.reshard.steps import COLLECTIVES, edge_steps
 
 _PASSED, _ARRIVED, _ADDED, _NO_EDGE, _UNUSED = "passed", "arrived", "added", "no edge", "unused"
@@ -69,6 +69,7 @@ class _RankContext:
     micro_batch: int = 1
     routes: dict[object, Route] = field(default_factory=dict)
     unsharded: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    ahead: Ahead = AT_THE_USE
 
     def gathered(self, *_: object) -> None:
         """Do nothing: no parameters are tracked while edges are timed."""

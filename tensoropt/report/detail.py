@@ -12,7 +12,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.effects import COMPUTE as COMPUTE_FORWARD
 from tensoropt.costs.effects import COMPUTE_AGAIN, COMPUTE_BACK, READ, READ_BACK
 from tensoropt.costs.move_effects import MoveEffects
-from tensoropt.costs.prices import Prices
+from tensoropt.costs.prices import Prices, runs_beside
 from tensoropt.errors import TensorOptError
 from tensoropt.ops.layouts import layout_names
 from tensoropt.plan.evaluate import evaluate_strategy
@@ -94,7 +94,8 @@ class _Telling:
             optimizer,
             with_process=bool(exploration.settings.get("process_memory")),
         )
-        self.overlap: Overlap = overlap_of(cluster, mesh)
+        overlap = str(exploration.settings.get("overlap", "default"))
+        self.overlap: Overlap = overlap_of(cluster, mesh, beside=runs_beside(cluster.device_type, overlap))
 
     def tell(self) -> Detail:
         recorder = StepRecorder()

@@ -157,7 +157,7 @@ class Simulations:
 
     def add(self, mesh: Mesh, tables: CostTables) -> None:
         """One more space, of which nothing is simulated yet."""
-        evaluator = Evaluator(tables, overlap_of(self.cluster, mesh))
+        evaluator = Evaluator(tables, overlap_of(self.cluster, mesh, beside=tables.prices.beside))
         self.spaces.append(SpaceSimulations(tables, mesh, evaluator))
 
     def copy(self) -> Simulations:

@@ -45,9 +45,11 @@ def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
 def copies_gradient(stored: Layout, mesh: Sequence[int]) -> bool:
     """Whether the gradient of a parameter stored so is copied to where it waits for the optimizer.
 
-    To a bucket that is reduced, or from beside an unsharded copy; any other stays where autograd made it.
+    To a bucket that is reduced, from beside an unsharded copy, or from where it was scattered with others;
+    any other stays where autograd made it.
     """
-    return Storage.of(stored).reduced_last or bool(reduction_axes(stored, mesh))
+    storage = Storage.of(stored)
+    return storage.reduced_last or storage.gathered_ahead or bool(reduction_axes(stored, mesh))
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tensoropt.ops.layouts import Layout, layout_names, placement_code
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region, find_regions
-from tensoropt.sharding.storage import Storage
+from tensoropt.sharding.storage import Gather, Storage
 from tensoropt.sharding.strategy import Strategy
 
 
@@ -120,10 +120,12 @@ def _layout(graph: GroupGraph, what: str, name: str, names: Any, mesh: AxisSizes
         layout = tuple(placement_code(n) for n in _per_axis(f"{what} {name}", names, mesh))
     except (ValueError, AttributeError) as error:
         raise PlanError(f"{what} {name}: {error}") from None
-    if what != "parameter" and Storage.of(layout).gathered_once:
-        raise PlanError(f"{what} {name}: only parameters are held, but the plan has {names[0]!r}")
-    if any(Storage.of((code,)).gathered_once for code in layout[1:]):
-        raise PlanError(f"{what} {name}: held or held/P belong on the micro-batch axis, the first of {names}")
+    if what != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
+        raise PlanError(f"{what} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
+    if any(Storage.of((code,)).gather is not Gather.EACH_USE for code in layout[1:]):
+        raise PlanError(
+            f"{what} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
+        )
     for code in layout:
         # Negative codes pass: what is replicated or partial needs no atom.
         if code >= len(sizes):

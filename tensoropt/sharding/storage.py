@@ -3,7 +3,8 @@
 A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), or once per step, after the
 optimizer changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient is
 reduced in every micro-batch (reduce-scattered, stage 2), or stays whole beside the copy until the last one
-(stage 1).
+(stage 1). What is gathered for each use can be gathered ahead, beside the computation of the block before
+(:mod:`tensoropt.sharding.blocks`), and its gradient scattered beside that of the next.
 
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
 section 5; what a step sends: section 7.
@@ -15,10 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from math import prod
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.atom_graph import canonical
 from tensoropt.ops.layouts import (
+    GATHERED_AHEAD,
     GATHERED_ONCE,
     PARTIAL,
     PARTIAL_GRAD,
@@ -37,6 +40,7 @@ class Gather(Enum):
     """How often a parameter that is stored sharded is gathered."""
 
     EACH_USE = "each use"
+    AHEAD = "ahead of each use"
     ONCE = "once per step"
 
 
@@ -56,8 +60,8 @@ class Storage:
     free for it. Only this module reads and writes that code.
 
     Attributes:
-        layout: where its shards lie. Where it is gathered once per step, the micro-batch axis says
-            ``REPLICATE``: whether gradients add up over it is said by the unsharded copy.
+        layout: where its shards lie. Where it is gathered once per step or ahead, the micro-batch axis says
+            ``REPLICATE``: whether gradients add up over it is said by the unsharded copy, or by the use.
         gather: how often it is gathered.
         reduce: how often its gradient is reduced; in each micro-batch, unless an unsharded copy waits for it.
     """
@@ -67,7 +71,7 @@ class Storage:
     reduce: Reduce = Reduce.EACH_MICRO_BATCH
 
     def __post_init__(self) -> None:
-        if self.gather is Gather.EACH_USE and self.reduce is Reduce.LAST_MICRO_BATCH:
+        if self.gather is not Gather.ONCE and self.reduce is Reduce.LAST_MICRO_BATCH:
             raise ValueError("a gradient waits for the last micro-batch beside a copy that is gathered once")
 
     @classmethod
@@ -80,6 +84,8 @@ class Storage:
         """The layout under which strategies, plans and cost tables keep it."""
         if self.gather is Gather.EACH_USE:
             return self.layout
+        if self.gather is Gather.AHEAD:
+            return (GATHERED_AHEAD, *self.layout[1:])
         last = self.reduce is Reduce.LAST_MICRO_BATCH
         return (REDUCED_LAST if last else GATHERED_ONCE, *self.layout[1:])
 
@@ -87,6 +93,11 @@ class Storage:
     def gathered_once(self) -> bool:
         """Whether an unsharded copy serves the whole step."""
         return self.gather is Gather.ONCE
+
+    @property
+    def gathered_ahead(self) -> bool:
+        """Whether it is gathered for each use while the block before computes."""
+        return self.gather is Gather.AHEAD
 
     @property
     def reduced_last(self) -> bool:
@@ -100,6 +111,8 @@ _ONCE = {GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, REDUCED_LAST: Reduce.LAST_MICRO
 # Pricing asks for the same few layouts a million times.
 @lru_cache(maxsize=1 << 16)
 def _storage(stored: Layout) -> Storage:
+    if stored[0] == GATHERED_AHEAD:
+        return Storage((REPLICATE, *stored[1:]), Gather.AHEAD)
     if stored[0] not in _ONCE:
         return Storage(stored)
     return Storage((REPLICATE, *stored[1:]), Gather.ONCE, _ONCE[stored[0]])
@@ -114,12 +127,14 @@ class Way:
         source: what a use starts from: the shard, or the unsharded copy.
         use: the layout that the group reads.
         back: where a use's gradient goes to in every micro-batch: to the shard, or beside the unsharded copy.
+        ahead: the parameter is to be gathered ahead of the use, where :meth:`goes_ahead`.
     """
 
     shard: Layout
     source: Layout
     use: Layout
     back: Layout
+    ahead: bool = False
 
     @property
     def unsharded(self) -> bool:
@@ -139,6 +154,19 @@ class Way:
         backward = edge_steps(atoms, mesh, self.back, self.use)[1] if self.back != self.use else ()
         return forward, backward if learns else ()
 
+    def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
+        """Whether a use is gathered ahead: one all-gather of even shards brings the parameter, one
+        reduce-scatter its gradient back, and both can be put together with those of other parameters. Other
+        ways stay as they are."""
+        if not self.ahead:
+            return False
+        forward, backward = self.steps(atoms, mesh, learns=learns)
+        kinds = [[step.kind for step in steps] for steps in (forward, backward)]
+        if kinds != [["all_gather"], ["reduce_scatter"] if learns else []]:
+            return False
+        whole = [prod(forward[0].after), *(prod(step.before) for step in backward)]
+        return [step.payload(mesh) for step in (*forward, *backward)] == whole
+
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What an unsharded copy takes once per step: its gathering, and the reduction of a gradient that
         stayed beside it."""
@@ -150,9 +178,10 @@ class Way:
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
     """What people are told of a stored layout, given by its names: per mesh axis, and at last ``held`` or
-    ``held/P`` where an unsharded copy serves the whole step."""
-    once = tuple(map(placement_name, _ONCE))
-    return (*names[1:], *(name for name in names[:1] if name in once))
+    ``held/P`` where an unsharded copy serves the whole step, ``ahead`` where it is gathered ahead of its
+    uses."""
+    told = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
+    return (*names[1:], *(name for name in names[:1] if name in told))
 
 
 def stored_layout(tensor: Tensor, use: Layout) -> Layout:
@@ -176,6 +205,10 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     What lies like that already needs no copy.
     """
     storage = Storage.of(stored)
+    if storage.gathered_ahead:
+        shard = (stored_layout(tensor, use)[0], *stored[1:])
+        # A shared one has uses in several blocks, each of which would need it at another time.
+        return Way(shard, shard, use, shard, ahead=not shared)
     if not storage.gathered_once:
         return Way(stored, stored, use, stored)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)

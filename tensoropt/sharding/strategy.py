@@ -12,6 +12,7 @@ from functools import cached_property
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
+from tensoropt.sharding.blocks import Blocks, find_blocks
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region, region_of
@@ -30,6 +31,7 @@ class Edge:
         kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or
             ``unsharded``: a parameter's copy that serves the whole step, made and given back once.
         back: of a parameter read from an unsharded copy where its gradient goes, if not to ``source``.
+        block: of a parameter that is gathered ahead the block that it is gathered for.
     """
 
     tensor: str
@@ -38,6 +40,7 @@ class Edge:
     reader: str
     kind: str
     back: Layout | None = None
+    block: int | None = None
 
     @property
     def moves(self) -> bool:
@@ -128,7 +131,18 @@ class Strategy:
         """How a parameter comes to a group that uses it."""
         found = self.way(name, group)
         back = found.back if found.back != found.source else None
-        return Edge(name, found.source, found.use, group.name, "parameter", back)
+        block = self.blocks.of[group.name] if self._goes_ahead(name, group, found) else None
+        return Edge(name, found.source, found.use, group.name, "parameter", back, block)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The blocks whose parameters are gathered together where they are gathered ahead."""
+        return find_blocks(self.graph)
+
+    def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
+        if not (way.ahead and self.graph.atoms.graph.training and self.blocks.between(group.name)):
+            return False
+        return way.goes_ahead(self.atom_sizes(name), self.mesh, learns=self.tensor(name).requires_grad)
 
     def reduced_last(self, name: str) -> bool:
         """Whether a parameter's gradient stays beside its unsharded copy until the last micro-batch."""

@@ -230,8 +230,9 @@ class Batch:
             return self._of_groups.group(choice, handed=bool(outlasting[row]), joins=joins)
 
         columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
-        # Without the group's name: equal layers share one kind.
-        kind = ("group", self.candidates.signature(group), joins)
+        # Without the group's name: equal layers share one kind. Of blocks at either end nothing is gathered
+        # ahead.
+        kind = ("group", self.candidates.signature(group), joins, self.schedule.blocks.between(group.name))
         return kind, Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
 
     def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:

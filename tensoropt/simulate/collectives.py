@@ -17,6 +17,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
+from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.reductions import all_reductions
 from tensoropt.types import Indices
 
@@ -54,6 +55,11 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
                 owners = (stack.which == position).sum(axis=0)
                 for once, send in sending:
                     add(send, owners if once else owners * batch.mesh[0])
+    for one in coalesced(batch):
+        for size in np.unique(one.bytes[one.bytes > 0]).tolist():
+            sent = Collective(one.kind, one.axes, size)
+            times.setdefault(sent, np.zeros(batch.count, dtype=np.int64))
+            times[sent] += (one.bytes == size) * batch.mesh[0]
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
     issued = all_reductions(batch)
     for number, send in enumerate(issued.sends):

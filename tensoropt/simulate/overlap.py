@@ -18,8 +18,8 @@ class Overlap:
     """How a device kind overlaps.
 
     Attributes:
-        beside: whether an asynchronous collective leaves the device free to compute. NCCL runs on a stream
-            of its own; gloo's threads run on the very cores that compute, so nothing is gained.
+        beside: whether a collective that nobody waits for leaves the device free to compute. NCCL runs on a
+            stream of its own; gloo's threads run on the very cores that compute, so nothing is gained.
         words: the assumption, for people.
         by_axes: the link levels that collectives over some mesh axes occupy.
     """
@@ -37,8 +37,12 @@ class Overlap:
 BLOCKING = Overlap(False, "nothing overlaps")
 
 
-def overlap_of(cluster: Cluster, mesh: Mesh) -> Overlap:
-    """What the executor overlaps on this cluster's devices."""
+def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
+    """What the executor overlaps on this cluster's devices.
+
+    Args:
+        beside: whether anything runs beside computation (:func:`~tensoropt.costs.prices.runs_beside`).
+    """
     by_axes = {
         # Queues are per level, not per axis: two axes inside one node send over the same wires.
         axes: link_levels(cluster, mesh, axes)
@@ -46,9 +50,14 @@ def overlap_of(cluster: Cluster, mesh: Mesh) -> Overlap:
         for axes in combinations(range(len(mesh.shape)), count)
     }
     if cluster.device_type == "cpu":
-        words = "gradient buckets are reduced on the ranks' own cores: no communication is hidden"
+        words = "collectives run on the ranks' own cores: no communication is hidden"
         return Overlap(False, words, by_axes)
-    words = "gradient buckets are reduced beside backward; all other collectives are waited for"
+    if not beside:
+        return Overlap(False, "all communication is waited for, as was asked for", by_axes)
+    words = (
+        "beside computation run gradient buckets, and what is gathered and scattered of parameters that are "
+        "stored ahead; all other collectives are waited for"
+    )
     return Overlap(True, words, by_axes)
 
 

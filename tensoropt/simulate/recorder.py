@@ -14,6 +14,8 @@ import numpy as np
 from tensoropt.simulate.step_schedule import Moment
 
 REDUCTION = "reduction of gradients"
+AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scattering gradients"}
+"""Names of collectives that run beside the computation of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,14 @@ class StepRecorder:
         events: in the order in which they were issued.
         curve: (time, kept, transient) after every change of memory, in time.
         moments: memory at every moment of the last micro-batch and of the step's end.
+        waits: numbers of events before which all that was sent ahead is waited for.
     """
 
     def __init__(self) -> None:
         self.events: list[StepEvent] = []
         self.curve: list[tuple[float, float, float]] = []
         self.moments: list[MomentMemory] = []
+        self.waits: list[int] = []
         # When each moment begins, and what the host takes to issue it.
         self._begun: list[tuple[float, float]] = []
         self._moment = Moment("forward", "compute", "")
@@ -134,6 +138,14 @@ class StepRecorder:
         """A bucket of gradients is reduced, whether or not the device waits for it."""
         self._add(REDUCTION, "backward", "", axes, start_s, duration_s)
 
+    def ahead(self, kind: str, axes: tuple[int, ...], start_s: float, duration_s: float) -> None:
+        """Parameters are gathered, or gradients scattered, until the next block begins."""
+        self._add(AHEAD[kind], self._moment.phase, self._moment.group, axes, start_s, duration_s)
+
+    def wait_for_ahead(self) -> None:
+        """What was sent ahead has arrived before anything else begins."""
+        self.waits.append(len(self.events))
+
     def _add(
         self,
         name: str,
@@ -152,8 +164,10 @@ class StepRecorder:
         self.finish(loop_s)
         self.moments.clear()
         events, curve, begun = tuple(self.events), tuple(self.curve), tuple(self._begun)
+        waits = tuple(self.waits)
         for number in range(1, count):
             later = number * loop_s
+            self.waits += [wait + number * len(events) for wait in waits]
             self.events += [replace(event, start_s=event.start_s + later) for event in events]
             self.curve += [(time_s + later, kept, transient) for time_s, kept, transient in curve]
             self._begun += [(begun_s + later, host_s) for begun_s, host_s in begun]

@@ -24,6 +24,7 @@ import numpy as np
 
 from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack
+from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.effect_tables import SOURCES, Axes, Cells, Place
 from tensoropt.simulate.kernels import add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.recorder import StepRecorder
@@ -79,6 +80,8 @@ class _Sends:
         bytes: per strategy of the largest.
         sending: the strategies that have any.
         bucket: gradients are reduced.
+        ahead: until the next block begins nobody waits for it.
+        kind: of one that is ahead.
         slowed: per strategy seconds that the work before has taken longer after earlier collectives; None
             where that is 0 of all.
         arriving: per strategy the part of ``seconds`` that comes from the work before.
@@ -89,6 +92,8 @@ class _Sends:
     bytes: Floats
     sending: Flags
     bucket: bool = False
+    ahead: bool = False
+    kind: str = ""
     slowed: Floats | None = None
     arriving: Floats | None = None
 
@@ -141,6 +146,11 @@ class StepSimulator:
         self.turns = np.zeros(n)  # what coming and going has cost
         self.busy: dict[str, Floats] = {}
         self.issued: dict[int, list[_Sends]] = {}
+        self.ahead: dict[int, list[_Sends]] = {}
+        self._lay_out_ahead()
+        # When all that was sent ahead has arrived; the moments at which that is waited for.
+        self.arrival = np.zeros(n)
+        self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
 
     def _lay_out(self, stack: Stack) -> None:
         """Put the effects of alike owners where they take place."""
@@ -183,6 +193,17 @@ class StepSimulator:
             if axes in at:
                 of_seconds, of_bytes = at[axes].seconds + of_seconds, np.maximum(at[axes].bytes, of_bytes)
             at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0)
+
+    def _lay_out_ahead(self) -> None:
+        """Collectives of several parameters, which are priced by what all of them send."""
+        costs, micro = self.batch.prices.communication, self.batch.mesh[0]
+        for one in coalesced(self.batch):
+            sizes, which = np.unique(one.bytes, return_inverse=True)
+            of_size = [costs.time_s(one.kind, one.axes, size) if size else 0.0 for size in sizes.tolist()]
+            seconds, sending = np.array(of_size)[which], one.bytes > 0
+            sends = _Sends(one.axes, seconds, one.bytes.astype(float), sending, ahead=True, kind=one.kind)
+            self.ahead.setdefault(one.position, []).append(sends)
+            self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * micro
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
         """Buckets of gradients that are complete in some strategies."""
@@ -267,20 +288,23 @@ class StepSimulator:
         order."""
         # One order for all strategies, whichever others they are simulated with.
         found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
+        for at, ahead in self.ahead.items():
+            found.setdefault(at, []).extend(replace(sends) for sends in ahead)
         if buckets:
             for at, complete in self.buckets.items():
                 found.setdefault(at, []).extend(complete)
         return found
 
     def _issuing(self, positions: range) -> list[int]:
-        """Those of the moments at which there are collectives, or after which buckets are complete."""
-        return sorted(at for at in self.issued if at in positions)
+        """Those of the moments at which there are collectives, at which they are waited for, or after which
+        buckets are complete."""
+        return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
 
     def _issued(self, positions: range) -> Iterator[tuple[int, _Sends]]:
         """The collectives of moments that follow one another, each with the number of moments whose work is
         done by then."""
         for position in self._issuing(positions):
-            for sends in self.issued[position]:
+            for sends in self.issued.get(position, ()):
                 yield position + 1, sends
 
     def _count_turns(self, issued: Sequence[tuple[int, _Sends]]) -> None:
@@ -306,7 +330,7 @@ class StepSimulator:
             parts[number].slowed = leaving[number]
 
     def _beside(self, sends: _Sends) -> bool:
-        return sends.bucket and self.batch.overlap.beside
+        return (sends.bucket or sends.ahead) and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
         """(n, 5) the peak by kind, the first of several; makes ``kept`` and ``transient`` what is alive."""
@@ -370,9 +394,20 @@ class StepSimulator:
             if self.recorder is not None:
                 self._record(self.recorder, position)
             self.worked = self.work[position + 1]
+            if position in self.beginnings:
+                self._arrive()
             for sends in self.issued.get(position, ()):
                 self._send(sends)
+            # As backward ends nothing follows that a collective could run beside.
+            if position in self.beginnings and position == self.batch.schedule.last - 1:
+                self._arrive()
         self.worked = self.work[positions.stop]
+
+    def _arrive(self) -> None:
+        """Wait for what was sent ahead."""
+        if self.recorder is not None:
+            self.recorder.wait_for_ahead()
+        self.waited = np.where(self.arrival > self.time, self.arrival - self.worked, self.waited)
 
     def _record(self, recorder: StepRecorder, position: int) -> None:
         """Tell of a moment's memory and work."""
@@ -418,6 +453,8 @@ class StepSimulator:
             for link in links:
                 busy = self.busy.get(link, np.zeros(self.batch.count))
                 self.busy[link] = np.where(sending, start + seconds, busy)
+            if sends.ahead:
+                self.arrival = np.where(sending, np.maximum(self.arrival, start + seconds), self.arrival)
             return
         self.waited += np.where(sending, start - now + seconds, 0.0)
         for link in set(links) & set(self.busy):
@@ -428,7 +465,10 @@ class StepSimulator:
     def _tell(self, sends: _Sends, start_s: float) -> None:
         if self.recorder is None:
             return
-        if not sends.bucket:
+        if sends.ahead and self._beside(sends):
+            if sends.sending[0]:
+                self.recorder.ahead(sends.kind, sends.axes or (), start_s, float(sends.seconds[0]))
+        elif not sends.bucket:
             self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]))
         elif sends.sending[0]:
             self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))

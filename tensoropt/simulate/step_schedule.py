@@ -14,22 +14,24 @@ from typing import Literal, NamedTuple, cast
 from tensoropt.costs.effects import ARRIVED, FORWARD_END, Phase, When
 from tensoropt.costs.group_parts import Parts, parts_of
 from tensoropt.costs.tables import leaves_model
+from tensoropt.sharding.blocks import Blocks, find_blocks, needs_kept
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import Region
 
 Kind = Literal[
-    "read", "gather", "compute", "inner", "hub", "output", "parameters", "reduce", "step", "unshard"
+    "begin", "read", "gather", "compute", "inner", "hub", "output", "parameters", "reduce", "step", "unshard"
 ]
 
 
 class Moment(NamedTuple):
     """One moment of a step.
 
-    ``kind``: ``read`` a tensor is brought to a reader (its gradient back); ``gather`` parameters come to
-    their use; ``compute`` the operators run; ``inner`` collectives inside the group; ``hub`` a tensor with
-    several readers is put where they find it; ``output`` a result is made whole; ``parameters`` gradients
-    go to where parameters are stored; ``reduce`` they go there once, after the last micro-batch; ``step`` the
-    optimizer; ``unshard`` sharded parameters are gathered for the whole next step.
+    ``kind``: ``begin`` a block begins (of backward at last: none does any more); ``read`` a tensor is brought
+    to a reader (its gradient back); ``gather`` parameters come to their use; ``compute`` the operators run;
+    ``inner`` collectives inside the group; ``hub`` a tensor with several readers is put where they find it;
+    ``output`` a result is made whole; ``parameters`` gradients go to where parameters are stored; ``reduce``
+    they go there once, after the last micro-batch; ``step`` the optimizer; ``unshard`` sharded parameters are
+    gathered for the whole next step.
 
     ``part``: forward, which part of the group's operators (:func:`parts_of`) runs or is read for.
     """
@@ -50,6 +52,10 @@ class Moment(NamedTuple):
     def _words(self, forward: bool) -> str:
         phase = "forward" if self.phase == "again" else self.phase
         match self.kind:
+            case "begin" if self.group:
+                return f"the {phase} of the block of {self.group} begins"
+            case "begin":
+                return "backward ends"
             case "read" if forward:
                 return f"resharding {self.tensor} for {self.group}"
             case "read":
@@ -95,6 +101,7 @@ class StepSchedule:
     Attributes:
         forward_end: how many belong to forward.
         last: the position after the last one of backward.
+        blocks: whose parameters are gathered together where they are gathered ahead.
     """
 
     graph: GroupGraph
@@ -102,6 +109,7 @@ class StepSchedule:
     forward_end: int
     last: int
     index: Mapping[Moment, int] = field(repr=False)
+    blocks: Blocks = field(repr=False)
 
     @cached_property
     def parts(self) -> Mapping[str, Parts]:
@@ -126,11 +134,35 @@ class StepSchedule:
         """Where a group's effects take place."""
 
         def resolve(when: When) -> int:
+            if when.what in ("before", "begin", "next", "left"):
+                return self._beginning(group, when)
             # A KeyError for a moment that does not exist: an effect that is lost would be a figure that is
             # too low.
             return self.index[Moment(when.phase, cast(Kind, when.what), group, "", when.number)]
 
         return resolve
+
+    def _beginning(self, group: str, when: When) -> int:
+        """Where the block of a group begins, or one before or behind it."""
+        blocks = self.blocks
+        block = blocks.of[group]
+        if when.phase == "forward":
+            first = blocks.first[block - (when.what == "before")]
+            return self.index[Moment("forward", "begin", first)]
+        match when.what:
+            case "before":
+                (block,) = (number for number, behind in blocks.behind.items() if behind == block)
+            case "next":
+                block = blocks.behind.get(block, -1)
+            case "left":
+                block = blocks.behind.get(blocks.behind.get(block, -1), -1)
+        last = blocks.last[block] or "" if block >= 0 else ""
+        return self.index[Moment("backward", "begin", last)]
+
+    @cached_property
+    def beginnings(self) -> tuple[int, ...]:
+        """The positions at which blocks begin, and backward ends."""
+        return tuple(at for at, moment in enumerate(self.moments) if moment.kind == "begin")
 
     def of_parameter(self, name: str) -> Resolver:
         """Where a parameter's effects take place."""
@@ -207,12 +239,21 @@ def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSche
         regions: the blocks that some strategy recomputes.
     """
     training = graph.atoms.graph.training
-    forward = [m for group in graph.groups for m in _forward(graph, group, "forward")]
-    backward = list(_backwards(graph, regions)) if training else []
+    blocks = find_blocks(graph)
+    forward = list(_forwards(graph, blocks if training else None))
+    backward = list(_backwards(graph, regions, blocks)) if training else []
     end = list(_end(graph)) if training else []
     moments = (*forward, *backward, *end)
     last = len(forward) + len(backward)
-    return StepSchedule(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)})
+    return StepSchedule(graph, moments, len(forward), last, {m: i for i, m in enumerate(moments)}, blocks)
+
+
+def _forwards(graph: GroupGraph, blocks: Blocks | None) -> Iterator[Moment]:
+    begins = set(blocks.first) if blocks is not None else set()
+    for group in graph.groups:
+        if group.name in begins:
+            yield Moment("forward", "begin", group.name)
+        yield from _forward(graph, group, "forward")
 
 
 def _end(graph: GroupGraph) -> Iterator[Moment]:
@@ -225,30 +266,27 @@ def _end(graph: GroupGraph) -> Iterator[Moment]:
         yield Moment("optimizer", "unshard", name)
 
 
-def _backwards(graph: GroupGraph, regions: Sequence[Region]) -> Iterator[Moment]:
+def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> Iterator[Moment]:
     """Backward; a region runs again when the first of its kept tensors would be needed.
 
     Its last groups may need none (a residual sum's backward passes its gradient on).
     """
     due = {}
     for region in regions:
-        needy = [name for name in region.groups if _needs_kept(graph, graph.group_of[name])]
+        needy = [name for name in region.groups if needs_kept(graph, graph.group_of[name])]
         due[needy[-1] if needy else region.groups[0]] = region
     for group in reversed(graph.groups):
         for made, name in reversed(tuple(_made(graph, group))):  # needs nothing that is kept
             yield Moment("backward", made, group.name, name)
+        if group.name in blocks.last:
+            yield Moment("backward", "begin", group.name)
         if group.name in due:
             # The whole region runs again, also the groups whose backward has passed: the executor recomputes
             # it as one.
             for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")
         yield from _backward(group)
-
-
-def _needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Whether backward reads anything but the gradient: not of sums and moves."""
-    linear = all(graph.atoms.spaces[op.name].linear for op in group.operators)
-    return not linear or bool(group.parameters or group.shared)
+    yield Moment("backward", "begin", "")
 
 
 def _made(graph: GroupGraph, group: Group) -> Iterator[tuple[Kind, str]]:

@@ -88,7 +88,7 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         found = predicted_collectives(strategy, facts)
         optimizer = costs.settings.optimizer
         prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, overheads)
-        overlap = overlap_of(costs.cluster, mesh)
+        overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
         simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
         seconds = float(simulated.total_s[0]), float(simulated.communication_s[0])

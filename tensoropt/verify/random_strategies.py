@@ -18,6 +18,8 @@ SHARD_CHANCE = 0.4
 """How often a replicated axis of a stored parameter is sharded (ZeRO)."""
 UNSHARDED_CHANCE = 0.4
 """How often a stored parameter is gathered once per step (ZeRO, stages 1 and 2)."""
+AHEAD_CHANCE = 0.5
+"""How often a stored parameter that is gathered for each use is gathered ahead of it."""
 OTHER_REDUCTION_CHANCE = 0.2
 """How often the gradient of a whole parameter is reduced at the other time."""
 
@@ -104,4 +106,7 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
         # Under mixed precision gradients are not kept beside the copy: they would add up in the narrow type.
         reduce = rng.choice((each, last)) if tensor.master_dtype is None else each
         return Storage(tuple(layout), Gather.ONCE, reduce).stored
+    sharded = any(code >= 0 for code in layout)
+    if graph.atoms.graph.training and sharded and rng.random() < AHEAD_CHANCE:
+        return Storage(tuple(layout), Gather.AHEAD).stored
     return tuple(layout)

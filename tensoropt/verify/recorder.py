@@ -36,7 +36,9 @@ _COUNTED = {
 _FUNCTIONAL = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "all_to_all_single": "all_to_all",
 }
 _SILENT = frozenset({"barrier", "monitored_barrier_", "wait_tensor"})

@@ -58,6 +58,19 @@ class Gates(nn.Module):
         return F.mse_loss(self.leave(self.norm(torch.sigmoid(self.left(hub)) * self.right(hub) + hub)), y)
 
 
+class Four(nn.Module):
+    """Four products without biases and a loss: five groups in four blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return F.mse_loss(x, y)
+
+
 class Unrolled(nn.Module):
     """Three steps of ``h = tanh(A x + B h) * h + h``: each step reads both weights."""
 
@@ -76,6 +89,10 @@ class Unrolled(nn.Module):
 
 def unrolled() -> Recipe:
     return Unrolled(), (torch.randn(16, 3, 16), torch.randn(16, 4)), {}
+
+
+def four() -> Recipe:
+    return Four(), (torch.randn(16, 24), torch.randn(16, 24)), {}
 
 
 def two_layers() -> Recipe:
@@ -183,10 +200,13 @@ def tables_of(
     copy: float = 1e9,
     regions: Sequence[Region] = (),
     arrays: TableArrays | None = None,
+    *,
+    beside: bool = False,
 ) -> CostTables:
     """Cost tables at toy prices."""
     training = prepared.graph.atoms.graph.training
     templates = make_templates(prepared.graph, mesh, prepared.micro, lambda w: facts_of(w, training))
     overheads = Overheads(copy_s_per_byte=1 / copy, again_s=AGAIN_S)
-    prices = Prices(prepared.graph, mesh, ToyCompute(), ToyCommunication(), optimizer, overheads)
+    costs = ToyCompute(), ToyCommunication()
+    prices = Prices(prepared.graph, mesh, *costs, optimizer, overheads, beside=beside)
     return TableBuilder(prepared.graph, prepared.micro, templates, prices, regions, arrays=arrays).build()

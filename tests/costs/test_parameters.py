@@ -6,9 +6,16 @@ import itertools
 
 import pytest
 
-from tensoropt.costs.parameters import sharded_layout, storage_options, unsharded_options
+from tensoropt.costs.parameters import ahead_options, sharded_layout, storage_options, unsharded_options
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
+from tensoropt.ops.layouts import (
+    GATHERED_AHEAD,
+    GATHERED_ONCE,
+    PARTIAL,
+    PARTIAL_GRAD,
+    REDUCED_LAST,
+    REPLICATE,
+)
 from tensoropt.sharding.reshard.steps import forward_placements, resharding_steps
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
@@ -84,6 +91,14 @@ def test_gathered_copies_can_be_held():
     assert unsharded((WEIGHT,), ((8, 6),), (1, 2)) == (((GATHERED_ONCE, 0),),)
     every = unsharded((WEIGHT,), ((8, 6),), (1, 2, 2))
     assert every == (((GATHERED_ONCE, 0, 0),), ((GATHERED_ONCE, 0, RP),), ((GATHERED_ONCE, RP, 0),))
+
+
+def test_what_is_sharded_can_be_gathered_ahead():
+    every = storage_options((WEIGHT, BIAS), ((8, 6), (8,)), ((R, RP, RP), (R, RP, RP)), (1, 2, 2))
+    assert ahead_options(every) == tuple(
+        tuple((GATHERED_AHEAD, *layout[1:]) for layout in layouts) for layouts in every[1:]
+    )
+    assert ahead_options(every[:1]) == ()
 
 
 def test_a_gradient_can_wait_for_the_last_of_several_micro_batches():

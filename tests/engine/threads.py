@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.engine import gradients, runtime
+from tensoropt.engine import ahead, gradients, runtime
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
@@ -93,6 +93,15 @@ def all_to_all_single(out: torch.Tensor, value: torch.Tensor, group: Any) -> Non
     out.copy_(torch.cat(mine).view(out.shape))
 
 
+def gather_together(values: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    return [torch.cat(group.exchange("all_gather", value)) for value in values]
+
+
+def scatter_together(values: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    sums = [torch.stack(group.exchange("reduce_scatter", value)).sum(0) for value in values]
+    return [total.chunk(len(group.members))[group.index] for total in sums]
+
+
 DIST = SimpleNamespace(
     all_reduce=all_reduce,
     all_gather_into_tensor=all_gather_into_tensor,
@@ -124,6 +133,9 @@ def threaded_collectives() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (gradients, redistribute, runtime):
             patch.setattr(module, "dist", DIST)
+        patch.setattr(ahead, "gather", gather_together)
+        patch.setattr(ahead, "scatter", scatter_together)
+        patch.setattr(ahead, "wait", lambda value: value)
         yield
 
 

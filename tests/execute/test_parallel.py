@@ -33,19 +33,21 @@ def test_usual_loop(ranks: RankPool, name: str, micro: int) -> None:
         assert all(value < ROUNDING for value in found.values()), found
 
 
-@pytest.mark.parametrize(("micro", "seed"), [(1, 5), (1, 31), (2, 31)])
+@pytest.mark.parametrize(("micro", "seed"), [(1, 5), (1, 14), (2, 14), (1, 122), (2, 122)])
 def test_accumulation(ranks: RankPool, micro: int, seed: int) -> None:
     strategy = jobs.strategy_of(load_model(jobs.spec("mlp")), (micro, 2), seed)
     assert isinstance(strategy, Strategy)
-    if seed == 31:  # with gradients that leave at once, and such that wait beside a held copy
+    if seed == 14:  # with gradients that leave at once, and such that wait beside a held copy
         assert {strategy.stored[name][0] for name in strategy.unsharded} == {GATHERED_ONCE, REDUCED_LAST}
+    if seed == 122:  # with parameters that are gathered ahead
+        assert sum(edge.block is not None for edge in strategy.edges()) == 2
     for found in ranks.run(jobs.accumulate, "mlp", (micro, 2), seed):
         assert all(value < ROUNDING for value in found.values()), found
 
 
-@pytest.mark.parametrize(("name", "fused"), [("transformer", True), ("bert_small", False)])
-def test_state_dict(ranks: RankPool, name: str, fused: bool) -> None:
-    for found in ranks.run(jobs.state_dicts, name, (1, 2), 7):
+@pytest.mark.parametrize(("name", "seed", "fused"), [("transformer", 7, True), ("bert_small", 3, False)])
+def test_state_dict(ranks: RankPool, name: str, seed: int, fused: bool) -> None:
+    for found in ranks.run(jobs.state_dicts, name, (1, 2), seed):
         assert found.pop("unflattened") == fused  # whether a projection is stored split on heads
         assert found.pop("loss") < ROUNDING
         assert all(found.values()), found

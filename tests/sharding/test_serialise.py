@@ -71,6 +71,7 @@ def test_refusals_name_the_first_difference() -> None:
         (changed(data, "stored", weight, to=["R", "S(7)"]), r"has 2 parts that can be split, so S\(7\)"),
         (changed(data, "stored", weight, to=["R", "Q"]), "'Q' is not a placement"),
         (changed(data, "stored", weight, to=["R", "held"]), "belong on the micro-batch axis"),
+        (changed(data, "stored", weight, to=["R", "ahead"]), "belong on the micro-batch axis"),
         (changed(data, "mesh", to=[1, 0]), "mesh"),
         (changed(data, "mesh", to=[1, 7]), "does not divide|divide"),
         (changed(data, "hubs", to=None), "no 'hubs'"),

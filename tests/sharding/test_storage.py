@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL, PARTIAL_GRAD, REDUCED_LAST, REPLICATE, layout_names
+from tensoropt.ops.layouts import (
+    GATHERED_AHEAD,
+    GATHERED_ONCE,
+    PARTIAL,
+    PARTIAL_GRAD,
+    REDUCED_LAST,
+    REPLICATE,
+    layout_names,
+)
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_words, way
 
 R, RP, PR = REPLICATE, PARTIAL_GRAD, PARTIAL
@@ -28,6 +36,30 @@ def test_the_three_stages_of_a_sharded_parameter():
     assert ways((RP, 0))[1:] == ([["all_gather"], ["reduce_scatter"]], [[], []])
     assert ways((GATHERED_ONCE, 0))[1:] == ([[], ["reduce_scatter"]], [["all_gather"], []])
     assert ways((REDUCED_LAST, 0))[1:] == ([[], []], [["all_gather"], ["reduce_scatter"]])
+
+
+@pytest.mark.parametrize(
+    ("stored", "use", "goes"),
+    [
+        ((GATHERED_AHEAD, 0), (RP, RP), True),
+        ((GATHERED_AHEAD, 1), (RP, RP), True),
+        ((RP, 0), (RP, RP), False),
+        ((GATHERED_AHEAD, 0), (RP, 0), False),  # it lies there already
+        ((GATHERED_AHEAD, 0), (RP, 1), False),  # exchanged, not gathered
+        ((GATHERED_AHEAD, 0), (RP, PR), False),
+    ],
+)
+def test_what_goes_ahead(stored, use, goes):
+    """What takes one gather and one scatter of even shards; all else is brought at its use."""
+    found, each, _ = ways(stored, use)
+    assert found.goes_ahead(SIZES, MESH, learns=True) is goes
+    assert ways((RP, *stored[1:]), use)[1] == each
+    assert not way(WEIGHT, stored, use, MESH, shared=True).goes_ahead(SIZES, MESH, learns=True)
+
+
+def test_uneven_shards_do_not_go_ahead():
+    found = way(WEIGHT, (GATHERED_AHEAD, 0), (RP, RP), (4, 3), shared=False)
+    assert not found.goes_ahead(SIZES, (4, 3), learns=True)
 
 
 def test_where_an_unsharded_copy_lies():

@@ -16,10 +16,11 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.coalesced import coalesced
 from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.simulate.overlap import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.recorder import REDUCTION, StepRecorder
+from tensoropt.simulate.recorder import AHEAD, REDUCTION, StepRecorder
 from tensoropt.simulate.reductions import reductions_of
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timeline import Task, Timeline, schedule
@@ -98,17 +99,20 @@ def scheduled(evaluated: Evaluation) -> Timeline:
     """A slow twin of the simulator's clock: the recorded events without their times, placed anew by the event
     scheduler, which knows only what waits for what and who occupies which links."""
     overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
-    stepped = False
-    for event in recorded(evaluated).events:
+    recorder, stepped, ahead = recorded(evaluated), False, []
+    for number, event in enumerate(recorder.events):
+        if number in recorder.waits:  # as a block begins what was sent ahead is waited for
+            last, ahead = (*last, *ahead), []
         # Before the optimizer's step all is waited for, also what is completed by gradients reduced last.
         if event.phase == "optimizer" and not event.name.startswith("reducing") and not stepped:
             last, stepped = (*last, *beside), True
         links = () if event.axes is None else tuple(f"link {name}" for name in overlap.links(event.axes))
-        aside = event.name == REDUCTION and overlap.beside
+        early = event.name in AHEAD.values()
+        aside = early or (event.name == REDUCTION and overlap.beside)
         resources = links if aside else ("device", *links)
         tasks.append(Task(name=event.name, duration_s=event.duration_s, resources=resources, after=last))
         if aside:
-            beside.append(len(tasks) - 1)
+            (ahead if early else beside).append(len(tasks) - 1)
         else:
             last = (len(tasks) - 1,)
     return schedule(tasks)
@@ -304,7 +308,18 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
             for effect in owner.effects.at(0).effects
             if effect.share is not None
         )
+        # and collectives of several parameters by each one's own; likewise
+        shares += sum(
+            sent.send.seconds * mesh[0]
+            for owner in evaluated.batch.owners
+            for effect in owner.effects.at(0).effects
+            for sent in effect.beside
+        )
         reduced = sum(send.seconds for send in reductions_of(evaluated.batch, 0))
+        together = (
+            prices.communication.time_s(c.kind, c.axes, int(c.bytes[0])) for c in coalesced(evaluated.batch)
+        )
+        reduced += sum(together) * mesh[0]
         summed = NOTHING.plus(*(additive(o.effects.at(0), prices) for o in evaluated.batch.owners))
         expected = summed.compute + summed.communication - shares + reduced
         assert evaluated.metrics.total_s[0] == pytest.approx(expected)
@@ -497,8 +512,10 @@ def test_which_links_a_mesh_axis_crosses():
 
 def test_what_overlaps_is_said_per_device_kind():
     gpu, cpu = load_cluster("dgx-a100"), load_cluster("local:2")
-    assert overlap_of(gpu, gpu.meshes(1)[0]).beside
-    local = overlap_of(cpu, cpu.meshes(1)[0])
+    assert overlap_of(gpu, gpu.meshes(1)[0], beside=True).beside
+    waiting = overlap_of(gpu, gpu.meshes(1)[0], beside=False)
+    assert (waiting.beside, waiting.words) == (False, "all communication is waited for, as was asked for")
+    local = overlap_of(cpu, cpu.meshes(1)[0], beside=True)
     assert not local.beside
     assert "own cores" in local.words
     assert replace(local, beside=True).links((0,)) == local.links((0,))

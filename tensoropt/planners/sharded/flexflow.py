@@ -67,7 +67,9 @@ class _Chain:
         for edge in self.tables.edges:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
-        self.evaluate = Evaluator(self.tables, overlap_of(task.cluster, self.space.mesh))
+        self.evaluate = Evaluator(
+            self.tables, overlap_of(task.cluster, self.space.mesh, beside=self.tables.prices.beside)
+        )
         # The fastest option of a configuration is the same in all proposals, so that it is found once.
         costs: dict[str, list[np.ndarray]] = {v.key: v.costs for v in self.tables.variables}
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}

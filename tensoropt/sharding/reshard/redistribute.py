@@ -26,6 +26,47 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 """One step of a resharding on this rank's shard, in the tensor's atom view."""
 
 
+class Ahead(Protocol):
+    """Parameters that are gathered ahead, and gradients that are scattered behind backward."""
+
+    def take(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """A parameter that was gathered, at its use; None where it has to be gathered now."""
+        ...
+
+    def note(self, spec: EdgeSpec) -> None:
+        """Backward will ask for a parameter."""
+        ...
+
+    def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """A parameter that was gathered for backward, which noted that it would ask; None likewise."""
+        ...
+
+    def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
+        """Take over the gradient of a use, to be scattered with others; False where that is to be done
+        now."""
+        ...
+
+
+class AtTheUse:
+    """Nothing is gathered ahead."""
+
+    def take(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """Nothing is there."""
+        return None
+
+    def note(self, spec: EdgeSpec) -> None:
+        """Nobody has to know."""
+
+    take_again = take
+
+    def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
+        """Nothing is taken over."""
+        return False
+
+
+AT_THE_USE = AtTheUse()
+
+
 class Standpoint(Protocol):
     """A coordinate on every axis."""
 
@@ -41,10 +82,12 @@ class Rank(Standpoint, Protocol):
         unsharded: parameters that are gathered once per step, by name.
         routes: worked out so far.
         gathered: told of each parameter that was made and which backward makes again.
+        ahead: what is gathered ahead in the call that runs.
     """
 
     micro_batch: int
     routes: dict[object, Route]
+    ahead: Ahead
 
     @property
     def gathered(self) -> Callable[..., None]: ...
@@ -76,6 +119,7 @@ class EdgeSpec:
             parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the stored shard.
         order: how the tensor lies in memory (:func:`tensoropt.profiling.workload.memory_orders`), None for
         the order of its dims. What arrives lies so too, so that kernels see the layout they were asked about.
+        block: the block that a parameter is gathered ahead for, or None.
     """
 
     name: str
@@ -89,6 +133,7 @@ class EdgeSpec:
     dtype: torch.dtype | None = None
     back: Layout | None = None
     order: tuple[int, ...] | None = None
+    block: int | None = None
 
     def way(self, *, backward: bool) -> tuple[tuple[Step, ...], Layout, Layout]:
         """Steps, start and end of one direction. Layouts are one-directional here: of their codes only those
@@ -227,6 +272,55 @@ def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
     return move
 
 
+@dataclass(frozen=True)
+class Packed:
+    """One collective as a rank takes part in it together with others: what it sends lies flat.
+
+    Attributes:
+        group: that takes part.
+        parts: how many ranks these are.
+        pack: from the shard, or the gradient, to what is sent.
+        unpack: from what arrives to what results.
+    """
+
+    group: dist.ProcessGroup | None
+    parts: int
+    pack: Move
+    unpack: Move
+
+
+def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
+    """The gathering of a parameter whose shards are even, in one step."""
+    (step,) = spec.forward
+    own = local_atoms(spec.atoms, spec.source, spec.mesh, runtime.place)
+    shard = [size for dim in own for size in dim]
+    whole = local_shape(spec.atoms, spec.target, spec.mesh, runtime.place)
+    parts = runtime.parts(step.axes)
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        return (x if spec.dtype is None else x.to(spec.dtype)).contiguous().flatten()
+
+    def unpack(flat: torch.Tensor) -> torch.Tensor:
+        pieces = flat.view(parts, *shard).movedim(0, step.atom)
+        return _as_asked(pieces.reshape(whole))
+
+    return Packed(runtime.group(step.axes), parts, pack, unpack)
+
+
+def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
+    """The reduction of such a parameter's gradient to the shards, in one step."""
+    (step,) = spec.backward
+    whole = [size for dim in local_atoms(spec.atoms, spec.target, spec.mesh, runtime.place) for size in dim]
+    shape = local_shape(spec.atoms, spec.source, spec.mesh, runtime.place)
+    parts = runtime.parts(step.axes)
+
+    def pack(gradient: torch.Tensor) -> torch.Tensor:
+        pieces = gradient.reshape(whole).unflatten(step.atom, (parts, whole[step.atom] // parts))
+        return pieces.movedim(step.atom, 0).contiguous().flatten()
+
+    return Packed(runtime.group(step.axes), parts, pack, lambda flat: flat.view(shape))
+
+
 def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     if group is None:
@@ -336,11 +430,18 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
+        ctx.ahead = None
         if spec.back is not None:
             # `x` is the shard, there so that autograd brings the gradient to it; the value is that of the
             # copy.
             return travel(runtime, runtime.unsharded[spec.name], spec).detach()
-        result = travel(runtime, x, spec)
+        found = None
+        # A compiled module gathers at the use: what is gathered ahead belongs to one call, for which it would
+        # be compiled anew.
+        ctx.ahead = None if spec.block is None or torch.compiler.is_compiling() else runtime.ahead
+        if ctx.ahead is not None:
+            found = ctx.ahead.take(spec)
+        result = travel(runtime, x, spec) if found is None else found
         # A function that returned its input as it is would hand out the input itself.
         return result.view_as(result) if result is x else result
 
@@ -349,6 +450,8 @@ class _Redistribute(torch.autograd.Function):
         # Backward of a micro-batch may run after the counter has moved on; its slices are those of its
         # forward.
         ctx.runtime.micro_batch = ctx.micro_batch
+        if ctx.ahead is not None and ctx.ahead.collect(ctx.spec, grad):
+            return None, None, None
         return run_steps(ctx.runtime, grad, ctx.spec, backward=True).to(ctx.dtype), None, None
 
 

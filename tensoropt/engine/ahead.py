@@ -1,0 +1,256 @@
+"""Parameters gathered one block ahead of their use, and gradients scattered one block behind backward.
+
+As a block begins, forward or backward, all that is under way is waited for; then the parameters of the next
+block are gathered and, in backward, the gradients of the one before scattered, each in one coalesced
+collective per group of ranks and dtype. So at most one block of each is under way, and every rank issues the
+same collectives in
+the same order: that of the blocks. What was not foreseen (a block that backward never begins, a graph that is
+walked twice) is gathered and scattered where it is needed.
+
+ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., VLDB 2023, section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+# Registers the coalesced collectives, and what the compiler has to know of them.
+from torch.distributed import _functional_collectives as _  # noqa: F401
+
+from tensoropt.engine.runtime import Runtime
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, Packed, packed_gather, packed_scatter
+
+Deliver = Callable[[str, torch.Tensor], None]
+"""Takes the shard of a parameter's gradient."""
+
+
+class UnderWay(NamedTuple):
+    """A collective that nobody has waited for.
+
+    Attributes:
+        specs: of the parameters in it.
+        routes: what becomes of each.
+        sent: which has to stay until it is over.
+        arriving: what will be there then.
+    """
+
+    specs: Sequence[EdgeSpec]
+    routes: Sequence[Packed]
+    sent: Sequence[torch.Tensor]
+    arriving: Sequence[torch.Tensor]
+
+    def wait(self) -> list[tuple[EdgeSpec, Packed, torch.Tensor]]:
+        """What has arrived, once the collective is over."""
+        arrived = [wait(value) for value in self.arriving]
+        return list(zip(self.specs, self.routes, arrived, strict=True))
+
+
+def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The flat values of all ranks, one after the other, of each that is given; under way."""
+    found: list[torch.Tensor] = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(
+        list(values), group.size(), group.group_name
+    )
+    return found
+
+
+def scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """This rank's part of the sums of flat values over all ranks, of each that is given; under way."""
+    found: list[torch.Tensor] = torch.ops._c10d_functional.reduce_scatter_tensor_coalesced(
+        list(values), "sum", group.size(), group.group_name
+    )
+    return found
+
+
+def wait(value: torch.Tensor) -> torch.Tensor:
+    """A value that has arrived."""
+    arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
+    return arrived
+
+
+def begin_block(runtime: Runtime, specs: Sequence[EdgeSpec], *shards: torch.Tensor) -> None:
+    """A node of the lowered graph: a block begins in forward, see :meth:`CallAhead.begin`."""
+    if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
+        runtime.ahead.begin(specs, shards)
+
+
+def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
+    """A node of the lowered graph: backward begins a block where autograd comes to what made ``made``."""
+    ahead = runtime.ahead
+    if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
+        return
+    if isinstance(made, torch.Tensor) and made.grad_fn is not None:
+        # Not a hook of the tensor, which autograd calls when it is through with the last reader: other blocks
+        # may come in between.
+        made.grad_fn.register_prehook(lambda _: ahead.begin_backward(block))
+
+
+class CallAhead:
+    """What is gathered ahead and scattered behind in one call of the model, forward and backward.
+
+    Args:
+        behind: per block the one that backward begins next.
+        recomputed: the edges in recomputed regions, whose second forward needs them all.
+        deliver: is given the shards of gradients.
+        begun: the calls whose backward has begun are put there.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        behind: Mapping[int, int],
+        recomputed: Mapping[int, Sequence[EdgeSpec]],
+        deliver: Deliver,
+        begun: list[CallAhead],
+    ):
+        self._runtime = runtime
+        self._behind = behind
+        self._recomputed = recomputed
+        self._deliver = deliver
+        self._calls = begun
+        self._gathering: list[UnderWay] = []
+        self._scattering: list[UnderWay] = []
+        self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
+        self._whole: dict[EdgeSpec, torch.Tensor] = {}
+        # Per block what backward will ask for, how often, and the shard that it is made from.
+        self._noted: dict[int, dict[EdgeSpec, int]] = {}
+        self._shards: dict[EdgeSpec, torch.Tensor] = {}
+        self._gradients: dict[int, list[tuple[EdgeSpec, torch.Tensor]]] = {}
+        self._begun: set[int] = set()
+        self.micro_batch = runtime.micro_batch
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether backward has begun: what runs forward now is recomputed."""
+        return bool(self._begun)
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin(self, specs: Sequence[EdgeSpec], shards: Sequence[torch.Tensor]) -> None:
+        """A block begins in forward.
+
+        Args:
+            specs: of the parameters of the next block, with their shards.
+        """
+        self._arrive()
+        self._shards.update(zip(specs, (shard.detach() for shard in shards), strict=True))
+        self._gather(specs)
+
+    def take(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """A parameter that was gathered ahead, at its use."""
+        if any(spec in one.specs for one in self._gathering):
+            self._arrive()
+        unpack = self._ready.pop(spec, None)
+        return None if unpack is None else unpack()
+
+    def note(self, spec: EdgeSpec) -> None:
+        """Autograd would have saved a gathered parameter: backward will ask for it (:meth:`take_again`)."""
+        assert spec.block is not None
+        counts = self._noted.setdefault(spec.block, {})
+        counts[spec] = counts.get(spec, 0) + 1
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def begin_backward(self, block: int) -> None:
+        """A block begins in backward; once, whatever else autograd walks it for."""
+        if block in self._begun:
+            return
+        self._begun.add(block)
+        self._register()
+        self._arrive()
+        behind = self._behind.get(block, -1)
+        wanted = {*self._noted.get(behind, ()), *self._recomputed.get(behind, ())}
+        # In the order in which forward gathered them, which is the same on all ranks.
+        self._gather([spec for spec in self._shards if spec in wanted])
+        for behind in [number for number in sorted(self._gradients, reverse=True) if number > block]:
+            self._scatter(self._gradients.pop(behind))
+
+    def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
+        """A parameter that backward asks for, if it was gathered ahead; until it has asked as often as
+        noted."""
+        if (whole := self._whole.get(spec)) is None:
+            if (whole := self.take(spec)) is None:
+                return None
+            self._whole[spec] = whole
+        counts = self._noted[spec.block or 0]
+        counts[spec] -= 1
+        if counts[spec] <= 0:
+            del self._whole[spec]
+        return whole
+
+    def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
+        """Take over the gradient of a use until the next block begins."""
+        assert spec.block is not None
+        self._register()
+        self._gradients.setdefault(spec.block, []).append((spec, gradient))
+        return True
+
+    def _register(self) -> None:
+        if not any(call is self for call in self._calls):
+            self._calls.append(self)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Backward is over."""
+        for block in sorted(self._gradients, reverse=True):
+            self._scatter(self._gradients.pop(block))
+        self._arrive()
+        self._ready.clear()
+        self._whole.clear()
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def _gather(self, specs: Sequence[EdgeSpec]) -> None:
+        self._runtime.micro_batch = self.micro_batch
+        sent = [
+            (spec, route := packed_gather(self._runtime, spec), route.pack(self._shards[spec]))
+            for spec in specs
+        ]
+        self._gathering += _coalesced(sent, gather)
+
+    def _scatter(self, gradients: list[tuple[EdgeSpec, torch.Tensor]]) -> None:
+        sent = []
+        while gradients:
+            spec, gradient = gradients.pop(0)
+            route = packed_scatter(self._runtime, spec)
+            sent.append((spec, route, route.pack(gradient)))
+            # What was packed into pieces is not needed whole beside them.
+            del gradient
+        self._scattering += _coalesced(sent, scatter)
+
+    def _arrive(self) -> None:
+        """Wait for all that is under way."""
+        for one in self._gathering:
+            for spec, route, flat in one.wait():
+                self._ready[spec] = _unpacking(route, flat)
+        self._gathering.clear()
+        while self._scattering:
+            arrived = self._scattering.pop(0).wait()
+            for spec, route, flat in arrived:
+                self._deliver(spec.name, route.unpack(flat))
+
+
+def _unpacking(route: Packed, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: route.unpack(flat)
+
+
+def _coalesced(
+    sent: Sequence[tuple[EdgeSpec, Packed, torch.Tensor]],
+    collective: Callable[[Sequence[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
+) -> list[UnderWay]:
+    """One collective for all that is sent among the same ranks in the same type, in the order of the
+    first."""
+    together: dict[tuple[int, torch.dtype], list[tuple[EdgeSpec, Packed, torch.Tensor]]] = {}
+    for one in sent:
+        together.setdefault((id(one[1].group), one[2].dtype), []).append(one)
+    found = []
+    for members in together.values():
+        specs, routes, values = zip(*members, strict=True)
+        assert routes[0].group is not None
+        found.append(UnderWay(specs, routes, values, collective(values, routes[0].group)))
+    return found

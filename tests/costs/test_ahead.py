@@ -1,0 +1,71 @@
+"""What the search counts of parameters that are gathered ahead."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.prices import Prices
+from tensoropt.ops.layouts import GATHERED_AHEAD
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.storage import Storage
+from tests.costs.models import facts_of, four, problem, tables_of
+from tests.simulate.test_simulator import Hand, PerByte
+
+W = 24 * 24 * 4
+NAMES = [f"p_model_layers_{i}_weight" for i in range(4)]
+
+
+def effects_and_choice(number: int, each_s: float, *, again: bool = False) -> tuple[GroupEffects, Choice]:
+    """A product split along the batch of two ranks, its weight stored ahead; a gather takes ``each_s``."""
+    graph = problem(four).graph
+    effects = GroupEffects(Prices(graph, (1, 2), Hand(), PerByte(each_s / W), "sgd", beside=True))
+    group = graph.groups[number]
+    along = next(s for s in group.strategies if str(s.label) == "d0")
+    configuration = Configuration(group, (group.unsplit, along))
+    work = workload(graph, configuration, (1, 2))
+    stored = {NAMES[number]: (GATHERED_AHEAD, 0)}
+    return effects, Choice(configuration, work, facts_of(work), stored, again)
+
+
+@pytest.mark.parametrize(("each_s", "hidden_s"), [(0.4, 1.2), (0.8, 2.4), (1.5, 3.0)])
+def test_as_much_is_hidden_as_the_group_computes(each_s: float, hidden_s: float) -> None:
+    """A gather beside 1 s of forward; another and the scatter of the gradient beside 2 s of backward."""
+    effects, choice = effects_and_choice(1, each_s)
+    assert effects.hidden_s(choice) == pytest.approx(hidden_s)
+
+
+def test_a_recomputed_group_computes_more_in_backward() -> None:
+    effects, choice = effects_and_choice(1, 1.5, again=True)
+    assert effects.hidden_s(choice) == pytest.approx(1.0 + 3.0)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_nothing_of_the_first_and_the_last_block_is_hidden(number: int) -> None:
+    effects, choice = effects_and_choice(number, 0.4)
+    assert effects.hidden_s(choice) == 0.0
+    use = effects.uses(choice)[NAMES[number]]
+    assert effects.ahead_bytes(NAMES[number], (GATHERED_AHEAD, 0), use) == 0.0
+
+
+def test_two_average_blocks_are_counted_of_weights_and_of_gradients() -> None:
+    effects, choice = effects_and_choice(1, 0.4)
+    use = effects.uses(choice)[NAMES[1]]
+    # Two of the blocks have something gathered ahead.
+    assert effects.ahead_bytes(NAMES[1], (GATHERED_AHEAD, 0), use) == 2 * 2 * W / 2
+    assert effects.ahead_bytes(NAMES[1], (-1, 0), use) == 0.0
+
+
+def test_it_is_offered_where_anything_runs_beside() -> None:
+    prepared = problem(four)
+    offered = [
+        {
+            group.name
+            for group in prepared.graph.groups
+            for ways in tables_of(prepared, (1, 2), beside=beside).of[group.name].options
+            if any(Storage.of(layout).gathered_ahead for way in ways for layout in way)
+        }
+        for beside in (False, True)
+    ]
+    assert offered == [set(), {prepared.graph.groups[1].name, prepared.graph.groups[2].name}]

@@ -1,0 +1,101 @@
+"""What is gathered ahead and scattered behind, in time and in memory, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.overlap import BLOCKING
+from tensoropt.simulate.recorder import AHEAD
+from tests.costs.models import facts_of, four, problem
+from tests.simulate.test_simulator import (
+    BESIDE,
+    Hand,
+    PerByte,
+    assert_recorded_as_scheduled,
+    evaluated_at,
+    figures,
+    recorded,
+)
+
+W = 24 * 24 * 4
+
+
+def strategy(middle: str = "ahead", micro: int = 1) -> Strategy:
+    """Data parallel on two ranks; the middle two weights are sharded."""
+    graph = problem(four).graph
+    assert len(graph.groups) == 5
+    whole, sharded = ["R", "R/P"], [middle, "S(0)"]
+    names = [tensor.name for tensor in graph.atoms.graph.parameters]
+    data = {
+        "mesh": [micro, 2],
+        "groups": {group.name: ["d0" if micro > 1 else "none", "d0"] for group in graph.groups},
+        "hubs": {},
+        "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
+    }
+    return strategy_from_dict(data, graph)
+
+
+@pytest.mark.parametrize(("each_s", "exposed_s"), [(0.4, 0.0), (1.5, 1.0), (2.5, 4.5)])
+def test_what_is_longer_than_a_block_is_waited_for(each_s: float, exposed_s: float) -> None:
+    """Forward takes 1 s a group and backward 2 s. Gathers run beside a block of 1 s in forward, twice, and
+    in backward beside the loss and the last product of 4 s, then beside 2 s; scatters beside 2 s, twice. At
+    the end the bucket of the other two weights is reduced."""
+    loss, bucket = 4 * each_s / W, 2 * each_s
+    evaluated = evaluated_at(strategy(), Hand(), PerByte(each_s / W), BESIDE)
+    total, compute, communication, exposed = figures(evaluated)
+    assert compute == pytest.approx(15.0)
+    assert communication == pytest.approx(6 * each_s + loss + bucket)
+    over = max(each_s - 1.0, 0.0)
+    # The second scatter is waited for as backward ends; the bucket queues behind it anyway.
+    back = [max(each_s - 4.0, 0.0), *3 * [max(each_s - 2.0, 0.0)]]
+    assert 2 * over + sum(back) == pytest.approx(exposed_s)
+    assert total == pytest.approx(15.0 + 2 * over + sum(back) + loss + bucket)
+    assert exposed == pytest.approx(total - compute)
+    assert_recorded_as_scheduled(evaluated)
+
+
+def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
+    evaluated = evaluated_at(strategy(), Hand(), PerByte(0.4 / W), BLOCKING)
+    at_use = evaluated_at(strategy("R"), Hand(), PerByte(0.4 / W), BLOCKING)
+    assert figures(evaluated) == pytest.approx(figures(at_use))
+    assert not [event for event in recorded(evaluated).events if event.name in AHEAD.values()]
+
+
+def test_every_micro_batch_gathers_and_scatters() -> None:
+    found = strategy(micro=2)
+    facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
+    assert predicted_collectives(found, facts) == {
+        Collective("all_gather", (0,), W): 8,
+        Collective("reduce_scatter", (0,), W): 4,
+        Collective("all_reduce", (0,), 2 * W): 1,
+        Collective("all_reduce", (0,), 4): 2,
+    }
+    evaluated = evaluated_at(found, Hand(), PerByte(0.4 / W), BESIDE)
+    total, compute, communication, _ = figures(evaluated)
+    assert (compute, communication) == pytest.approx((30.0, 12 * 0.4 + 0.8 + 2 * 4 * 0.4 / W))
+    assert total == pytest.approx(30.0 + 0.8 + 2 * 4 * 0.4 / W)
+    assert_recorded_as_scheduled(evaluated)
+
+
+def test_two_blocks_are_there_at_a_time() -> None:
+    """As the second product runs, its own weight and the next one's are there whole; where a weight is
+    gathered at its use only the one."""
+
+    def bytes_at(middle: str, moment: str) -> int:
+        found = strategy(middle)
+        facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
+        curve = memory_curve(found, facts, "sgd")
+        (point,) = (p for p in curve.points if p.moment == moment)
+        return point.transient
+
+    groups = [group.name for group in problem(four).graph.groups]
+    ahead, at_use = (bytes_at(way, f"forward {groups[1]}") for way in ("ahead", "R"))
+    assert ahead - at_use == W
+    # In backward the gradient of the block behind waits whole, and its shard is on the way.
+    ahead, at_use = (bytes_at(way, f"backward {groups[1]}") for way in ("ahead", "R"))
+    assert ahead - at_use == W + W // 2

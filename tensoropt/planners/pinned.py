@@ -177,7 +177,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     # Ascending in memory, so that the last one is the fastest.
     chosen = frontier.strategy(len(frontier) - 1), frontier.options(len(frontier) - 1)
     memory, compute, communication = tables.breakdown(*chosen)
-    (evaluation,) = evaluate(tables, [chosen], overlap_of(cluster, mesh))
+    (evaluation,) = evaluate(tables, [chosen], overlap_of(cluster, mesh, beside=costs.beside))
     point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")
     return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
 
@@ -286,5 +286,7 @@ class _Pinning:
         once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
         reduce: Reduce | None = STAGES.get(self.stage)
         fitting = best & np.array([found == ({reduce} if reduce else set()) for found in once])
+        # As PyTorch's FSDP and DeepSpeed do: what is gathered for each use is gathered ahead of it.
+        ahead = fitting & np.array([any(Storage.of(one).gathered_ahead for one in way) for way in ways])
         # A group without parameters, or whose parameters stay whole, is the same in every stage.
-        return fitting if fitting.any() else best
+        return next((mask for mask in (ahead, fitting) if mask.any()), best)

@@ -33,6 +33,12 @@ def main() -> None:
     )
     parser.add_argument("--single-node", action="store_true", help="only runs on a single node")
     parser.add_argument("--core", action="store_true", help="only rows that say core=yes, a balanced subset")
+    parser.add_argument(
+        "--overlap",
+        choices=("default", "none"),
+        default="default",
+        help="none: all communication is waited for",
+    )
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     options = parser.parse_args()
     taking = Taking()
@@ -42,7 +48,8 @@ def main() -> None:
     runs = [run for run in runs if run.core or not options.core]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in predicted(runs, models, Path(folder), options.processes, whole=options.whole):
+        ways = {"whole": options.whole, "overlap": options.overlap}
+        for row in predicted(runs, models, Path(folder), options.processes, **ways):
             rows.append(row)
             if not options.json:
                 print(f"{len(rows)}/{len(runs)} {row['id']}: {_told(row)}", flush=True)
@@ -56,6 +63,7 @@ def main() -> None:
         "runs": options.runs.name,
         "left_out": f"{len(every) - len(runs)} of {len(every)} rows were not asked for",
         "depths": depths,
+        "overlap": options.overlap,
         "medians": medians(rows),
         "rows": rows,
         "taken": taking.part(),

@@ -25,7 +25,7 @@ from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
 
 Row = dict[str, Any]
-DEPTHS = (2, 4)
+DEPTHS = (3, 4)
 """Blocks of the two models from which deeper ones are extended."""
 FIGURES = {
     "predicted_step_s": "time_s",
@@ -37,7 +37,7 @@ FIGURES = {
 """What a row says, and what a simulated point calls it."""
 
 
-def simulate_run(run: Run, of: Architecture, store: ProfileStore) -> PinnedPoint:
+def simulate_run(run: Run, of: Architecture, store: ProfileStore, overlap: str = "default") -> PinnedPoint:
     """The run's configuration, simulated.
 
     Raises:
@@ -46,22 +46,26 @@ def simulate_run(run: Run, of: Architecture, store: ProfileStore) -> PinnedPoint
     """
     pinned, cluster = pinned_of(run), cluster_of(run)
     model, inputs = build(of, run.number("global_batch_seqs"), run.number("seq_len"))
-    settings = Settings(dtype="bfloat16", micro_batches=(pinned.micro_batches,), measure="never")
+    settings = Settings(
+        dtype="bfloat16", micro_batches=(pinned.micro_batches,), measure="never", overlap=overlap
+    )
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
     costs = CostSource(cluster, store, settings)
     return simulate_pinned(prepare(captured, store), costs, pinned)
 
 
-def figures(run: Run, of: Architecture, store: ProfileStore, *, whole: bool) -> tuple[Row, PinnedPoint]:
+def figures(
+    run: Run, of: Architecture, store: ProfileStore, *, whole: bool, overlap: str = "default"
+) -> tuple[Row, PinnedPoint]:
     """Seconds and bytes of the run's step, and one of the simulations that they come from.
 
     A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
     that two depths say what any other takes. ``whole`` simulates all of the model instead.
     """
     if whole or of.layers <= DEPTHS[-1]:
-        found = simulate_run(run, of, store)
+        found = simulate_run(run, of, store, overlap)
         return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}, found
-    less, more = (simulate_run(run, replace(of, layers=layers), store) for layers in DEPTHS)
+    less, more = (simulate_run(run, replace(of, layers=layers), store, overlap) for layers in DEPTHS)
     times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
     def extended(name: str) -> float:
@@ -71,7 +75,9 @@ def figures(run: Run, of: Architecture, store: ProfileStore, *, whole: bool) -> 
     return {name: extended(of_point) for name, of_point in FIGURES.items()}, more
 
 
-def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, *, whole: bool = False) -> Row:
+def predict(
+    run: Run, models: Mapping[str, Any], store: ProfileStore, *, whole: bool = False, overlap: str = "default"
+) -> Row:
     """The row of a run: its prediction, or why there is none."""
     row: Row = {
         "id": run.id,
@@ -87,7 +93,7 @@ def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, *, whole: 
     }
     try:
         pinned_of(run)  # refused before the model is looked for
-        found, of = figures(run, architecture_of(run, models), store, whole=whole)
+        found, of = figures(run, architecture_of(run, models), store, whole=whole, overlap=overlap)
     except (RefusedRunError, TensorOptError) as refusal:
         return {**row, "refused": str(refusal)}
     finally:
@@ -102,20 +108,28 @@ def open_store(path: Path) -> ProfileStore:
 
 
 def predicted(
-    runs: Sequence[Run], models: Mapping[str, Any], folder: Path, processes: int, *, whole: bool = False
+    runs: Sequence[Run],
+    models: Mapping[str, Any],
+    folder: Path,
+    processes: int,
+    *,
+    whole: bool = False,
+    overlap: str = "default",
 ) -> Iterator[Row]:
     """The rows of runs, in order.
 
     Args:
         folder: for stores of facts, one per process.
     """
-    work = partial(_predict_alone, models=models, folder=folder, whole=whole)
+    work = partial(_predict_alone, models=models, folder=folder, whole=whole, overlap=overlap)
     # Not forked, as this process has threads of PyTorch's.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, [dict(run.row) for run in runs])
 
 
-def _predict_alone(row: dict[str, str], models: Mapping[str, Any], folder: Path, whole: bool) -> Row:
+def _predict_alone(
+    row: dict[str, str], models: Mapping[str, Any], folder: Path, whole: bool, overlap: str
+) -> Row:
     torch.set_num_threads(1)
     with open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return predict(Run(row), models, store, whole=whole)
+        return predict(Run(row), models, store, whole=whole, overlap=overlap)

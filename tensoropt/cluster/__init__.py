@@ -7,7 +7,7 @@ from tensoropt.cluster.hardware import Cluster, Level
 from tensoropt.cluster.host import HostSeconds, host_seconds
 from tensoropt.cluster.local import available_cores, gpu_rank_cores, pin_rank, rank_cores, stolen_s
 from tensoropt.cluster.mesh import Mesh
-from tensoropt.cluster.reached import ASSUMED, Reached, reached_by
+from tensoropt.cluster.reached import ASSUMED, Reached, reached_by, slower_beside
 
 __all__ = [
     "ASSUMED",
@@ -31,5 +31,6 @@ __all__ = [
     "pin_rank",
     "rank_cores",
     "reached_by",
+    "slower_beside",
     "stolen_s",
 ]

@@ -8,6 +8,7 @@ from functools import cache
 
 from tensoropt.cluster.catalog import efficiency_figures
 from tensoropt.cluster.devices import DeviceKind
+from tensoropt.cluster.hardware import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,14 @@ class Reached:
         memory: of the memory bandwidth.
         classes: of the FLOP/s, by class of operator (:class:`tensoropt.ops.spec.CostClass`).
         source: where the figures come from.
+        slower_beside: how much longer, as a share, computing takes while a collective runs beside it.
     """
 
     arithmetic: float
     memory: float
     classes: Mapping[str, float] = field(default_factory=dict, hash=False)
     source: str = ""
+    slower_beside: float = 0.0
 
     @property
     def words(self) -> str:
@@ -54,3 +57,13 @@ def reached_by(device: DeviceKind) -> Reached:
     """What kernels reach on a kind of device: GPUs of one compute capability reach alike shares of their own
     peaks, which is an assumption; of CPU cores nothing is known."""
     return _reached(device.capability) if device.type == "cuda" else ASSUMED
+
+
+def slower_beside(cluster: Cluster) -> float:
+    """How much longer, as a share, computing takes while collectives run beside it, on the kind of device
+    where that is most; 0 where none do."""
+    return (
+        max(reached_by(kind).slower_beside for kind in cluster.devices)
+        if cluster.device_type == "cuda"
+        else 0.0
+    )

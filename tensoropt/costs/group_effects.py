@@ -122,7 +122,8 @@ class GroupEffects(ParameterEffects):
 
         A block's parameters are gathered while the one before it computes, and its gradients scattered while
         backward passes the next. As blocks are mostly alike, the search compares with the group's own
-        computation, so that no group has to know another: never more than what alike blocks hide.
+        computation, so that no group has to know another: never more than what alike blocks hide. What
+        computing takes longer meanwhile is taken off.
         """
         uses = self.uses(choice)
         sent = {"forward": 0.0, "backward": 0.0}
@@ -138,7 +139,8 @@ class GroupEffects(ParameterEffects):
         computed = {"forward": 0.0, "backward": 0.0}
         for effect in self.computed(choice).effects:
             computed["forward" if effect.when.phase == "forward" else "backward"] += effect.local_s
-        return sum(min(sent[way], computed[way]) for way in computed) * self.mesh[0]
+        hidden_s = sum(min(sent[way], computed[way]) for way in computed) * self.mesh[0]
+        return hidden_s / (1.0 + self.prices.slower_beside)
 
     def kept(self, choice: Choice) -> Effects:
         """What backward keeps of all that a group makes, as one sum: forward's parts are for the

@@ -105,6 +105,7 @@ class Prices:
         overheads: copies around collectives, gradient accumulation, issuing an edge.
         process: memory that a process takes beside tensors; by default tensors only are counted.
         beside: collectives that nobody waits for run beside computation.
+        slower_beside: how much longer, as a share, computing takes meanwhile.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Prices:
         process: ProcessMemory = NO_PROCESS,
         *,
         beside: bool = False,
+        slower_beside: float = 0.0,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -127,13 +129,14 @@ class Prices:
         self.overheads = overheads
         self.process = process
         self.beside = beside
+        self.slower_beside = slower_beside
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @property
     def described(self) -> str:
         """All that prices follow from but seconds of workloads: equal where these are the same."""
         compute_s = self.compute.optimizer_s_per_element
-        others = self.communication.described, self.beside
+        others = self.communication.described, self.beside, self.slower_beside
         return repr((self.mesh, self.optimizer, self.overheads, compute_s, *others))
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tensoropt.cluster import Cluster, DeviceKind, Mesh, host_seconds, reached_by
+from tensoropt.cluster import Cluster, DeviceKind, Mesh, host_seconds, reached_by, slower_beside
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import MEASURED, MeasuredCompute, SlowestCompute, measurement_prefix
@@ -520,6 +520,7 @@ def build_tables(
             overheads,
             process,
             beside=costs.beside,
+            slower_beside=slower_beside(costs.cluster),
         )
         arrays = costs.kept.at(repr((costs.training, prices.described)))
         tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
-from tensoropt.cluster import Cluster, Mesh
+from tensoropt.cluster import Cluster, Mesh, slower_beside
 
 
 def _axis_links(axes: Sequence[int]) -> tuple[str, ...]:
@@ -22,11 +22,13 @@ class Overlap:
             stream of its own; gloo's threads run on the very cores that compute, so nothing is gained.
         words: the assumption, for people.
         by_axes: the link levels that collectives over some mesh axes occupy.
+        slower: how much longer computing takes meanwhile, as a share.
     """
 
     beside: bool
     words: str
     by_axes: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
+    slower: float = 0.0
 
     def links(self, axes: tuple[int, ...]) -> tuple[str, ...]:
         """Names of what a collective over mesh ``axes`` occupies."""
@@ -54,11 +56,12 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
         return Overlap(False, words, by_axes)
     if not beside:
         return Overlap(False, "all communication is waited for, as was asked for", by_axes)
+    slower = slower_beside(cluster)
     words = (
         "beside computation run gradient buckets, and what is gathered and scattered of parameters that are "
-        "stored ahead; all other collectives are waited for"
+        f"stored ahead, and make it {slower:.0%} slower; all other collectives are waited for"
     )
-    return Overlap(True, words, by_axes)
+    return Overlap(True, words, by_axes, slower)
 
 
 def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:

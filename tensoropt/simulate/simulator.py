@@ -150,6 +150,10 @@ class StepSimulator:
         self._lay_out_ahead()
         # When all that was sent ahead has arrived; the moments at which that is waited for.
         self.arrival = np.zeros(n)
+        # Seconds of collectives that run beside computation and have made none longer yet, since when they do,
+        # and what was computed by then.
+        self.flying, self.since, self.since_computed = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.beside_s = np.zeros(n)  # what computing took longer
         self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
 
     def _lay_out(self, stack: Stack) -> None:
@@ -250,6 +254,7 @@ class StepSimulator:
         # What is reduced last completes buckets, and the optimizer's step waits for every one.
         step = max(schedule.position("optimizer", "step", ""), schedule.last)
         self._advance(range(schedule.last, step))
+        self._count_slower_beside()
         for busy in self.busy.values():
             self.waited = np.where(busy > self.time, busy - self.worked, self.waited)
         self._advance(range(step, moments))
@@ -259,6 +264,7 @@ class StepSimulator:
             self.recorder.wait_for_host(float(self.time[0]))
         # Transitions have no other source: where they were not measured they are 0.
         self.sources[:, SOURCES.index("measured")] += self.turns
+        self.sources[:, SOURCES.index("data sheet")] += self.beside_s
         device, compute = self.time, self.worked + self.slowed
         # Clipped, as rounding may leave the difference a last bit outside of these bounds.
         exposed = np.clip(device - compute, 0.0, self.communication)
@@ -383,6 +389,8 @@ class StepSimulator:
         # Sources are not multiplied: EffectTables has counted them once per micro-batch already.
         self.waited, self.slowed = self.time * count, (self.worked + self.slowed) * count
         self.communication, self.turns = self.communication * count, self.turns * count
+        self.beside_s = self.beside_s * count
+        self.since, self.since_computed = self.time, self.slowed
         # Work is summed up from the beginning of each micro-batch.
         self.worked = np.zeros(self.batch.count)
 
@@ -405,9 +413,37 @@ class StepSimulator:
 
     def _arrive(self) -> None:
         """Wait for what was sent ahead."""
+        self._count_slower_beside()
         if self.recorder is not None:
             self.recorder.wait_for_ahead()
         self.waited = np.where(self.arrival > self.time, self.arrival - self.worked, self.waited)
+
+    def _count_slower_beside(self, of: Flags | None = None) -> None:
+        """Count what computing took longer beside collectives until now.
+
+        Beside seconds s of them, s / (1 + slower) of computing are done; all until now was counted as done.
+
+        Args:
+            of: the strategies to count it of; all by default.
+        """
+        slower = self.batch.overlap.slower
+        if not slower or not self.flying.any():
+            return
+        done = self.flying > 0 if of is None else of & (self.flying > 0)
+        computed = (self.worked + self.slowed - self.since_computed) * (1.0 + slower)
+        extra = np.where(done, np.minimum(self.flying, computed) * (slower / (1.0 + slower)), 0.0)
+        if self.recorder is not None:
+            now_s = float(self.time[0])
+            self.recorder.work(now_s, now_s + float(extra[0]))
+        self.waited, self.slowed = self.waited + extra, self.slowed + extra
+        self.beside_s = self.beside_s + extra
+        left = np.maximum(self.flying - (self.time - self.since), 0.0)
+        self.flying = np.where(done, left, self.flying)
+        self._mark_since(done)
+
+    def _mark_since(self, of: Flags) -> None:
+        self.since = np.where(of, self.time, self.since)
+        self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
 
     def _record(self, recorder: StepRecorder, position: int) -> None:
         """Tell of a moment's memory and work."""
@@ -441,6 +477,8 @@ class StepSimulator:
             self._tell(sends, float(self.waited[0] + self.worked[0]))
             self.waited += seconds
             return
+        if self._beside(sends):
+            self._count_slower_beside(sending)
         links = self.batch.overlap.links(axes)
         now = start = self.time
         for link in links:
@@ -453,6 +491,8 @@ class StepSimulator:
             for link in links:
                 busy = self.busy.get(link, np.zeros(self.batch.count))
                 self.busy[link] = np.where(sending, start + seconds, busy)
+            self._mark_since(sending & (self.flying <= 0))
+            self.flying = np.where(sending, self.flying + seconds, self.flying)
             if sends.ahead:
                 self.arrival = np.where(sending, np.maximum(self.arrival, start + seconds), self.arrival)
             return

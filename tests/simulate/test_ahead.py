@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tensoropt.profiling.workload import workload
@@ -99,3 +101,25 @@ def test_two_blocks_are_there_at_a_time() -> None:
     # In backward the gradient of the block behind waits whole, and its shard is on the way.
     ahead, at_use = (bytes_at(way, f"backward {groups[1]}") for way in ("ahead", "R"))
     assert ahead - at_use == W + W // 2
+
+
+@pytest.mark.parametrize(
+    ("each_s", "total_s"),
+    [
+        # Beside 0.4 s of a collective 0.32 s are computed: six of them cost 0.08 s each.
+        (0.4, 15.0 + 6 * 0.08),
+        # 1 s of computing takes 1.25 s, and what is left of the gather is waited for; backward passes the
+        # others within blocks of 2 s and more.
+        (1.5, 15.0 + 2 * 0.5 + 4 * 0.3),
+    ],
+)
+def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) -> None:
+    evaluated = evaluated_at(strategy(), Hand(), PerByte(each_s / W), replace(BESIDE, slower=0.25))
+    total, compute, communication, exposed = figures(evaluated)
+    behind_s = 4 * each_s / W + 2 * each_s  # the loss's and the bucket, beside which nothing is computed
+    assert total == pytest.approx(total_s + behind_s)
+    assert communication == pytest.approx(6 * each_s + behind_s)
+    assert exposed == pytest.approx(total - compute)
+    recorder = recorded(evaluated)
+    assert max(event.end_s for event in recorder.events) == pytest.approx(total)
+    assert evaluated.metrics.sources.sum() == pytest.approx(compute + communication)

@@ -150,8 +150,7 @@ class StepSimulator:
         self._lay_out_ahead()
         # When all that was sent ahead has arrived; the moments at which that is waited for.
         self.arrival = np.zeros(n)
-        # Seconds of collectives that run beside computation and have made none longer yet, since when they do,
-        # and what was computed by then.
+        # Seconds that collectives run on beside computation, since when, and what was computed by then.
         self.flying, self.since, self.since_computed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.beside_s = np.zeros(n)  # what computing took longer
         self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
@@ -417,6 +416,7 @@ class StepSimulator:
         if self.recorder is not None:
             self.recorder.wait_for_ahead()
         self.waited = np.where(self.arrival > self.time, self.arrival - self.worked, self.waited)
+        self._pass()
 
     def _count_slower_beside(self, of: Flags | None = None) -> None:
         """Count what computing took longer beside collectives until now.
@@ -437,11 +437,19 @@ class StepSimulator:
             self.recorder.work(now_s, now_s + float(extra[0]))
         self.waited, self.slowed = self.waited + extra, self.slowed + extra
         self.beside_s = self.beside_s + extra
-        left = np.maximum(self.flying - (self.time - self.since), 0.0)
-        self.flying = np.where(done, left, self.flying)
-        self._mark_since(done)
+        self._pass(done)
 
-    def _mark_since(self, of: Flags) -> None:
+    def _pass(self, of: Flags | None = None) -> None:
+        """Let what is under way run on until now, when all that it made longer is counted, or nothing was
+        computed.
+
+        Args:
+            of: the strategies in which it does; all by default.
+        """
+        if not self.batch.overlap.slower:
+            return
+        of = np.ones(self.batch.count, dtype=bool) if of is None else of
+        self.flying = np.where(of, np.maximum(self.flying - (self.time - self.since), 0.0), self.flying)
         self.since = np.where(of, self.time, self.since)
         self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
 
@@ -477,8 +485,7 @@ class StepSimulator:
             self._tell(sends, float(self.waited[0] + self.worked[0]))
             self.waited += seconds
             return
-        if self._beside(sends):
-            self._count_slower_beside(sending)
+        self._count_slower_beside(sending)
         links = self.batch.overlap.links(axes)
         now = start = self.time
         for link in links:
@@ -491,12 +498,13 @@ class StepSimulator:
             for link in links:
                 busy = self.busy.get(link, np.zeros(self.batch.count))
                 self.busy[link] = np.where(sending, start + seconds, busy)
-            self._mark_since(sending & (self.flying <= 0))
+            self._pass(sending)
             self.flying = np.where(sending, self.flying + seconds, self.flying)
             if sends.ahead:
                 self.arrival = np.where(sending, np.maximum(self.arrival, start + seconds), self.arrival)
             return
         self.waited += np.where(sending, start - now + seconds, 0.0)
+        self._pass(sending)
         for link in set(links) & set(self.busy):
             # Not start + seconds, which may be a last bit more: a strategy would wait for itself, if another
             # one's buckets are on these links.

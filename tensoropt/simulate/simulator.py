@@ -389,9 +389,9 @@ class StepSimulator:
         self.waited, self.slowed = self.time * count, (self.worked + self.slowed) * count
         self.communication, self.turns = self.communication * count, self.turns * count
         self.beside_s = self.beside_s * count
-        self.since, self.since_computed = self.time, self.slowed
         # Work is summed up from the beginning of each micro-batch.
         self.worked = np.zeros(self.batch.count)
+        self.since, self.since_computed = self.time, self.slowed
 
     def _advance(self, positions: range) -> None:
         """Go through moments that follow one another."""

@@ -123,3 +123,9 @@ def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) 
     recorder = recorded(evaluated)
     assert max(event.end_s for event in recorder.events) == pytest.approx(total)
     assert evaluated.metrics.sources.sum() == pytest.approx(compute + communication)
+
+
+@pytest.mark.parametrize("micro", [2, 4])
+def test_computing_is_as_slow_in_every_micro_batch(micro: int) -> None:
+    evaluated = evaluated_at(strategy(micro=micro), Hand(), PerByte(0.4 / W), replace(BESIDE, slower=0.25))
+    assert figures(evaluated)[1] == pytest.approx(micro * (15.0 + 6 * 0.08))

@@ -202,7 +202,7 @@ class TableBuilder:
         if key not in self._stored_costs:
             effects = self.effects
             self._stored_costs[key] = (
-                self._sum(effects.stored(name, stored)),
+                self._sum(effects.stored(name, stored, complete=effects.complete(name, stored, use))),
                 self._sum(effects.use(name, stored, use)),
                 self._sum(effects.unsharded(name, stored, use.layout)),
                 Cost(effects.ahead_bytes(name, stored, use), 0.0, 0.0),
@@ -242,11 +242,14 @@ class TableBuilder:
         )
         any_use = next(iter(uses))  # a shared copy lies alike for all of them
         effects = self.effects
-        costs = [
-            self._sum(effects.stored(name, x)).plus(self._sum(effects.unsharded(name, x, any_use)))
-            for x in layouts
-        ]
-        return VariableTable(Variable.of_parameter(name), *_columns(costs), layouts=tuple(layouts))
+
+        def cost(layout: Layout) -> Cost:
+            complete = effects.complete(name, layout, Use(any_use, 0))
+            own = self._sum(effects.stored(name, layout, complete=complete))
+            return own.plus(self._sum(effects.unsharded(name, layout, any_use)))
+
+        costs = _columns([cost(layout) for layout in layouts])
+        return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))
 
 
 def _columns(costs: Sequence[Cost]) -> tuple[Column, Column, Column]:

@@ -72,6 +72,10 @@ READ_BACK, USED_BACK = When("backward", "read"), When("backward", "used")
 ARRIVED, FIRST_ARRIVED = When("backward", "arrived"), When("backward", "first arrived")
 REDUCED, STEP = When("reduction", "bucket"), When("optimizer", "step")
 
+COMPLETE = (ARRIVED, BACK_LEFT, REDUCE_LAST)
+"""When a gradient is complete where its parameter is stored: in backward, once it was scattered behind, or
+after backward; of the parameter or of its only group."""
+
 
 def part_of(part: int, *, again: bool = False) -> When:
     """Part ``part`` of a group's forward, or of its forward again."""
@@ -90,12 +94,16 @@ def storage_end(number: int) -> When:
 
 class GradientShare(NamedTuple):
     """A gradient that is all-reduced in a bucket with others, over the mesh's ``axes`` (counted with the
-    micro-batch axis in front); ``late`` where it is complete after backward only."""
+    micro-batch axis in front).
+
+    Attributes:
+        complete: the moment after which it is; one of ``COMPLETE``.
+    """
 
     axes: tuple[int, ...]
     dtype: str
     elements: int
-    late: bool = False
+    complete: When = ARRIVED
 
     @property
     def bytes(self) -> int:

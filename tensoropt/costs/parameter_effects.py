@@ -44,7 +44,7 @@ from tensoropt.costs.prices import Prices, Send
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.blocks import Blocks, find_blocks
 from tensoropt.sharding.buckets import reduction_axes
-from tensoropt.sharding.storage import Storage, Way, way, whole_layout
+from tensoropt.sharding.storage import Way, way, whole_layout
 from tensoropt.sharding.strategy import made_again
 
 
@@ -229,7 +229,7 @@ class ParameterEffects(MoveEffects):
 
     # -- between uses -----------------------------------------------------------------------------
 
-    def stored(self, name: str, stored: Layout, *, joins: bool = False) -> Effects:
+    def stored(self, name: str, stored: Layout, *, joins: bool = False, complete: When = ARRIVED) -> Effects:
         """A parameter between its uses: its bytes, its gradient's arrival, the optimizer's step.
 
         Autograd adds to a shared one's gradient once, when all its users' parts are there; the sum of those
@@ -237,13 +237,12 @@ class ParameterEffects(MoveEffects):
 
         Args:
             joins: gradients of several groups are added up.
+            complete: when the gradient is where the parameter is stored (:meth:`complete`).
         """
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
-        storage = Storage.of(stored)
-        late = storage.reduced_last
-        arrived = REDUCE_LAST if late else ARRIVED
+        arrived = REDUCE_LAST if complete == REDUCE_LAST else ARRIVED
         arrival = self.prices.gradient_arrival(size, stored)
         found = []
         if joins:
@@ -265,11 +264,16 @@ class ParameterEffects(MoveEffects):
         )
         found.append(Effect(arrived, local_s=arrival.device_s, host_s=arrival.host_s, source=source))
         if axes := reduction_axes(stored, self.mesh):
-            # Two calls of the model may have one backward, and nothing says which brings the last part.
-            share = GradientShare(axes, tensor.stored_dtype, elements, late or storage.gathered_ahead)
+            share = GradientShare(axes, tensor.stored_dtype, elements, complete)
             found.append(Effect(REDUCED, share=share))
         state = size * OPTIMIZER_STATE[self.prices.optimizer]
         return Effects(tuple(found), size, size, state)
+
+    def complete(self, name: str, stored: Layout, use: Use) -> When:
+        """The moment, one of ``COMPLETE``, after which the gradient of a parameter used so is complete."""
+        if self.way(name, stored, use.layout).reduced_last:
+            return REDUCE_LAST
+        return BACK_LEFT if self.goes_ahead(name, stored, use) else ARRIVED
 
     def _copy_of_shared(self, name: str, stored: Layout) -> tuple[int, int]:
         """Bytes of the unsharded copy of a parameter that several groups share, and of its gradient."""

@@ -54,9 +54,9 @@ class Gradients:
             of its own.
         owners: per trained parameter the tensor whose ``.grad`` a user sees: the leaf itself, or the
             DTensor parameter that stands for it.
-        delivered: parameters whose gradients do not come from autograd alone, so that nobody knows which part
-            is
-            the last: their buckets start when backward is over.
+        delivered: parameters whose gradients come by :meth:`add_late`, once for each call of the model.
+        one_call: the backward that runs is one call's, so that what is delivered is complete; that of
+            several calls starts its buckets when it is over.
         shown: per trained parameter what is put into ``owners[name].grad``; shares the view's storage.
     """
 
@@ -80,6 +80,7 @@ class Gradients:
                 self.views[name] = piece.view(leaves[name].shape)
         self.owners: dict[str, torch.Tensor] = {name: leaves[name] for name in self.views}
         self.delivered: frozenset[str] = frozenset()
+        self.one_call = True
         self.shown: dict[str, torch.Tensor] = dict(self.views)
         self.wrap: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, value: value
         self._bucket_of = {n: i for i, bucket in enumerate(buckets) for n in bucket.parameters}
@@ -203,7 +204,8 @@ class Gradients:
                     self.views[name].copy_(leaf.grad)
             self._absent.remove(name)
             leaf.grad = self.views[name]
-        self._count(name)
+        if name not in self.delivered:
+            self._count(name)
 
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether a gradient can stay where autograd put it: nothing reduces it, and its memory is all its
@@ -227,7 +229,7 @@ class Gradients:
             local.data = gradient.view(local.shape)
 
     def _count(self, name: str) -> None:
-        if self._eager and name not in self.delivered:
+        if self._eager:
             index = self._bucket_of[name]
             self._missing[index] -= 1
             if self._missing[index] == 0:
@@ -242,7 +244,8 @@ class Gradients:
             self.leaves[name].grad = self.views[name]
         else:
             self.views[name].add_(gradient)
-        self._count(name)
+        if self.one_call or name not in self.delivered:
+            self._count(name)
 
     def complete(self) -> None:
         """No further gradient comes: those that have not are zero."""

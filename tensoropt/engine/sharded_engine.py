@@ -57,7 +57,6 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         # tensor.
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
-        # Two calls may have one backward, so that no gradient is known to be the last.
         self.shards.accumulated.delivered = frozenset(
             spec.name for of in self.lowered.ahead.values() for spec, _ in of
         )
@@ -70,8 +69,9 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             TargetCounts(strategy.graph, self.runtime.device) if strategy.micro_batches > 1 else None
         )
         self._in_backward = False
-        # Those whose backward has begun.
+        # Those whose backward has begun, and how many wait for theirs.
         self._calls: list[CallAhead] = []
+        self._waiting = 0
 
     def _lower(self, *, evaluating: bool) -> LoweredStrategy:
         return lower(self.strategy, self.runtime, evaluating=evaluating)
@@ -107,6 +107,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         again = {block: [spec for spec, is_again in of if is_again] for block, of in ahead.items()}
         behind = self.strategy.blocks.behind
         self.runtime.ahead = CallAhead(self.runtime, behind, again, self._deliver, self._calls)
+        self._waiting += torch.is_grad_enabled()
 
     def _deliver(self, name: str, gradient: torch.Tensor) -> None:
         self.shards.accumulated.add_late(name, gradient.to(self.shards.leaves[name].dtype))
@@ -115,6 +116,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         """Take in what is still under way when backward is over."""
         while self._calls:
             self._calls.pop(0).finish()
+        self._waiting = 0
 
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
         """Results of one micro-batch; buffers take their new values unless ``evaluating``."""
@@ -143,6 +145,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             self.runtime.micro_batch = index
             outputs = self._micro_batch(inputs, evaluating)
             if training:
+                self.shards.accumulated.one_call = True
                 if index == self.strategy.micro_batches - 1:
                     self.shards.accumulated.begin_last()
                 # Only the loss is handed out in training: what else a micro-batch returns would keep its
@@ -170,6 +173,7 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         # Several losses of one backward each call this; the buckets are made room in once.
         if not self._in_backward:
             self._in_backward = True
+            self.shards.accumulated.one_call = self._waiting == 1
             self.shards.accumulated.occupy()
             self.unsharded.clear()
             # Gradients arrive in whatever order autograd likes; this is called when the last one has.

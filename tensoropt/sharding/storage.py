@@ -90,6 +90,11 @@ class Storage:
         return (REDUCED_LAST if last else GATHERED_ONCE, *self.layout[1:])
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is gathered for each use, where that is."""
+        return self.gather is Gather.EACH_USE
+
+    @property
     def gathered_once(self) -> bool:
         """Whether an unsharded copy serves the whole step."""
         return self.gather is Gather.ONCE

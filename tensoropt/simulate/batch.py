@@ -15,12 +15,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from tensoropt.costs.effects import FORWARD_END, USED, Effect, Effects, joined, reader
+from tensoropt.costs.effects import COMPLETE, FORWARD_END, USED, Effect, Effects, joined, reader
 from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import Use
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.groups import Group
-from tensoropt.sharding.storage import whole_layout
+from tensoropt.sharding.storage import Storage, whole_layout
 from tensoropt.simulate.candidates import Candidates
 from tensoropt.simulate.effect_tables import Place
 from tensoropt.simulate.gradient_aliases import GradientAliases
@@ -308,11 +309,11 @@ class Batch:
     def _parameter(self, name: str) -> tuple[Hashable, Chosen]:
         tensor, stored = self.graph.atoms.graph.tensors[name], self.stored[name]
         first, last = self.schedule.users[name]
-        shared, joins = name in self.graph.shared, first != last
+        shared, joins, complete = name in self.graph.shared, first != last, self._complete(name)
 
         def make(row: int) -> Effects:
             layout = stored.at(row)
-            own = self._of_groups.stored(name, layout, joins=joins)
+            own = self._of_groups.stored(name, layout, joins=joins, complete=COMPLETE[complete[row]])
             if not shared:  # a copy that stays gathered is its only group's
                 return own
             return joined([own, self._of_groups.unsharded(name, layout, whole_layout(tensor, self.mesh))])
@@ -320,7 +321,19 @@ class Batch:
         dtypes = tensor.dtype, tensor.stored_dtype
         kind = ("parameter", self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad, joins, shared)
         position = self.schedule.of_parameter(name)
-        return kind, Chosen(("parameter", name), [stored.which], make, position)
+        return kind, Chosen(("parameter", name), [stored.which, complete], make, position)
+
+    def _complete(self, name: str) -> Indices:
+        """Per strategy which of ``COMPLETE`` is the moment after which a parameter's gradient is complete."""
+        stored, user = self.stored[name], self.schedule.users[name][0]
+        if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
+            return np.zeros(self.count, dtype=np.int64)
+        used = self.readings.used(user, name)
+        firsts, which = distinct([stored.which, used.which])
+        between = self.schedule.blocks.between(user)
+        pairs = ((stored.at(row), Use(used.at(row), 0, between=between)) for row in firsts.tolist())
+        found = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
+        return np.array(found, dtype=np.int64)[which]
 
 
 def _orders(positions: Sequence[int]) -> tuple[int, ...]:

@@ -112,6 +112,18 @@ class Readings:
             ]
         return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
 
+    def used(self, group_name: str, name: str) -> Column[Layout]:
+        """How a group uses a parameter."""
+        group, known = self.graph.group_of[group_name], self.known
+        layouts = known.once(
+            ("use", self.candidates.signature(group), group.short_names[name]),
+            lambda: np.array(
+                [known.layouts.of(c.layout(name)) for c in self.candidates.configurations(group)],
+                dtype=np.int64,
+            ),
+        )
+        return Column(layouts[self.choices[group_name]], known.layouts.values)
+
     def hub(self, name: str) -> Column[Layout] | None:
         """Where a tensor with several readers is materialised; None of others."""
         if name not in self.graph.hubs:

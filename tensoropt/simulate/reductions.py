@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from tensoropt.costs.effects import GradientShare
+from tensoropt.costs.effects import BACK_LEFT, COMPLETE, GradientShare
 from tensoropt.costs.prices import Send
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.sharding.buckets import BUCKET_BYTES, arrival_order, bucket_numbers
@@ -37,8 +37,7 @@ class _Arriving(NamedTuple):
     """Parameters whose gradients are reduced with others in some strategy, as backward completes them.
 
     Attributes:
-        positions: (2, parameters) after which each one's gradient is complete: in backward, and where it is
-            reduced to the stored shard once, after backward.
+        positions: (kinds of ``COMPLETE``, parameters) after which each one's gradient is complete.
         shares: the distinct ones, and None.
         which: (parameters, strategies) which of these each has.
     """
@@ -99,12 +98,12 @@ def all_reductions(batch: Batch) -> Issued:
         return Issued([], none, none, none)
     keys: dict[tuple[tuple[int, ...], str], int] = {}
     of_share = np.full(len(arriving.shares), -1)
-    elements, late = np.zeros((2, len(arriving.shares)), dtype=np.int64)
+    elements, complete = np.zeros((2, len(arriving.shares)), dtype=np.int64)
     for number, share in enumerate(arriving.shares):
         # What no rank sends is in no bucket.
         if share is not None and batch.prices.send("all_reduce", share.axes, 0) is not None:
             of_share[number] = keys.setdefault((share.axes, share.dtype), len(keys))
-            elements[number], late[number] = share.elements, share.late
+            elements[number], complete[number] = share.elements, COMPLETE.index(share.complete)
     bytes_of = np.array([DTYPE_BYTES[dtype] for _, dtype in keys] + [0])
     which = np.ascontiguousarray(arriving.which.T)
     of_gradient, of_elements = of_share[which], elements[which]
@@ -116,7 +115,7 @@ def all_reductions(batch: Batch) -> Issued:
     number, total = begins[rows] + buckets[rows, gradients], int(counts.sum())
     sizes, arrived, key_of = np.zeros((3, total), dtype=np.int64)
     np.add.at(sizes, number, of_elements[rows, gradients])
-    np.maximum.at(arrived, number, arriving.positions[late[which[rows, gradients]], gradients])
+    np.maximum.at(arrived, number, arriving.positions[complete[which[rows, gradients]], gradients])
     key_of[number] = of_gradient[rows, gradients]
     row_of = np.repeat(np.arange(len(counts)), counts)
     # The sort is stable: buckets of one position stay in the order in which they are filled.
@@ -150,9 +149,11 @@ def _arriving(batch: Batch) -> _Arriving | None:
     # users[name][0] is the first user in forward, and so the last to give its part of the gradient.
     users, position = batch.schedule.users, batch.schedule.position
     firsts = [users[name][0] for name in names]
+    left = (batch.schedule.of_group(first)(BACK_LEFT) for first in firsts)
     positions = np.array(
         [
             [position("backward", "parameters", first) for first in firsts],
+            list(left),
             [position("optimizer", "reduce", first) for first in firsts],
         ]
     )

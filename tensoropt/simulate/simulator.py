@@ -297,7 +297,9 @@ class StepSimulator:
             found.setdefault(at, []).extend(replace(sends) for sends in ahead)
         if buckets:
             for at, complete in self.buckets.items():
-                found.setdefault(at, []).extend(complete)
+                before = found.get(at, [])
+                # As a block begins gradients arrive, and complete buckets, before anything else is sent.
+                found[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
         return found
 
     def _issuing(self, positions: range) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
+from tensoropt.engine import parameters
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
@@ -44,12 +47,16 @@ def captured_stack(**settings: Any) -> tuple[GroupGraph, dict[str, torch.Tensor]
     return group_operators(refine_graph(captured.graph)), model_values(captured)
 
 
-def data_parallel(graph: GroupGraph, stored: str = "ahead", micro: int = 1) -> Strategy:
+def data_parallel(graph: GroupGraph, stored: str = "ahead", micro: int = 1, copies: int = 1) -> Strategy:
+    """Data parallel on two ranks, or on ``copies`` times two that reduce what the shards' gradients leave."""
+    further = [copies] if copies > 1 else []
     data = {
-        "mesh": [micro, 2],
-        "groups": {group.name: ["none" if micro == 1 else "d0", "d0"] for group in graph.groups},
+        "mesh": [micro, 2, *further],
+        "groups": {
+            g.name: ["none" if micro == 1 else "d0", "d0", *("d0" for _ in further)] for g in graph.groups
+        },
         "hubs": {},
-        "stored": {t.name: [stored, "S(0)"] for t in graph.atoms.graph.parameters},
+        "stored": {t.name: [stored, "S(0)", *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
     }
     return strategy_from_dict(data, graph)
 
@@ -117,27 +124,44 @@ def added_up(engine: ShardedEngine) -> None:
         (factor * engine(X)[0]).backward()
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
+    monkeypatch.setattr(parameters, "gradient_buckets", partial(gradient_buckets, limit_bytes=1))
+    graph, values = captured_stack(bias=False)
+    strategy = data_parallel(graph, copies=2)
+    with fake_job(0, 4), CollectiveRecorder((1, 2, 2)) as recorder:
+        engine = ShardedEngine(strategy, values, runtime=Runtime((1, 2, 2)))
+        loss = engine(X)[0]
+        begin = len(recorder.issued)
+        loss.backward()
+    sent = [(c.kind, c.axes) for c in recorder.issued[begin:] if c.kind != "all_gather"]
+    scatter, reduce = ("reduce_scatter", (1,)), ("all_reduce", (2,))
+    # The last block's own; the third's, reduced as the first block begins, before the second's is scattered;
+    # the first's own; then the second's is there.
+    assert sent == [scatter, reduce, scatter, reduce, scatter, scatter, reduce, reduce]
+
+
+@pytest.mark.parametrize(("micro", "copies"), [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize(
     "loop", [usual, two_calls_and_one_backward, kept_graph, with_calls_that_nobody_uses, added_up]
 )
-def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int) -> None:
+def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, copies: int) -> None:
     if micro > 1 and loop is kept_graph:
         pytest.skip("the backward of micro-batches comes once")
     graph, values = captured_stack()
     whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
     loop(whole)
-    strategy = data_parallel(graph, micro=micro)
+    strategy = data_parallel(graph, micro=micro, copies=copies)
     assert len(strategy.blocks.first) == 4
 
     def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
         engine = ShardedEngine(strategy, values, runtime=own)
         loop(engine)
-        return own.rank, {n: g.clone() for n, g in engine.shards.gradients.items()}
+        return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
 
-    for rank, gradients in on_ranks(strategy.mesh, work):
+    for shard, gradients in on_ranks(strategy.mesh, work):
         for name, gradient in gradients.items():
-            torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[rank])
+            torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
 
 
 def test_nothing_is_left_of_a_call() -> None:

@@ -105,7 +105,7 @@ class TableBuilder:
         passes = (False, True) if group.name in self.region_of else (False,)
         # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
         # ``options``, which replace() keeps.
-        key = (id(template), passes, self._offers_ahead(group))
+        key = (id(template), passes, self.effects.blocks.between(group.name))
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
         return replace(self._variable_cache[key], key=Variable.of_group(group.name))
@@ -117,7 +117,7 @@ class TableBuilder:
             for recomputed in passes
             for configuration, work, facts in each
         ]
-        ahead = self._offers_ahead(group)
+        ahead, between = self._offers_ahead(group), self.effects.blocks.between(group.name)
         options = [self._stored_options(group.parameters, c.configuration, ahead=ahead) for c in choices]
 
         def rows() -> np.ndarray:
@@ -125,7 +125,7 @@ class TableBuilder:
 
         # The facts are named, as those of kernels that could be asked replace others.
         table = self.arrays.once(
-            lambda: repr((template.look, passes, ahead, [self._priced(c) for c in choices])), rows
+            lambda: repr((template.look, passes, ahead, between, [self._priced(c) for c in choices])), rows
         )
         ends = np.cumsum([len(stored) for stored in options])[:-1]
         tables = np.split(table, ends)
@@ -204,7 +204,7 @@ class TableBuilder:
             self._stored_costs[key] = (
                 self._sum(effects.stored(name, stored, complete=effects.complete(name, stored, use))),
                 self._sum(effects.use(name, stored, use)),
-                self._sum(effects.unsharded(name, stored, use.layout)),
+                self._sum(effects.unsharded(name, stored, use)),
                 Cost(effects.ahead_bytes(name, stored, use), 0.0, 0.0),
             )
         return self._stored_costs[key]
@@ -246,7 +246,7 @@ class TableBuilder:
         def cost(layout: Layout) -> Cost:
             complete = effects.complete(name, layout, Use(any_use, 0))
             own = self._sum(effects.stored(name, layout, complete=complete))
-            return own.plus(self._sum(effects.unsharded(name, layout, any_use)))
+            return own.plus(self._sum(effects.unsharded(name, layout, Use(any_use, 0))))
 
         costs = _columns([cost(layout) for layout in layouts])
         return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))

@@ -23,8 +23,9 @@ from tensoropt.graph import DTYPE_BYTES
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.buckets import BUCKET_BYTES
 
-Phase = Literal["forward", "again", "backward", "reduction", "optimizer"]
-"""``again``: the second forward of a recomputed region, in its backward."""
+Phase = Literal["first", "forward", "again", "backward", "last", "reduction", "optimizer"]
+"""``again``: the second forward of a recomputed region, in its backward; ``first``: the forward of the first
+micro-batch, ``last``: the backward of the last one."""
 
 
 class When(NamedTuple):
@@ -42,7 +43,7 @@ class When(NamedTuple):
     @property
     def once(self) -> bool:
         """Whether it comes once in a step, however many micro-batches there are."""
-        return self.phase in ("reduction", "optimizer")
+        return self.phase in ("first", "last", "reduction", "optimizer")
 
 
 # Of a group. COMPUTE stands for the first part of its forward; see part_of.
@@ -56,6 +57,9 @@ BEGIN_BEFORE, BEGIN = When("forward", "before"), When("forward", "begin")
 BACK_BEFORE, BACK_BEGIN, BACK_NEXT, BACK_LEFT = (
     When("backward", what) for what in ("before", "begin", "next", "left")
 )
+# The same, once in a step: a copy that stays gathered is made, and a gradient that waited beside it goes.
+FIRST_BEFORE, FIRST_BEGIN = When("first", "before"), When("first", "begin")
+LAST_NEXT, LAST_LEFT = When("last", "next"), When("last", "left")
 # Of a group or a parameter: what is done once with a copy that stays gathered.
 REDUCE_LAST, GATHER_ONCE = When("optimizer", "reduce"), When("optimizer", "unshard")
 # Of a tensor.

@@ -125,22 +125,30 @@ class GroupEffects(ParameterEffects):
         computation, so that no group has to know another: never more than what alike blocks hide. What
         computing takes longer meanwhile is taken off.
         """
-        uses = self.uses(choice)
-        sent = {"forward": 0.0, "backward": 0.0}
-        for name, use in uses.items():
-            if not self.goes_ahead(name, choice.stored[name], use):
-                continue
-            for effect in self.use(name, choice.stored[name], use).effects:
-                sent[effect.when.phase] = sent.get(effect.when.phase, 0.0) + sum(
-                    one.send.seconds for one in effect.beside
-                )
-        if not any(sent.values()):
+        forward = ("first", "forward")
+        # (in forward, once in a step): seconds.
+        sent: dict[tuple[bool, bool], float] = {}
+        for name, use in self.uses(choice).items():
+            stored = choice.stored[name]
+            for effect in (*self.use(name, stored, use).effects, *self._copy(name, stored, use).effects):
+                if effect.beside:
+                    key = effect.when.phase in forward, effect.when.once
+                    sent[key] = sent.get(key, 0.0) + sum(one.send.seconds for one in effect.beside)
+        if not sent:
             return 0.0
-        computed = {"forward": 0.0, "backward": 0.0}
+        computed = {True: 0.0, False: 0.0}
         for effect in self.computed(choice).effects:
-            computed["forward" if effect.when.phase == "forward" else "backward"] += effect.local_s
-        hidden_s = sum(min(sent[way], computed[way]) for way in computed) * self.mesh[0]
+            computed[effect.when.phase in forward] += effect.local_s
+        hidden_s = 0.0
+        for way, computed_s in computed.items():
+            each_s = min(sent.get((way, False), 0.0), computed_s)
+            # One micro-batch hides what is sent once, beside what each of them sends.
+            hidden_s += each_s * self.mesh[0] + min(sent.get((way, True), 0.0), computed_s - each_s)
         return hidden_s / (1.0 + self.prices.slower_beside)
+
+    def _copy(self, name: str, stored: Layout, use: Use) -> Effects:
+        """What a parameter's unsharded copy does, if that is the group's own."""
+        return Effects(()) if name in self.graph.shared else self.unsharded(name, stored, use)
 
     def kept(self, choice: Choice) -> Effects:
         """What backward keeps of all that a group makes, as one sum: forward's parts are for the
@@ -160,7 +168,7 @@ class GroupEffects(ParameterEffects):
         uses = self.uses(choice)
         used = [self.use(name, choice.stored[name], use) for name, use in uses.items()]
         copies = [
-            self.unsharded(name, choice.stored[name], uses[name].layout)
+            self.unsharded(name, choice.stored[name], uses[name])
             for name in choice.configuration.group.parameters
         ]
         memory = self._memory(choice, uses, handed=handed, joins=joins)
@@ -307,7 +315,7 @@ class GroupEffects(ParameterEffects):
         group = choice.configuration.group
         joining = {name for name, joined in zip(group.shared, joins, strict=False) if joined}
         # What is gathered ahead hands its gradient over, which is counted from then on.
-        uses = {n: use for n, use in uses.items() if not self.goes_ahead(n, choice.stored[n], use)}
+        uses = {n: use for n, use in uses.items() if not self.hands_over(n, choice.stored[n], use)}
         most, waiting = 0, self._waiting(choice, uses)
         # Autograd returns first what was brought last in forward, and what is still to come waits meanwhile.
         for name in (*group.shared[::-1], *group.parameters[::-1]):
@@ -316,7 +324,7 @@ class GroupEffects(ParameterEffects):
             stored, use = choice.stored[name], uses[name]
             way = self.way(name, stored, use.layout)
             steps, size = self.use_steps(name, way)[1], self.bytes(name, use.layout)
-            narrow = self.casts(name) and self.learns(name)
+            narrow = self.casts(name) and self.learns(name) and not way.reduced_last
             waiting.pop(name, None)
             workspace = size + self.resharding_bytes(steps, name) if steps or narrow else 0
             if narrow:

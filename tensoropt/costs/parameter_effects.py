@@ -6,7 +6,7 @@ each use (stage 3), or once per step, with gradients reduced in every micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,10 +23,14 @@ from tensoropt.costs.effects import (
     COMPUTE_AGAIN,
     COMPUTE_BACK,
     FIRST_ARRIVED,
+    FIRST_BEFORE,
+    FIRST_BEGIN,
     GATHER,
     GATHER_AGAIN,
     GATHER_BACK,
     GATHER_ONCE,
+    LAST_LEFT,
+    LAST_NEXT,
     PARAMETERS,
     REDUCE_LAST,
     REDUCED,
@@ -44,7 +48,8 @@ from tensoropt.costs.prices import Prices, Send
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.blocks import Blocks, find_blocks
 from tensoropt.sharding.buckets import reduction_axes
-from tensoropt.sharding.storage import Way, way, whole_layout
+from tensoropt.sharding.reshard.steps import Step
+from tensoropt.sharding.storage import Storage, Way, way, whole_layout
 from tensoropt.sharding.strategy import made_again
 
 
@@ -109,6 +114,18 @@ class ParameterEffects(MoveEffects):
         sizes = self.graph.atoms.atom_sizes(name)
         return use.between and way.goes_ahead(sizes, self.mesh, learns=self.learns(name))
 
+    def copy_goes_ahead(self, name: str, way: Way, use: Use) -> bool:
+        """Whether an unsharded copy is made while the block before its use computes in the first micro-batch,
+        and its gradients scattered while backward passes the next block."""
+        sizes = self.graph.atoms.atom_sizes(name)
+        return use.between and way.copy_goes_ahead(sizes, self.mesh, learns=self.learns(name))
+
+    def hands_over(self, name: str, stored: Layout, use: Use) -> bool:
+        """Whether the gradient of a use is scattered behind in every micro-batch, and not at the use."""
+        way = self.way(name, stored, use.layout)
+        copy = self.copy_goes_ahead(name, way, use) and not way.reduced_last
+        return copy or self.goes_ahead(name, stored, use)
+
     @cached_property
     def blocks(self) -> Blocks:
         """The blocks whose parameters are gathered together where they are gathered ahead."""
@@ -142,7 +159,9 @@ class ParameterEffects(MoveEffects):
             size, compute = self.bytes(name, use.layout), COMPUTE_AGAIN if use.again else COMPUTE
             found.append(Effect(compute, kept=size))
             found.append(Effect(COMPUTE_BACK, after=True, kept=-size))
-        if self.learns(name) and self.casts(name):
+        if self.hands_over(name, stored, use):
+            found += self._behind(name, stored, use, steps)
+        elif self.learns(name) and self.casts(name) and not way.reduced_last:
             # The steps are given as the other direction too, so that no passing time is added: the cast,
             # which autograd has to pass as well, is priced with the issuing of a call by cast.
             back = self.stepped(PARAMETERS, name, steps[1], steps[1])
@@ -242,8 +261,12 @@ class ParameterEffects(MoveEffects):
         tensor, size = self.tensors[name], self.stored_bytes(name, stored)
         if not (self.training and tensor.requires_grad):
             return Effects((), parameters=size)
-        arrived = REDUCE_LAST if complete == REDUCE_LAST else ARRIVED
-        arrival = self.prices.gradient_arrival(size, stored)
+        # Stored as it is used, a gradient has nothing to wait for.
+        waits = Storage.of(stored).reduced_last and complete != ARRIVED
+        arrived = REDUCE_LAST if waits else ARRIVED
+        axes = reduction_axes(stored, self.mesh)
+        copied = bool(axes) or complete != ARRIVED
+        arrival = self.prices.gradient_arrival(size, copied=copied, once=waits)
         found = []
         if joins:
             # With gradients reduced last, whole gradients of the copy are added up; else those of the stored
@@ -263,7 +286,7 @@ class ParameterEffects(MoveEffects):
             )
         )
         found.append(Effect(arrived, local_s=arrival.device_s, host_s=arrival.host_s, source=source))
-        if axes := reduction_axes(stored, self.mesh):
+        if axes:
             share = GradientShare(axes, tensor.stored_dtype, elements, complete)
             found.append(Effect(REDUCED, share=share))
         state = size * OPTIMIZER_STATE[self.prices.optimizer]
@@ -271,41 +294,78 @@ class ParameterEffects(MoveEffects):
 
     def complete(self, name: str, stored: Layout, use: Use) -> When:
         """The moment, one of ``COMPLETE``, after which the gradient of a parameter used so is complete."""
-        if self.way(name, stored, use.layout).reduced_last:
-            return REDUCE_LAST
-        return BACK_LEFT if self.goes_ahead(name, stored, use) else ARRIVED
+        way = self.way(name, stored, use.layout)
+        last = self.copy_goes_ahead(name, way, use) and self.mesh[0] > 1
+        if self.hands_over(name, stored, use) or (way.reduced_last and last):
+            return BACK_LEFT
+        return REDUCE_LAST if way.reduced_last else ARRIVED
 
     def _copy_of_shared(self, name: str, stored: Layout) -> tuple[int, int]:
         """Bytes of the unsharded copy of a parameter that several groups share, and of its gradient."""
         if name not in self.graph.shared:  # else the copy is its only group's
             return 0, 0
-        copy = self.unsharded(name, stored, whole_layout(self.tensors[name], self.mesh))
+        copy = self.unsharded(name, stored, Use(whole_layout(self.tensors[name], self.mesh), 0))
         return copy.parameters, copy.gradients
 
-    def unsharded(self, name: str, stored: Layout, use: Layout) -> Effects:
+    def unsharded(self, name: str, stored: Layout, use: Use) -> Effects:
         """The copy of a sharded parameter that stays gathered over the step: its bytes, and what is done
         once.
 
-        The executor makes it as the next step begins, which comes to the same as the end of this one: no more
-        is alive then.
+        The executor makes it in the next step's first micro-batch, which comes to the same as the end of this
+        one: no more is alive then. The copies that go together with others are made one block ahead of their
+        use there, and the gradients that waited for the last micro-batch go one block behind backward.
         """
-        way = self.way(name, stored, use)
+        way = self.way(name, stored, use.layout)
         if not way.unsharded:
             return Effects(())
         size = self.bytes(name, way.source)
         once = way.once(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
-        narrow = self.bytes(name, way.shard) if self.casts(name) else 0
-        workspace = max(self.resharding_bytes(once[0], name) + narrow - size, 0)
-        gather = self.stepped(GATHER_ONCE, name, once[0], once[0], workspace_bytes=workspace)
-        found = [self.with_cast(gather, name, way.shard)]
+        ahead = self.copy_goes_ahead(name, way, use)
+        found = self._copied(name, way, once[0], ahead=ahead)
         if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
-        buffers = self.resharding_bytes(once[1], name)
-        found.append(self.stepped(REDUCE_LAST, name, once[1], once[1], workspace_bytes=buffers))
-        # Each micro-batch adds its gradient to the one that waits.
-        add_s = size * self.prices.overheads.add_s_per_byte * self.mesh[0]
+        # In one micro-batch nothing waits: what is reduced last is so when backward is over.
+        found += self._reduced_last(name, way, once[1], behind=ahead and self.mesh[0] > 1)
+        # Each micro-batch adds its gradient to the one that waits, in the type in which that is stored.
+        waiting = self.stored_bytes(name, way.source)
+        add_s = waiting * self.prices.overheads.add_s_per_byte * self.mesh[0]
         found.append(Effect(REDUCE_LAST, local_s=add_s, source=self.overheads_source))
-        return Effects(tuple(found), parameters=size, gradients=size)
+        return Effects(tuple(found), parameters=size, gradients=waiting)
+
+    def _copied(self, name: str, way: Way, steps: Sequence[Step], *, ahead: bool) -> list[Effect]:
+        """The making of an unsharded copy, which counts as a parameter all through the step."""
+        narrow = self.bytes(name, way.shard) if self.casts(name) else 0
+        buffers = max(self.resharding_bytes(steps, name) - self.bytes(name, way.source), 0)
+        gather = self.stepped(GATHER_ONCE, name, steps, steps, workspace_bytes=buffers + narrow)
+        gather = self.with_cast(gather, name, way.shard)
+        if not ahead:
+            return [gather]
+        sent = self._together(FIRST_BEFORE, name, gather.sends)
+        return [
+            replace(gather, sends=(), workspace_bytes=0),
+            replace(sent, transient=narrow),
+            Effect(FIRST_BEGIN, transient=-narrow, workspace_bytes=buffers),
+        ]
+
+    def _reduced_last(self, name: str, way: Way, steps: Sequence[Step], *, behind: bool) -> list[Effect]:
+        """The reduction of the gradient that waited beside a copy, sent in the type that readers see."""
+        # What is sent of a wide sum is cast first.
+        narrow = self.bytes(name, way.source) if self.casts(name) else 0
+        buffers = self.resharding_bytes(steps, name)
+        reduce = self.stepped(REDUCE_LAST, name, steps, steps, workspace_bytes=buffers + narrow)
+        reduce = self.with_cast(self.with_cast(reduce, name, way.source), name, way.shard)
+        if not behind:
+            return [reduce]
+        shard = self.bytes(name, way.shard)
+        # The pieces that are sent are copies of what waits; of a cast one they take the place.
+        pieces, sent = buffers - shard, self._together(LAST_NEXT, name, reduce.sends)
+        stays = shard if narrow else buffers
+        return [
+            replace(reduce, sends=(), workspace_bytes=0),
+            *([Effect(PARAMETERS, transient=narrow)] if narrow else []),
+            replace(sent, transient=stays, workspace_bytes=pieces if narrow else 0),
+            Effect(LAST_LEFT, transient=-stays - narrow, workspace_bytes=shard),
+        ]
 
     def waiting_bytes(self, uses: Mapping[str, tuple[Layout, Layout]]) -> dict[str, int]:
         """Bytes of the gradients of parameters, each (stored, used so), that have to move, or to be cast, to
@@ -313,6 +373,8 @@ class ParameterEffects(MoveEffects):
         found = {}
         for name, (stored, use) in uses.items():
             steps = self.use_steps(name, self.way(name, stored, use))[1]
-            if self.learns(name) and (steps or self.casts(name)):
+            # One that is reduced last is added to the others as soon as it is there.
+            way = self.way(name, stored, use)
+            if self.learns(name) and (steps or (self.casts(name) and not way.reduced_last)):
                 found[name] = self.bytes(name, use)
         return found

@@ -72,8 +72,7 @@ def unsharded_options(
     """The sharded ones of storage options gathered once per step.
 
     With one micro-batch a gradient that waits for the last one costs memory and saves nothing, so it is no
-    option. Nor is it in mixed precision: copies and their gradients are narrow, and sums over micro-batches
-    are not.
+    option.
     """
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
@@ -83,7 +82,7 @@ def unsharded_options(
         for layouts in sharded:
             chosen = tuple(
                 Storage(layout, Gather.ONCE, reduce).stored
-                if layout != whole and _may_stay_gathered(tensor, reduce)
+                if layout != whole and tensor.requires_grad
                 else layout
                 for tensor, layout, whole in zip(tensors, layouts, as_used, strict=True)
             )
@@ -102,10 +101,6 @@ def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout
         )
         for layouts in sharded
     )
-
-
-def _may_stay_gathered(tensor: Tensor, reduce: Reduce) -> bool:
-    return tensor.requires_grad and (reduce is Reduce.EACH_MICRO_BATCH or tensor.master_dtype is None)
 
 
 def _axis_sets(mesh: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

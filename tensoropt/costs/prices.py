@@ -11,15 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.graph import Tensor
-from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import NO_OVERHEADS, Overheads
 from tensoropt.profiling.workload import Workload
-from tensoropt.sharding.buckets import copies_gradient
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
-from tensoropt.sharding.storage import Storage
 
 
 class ComputeCosts(Protocol):
@@ -214,13 +211,15 @@ class Prices:
         device_s, host_s = self._both(lambda overheads: overheads.step_s)
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
-    def arrivals(self, stored: Layout) -> int:
-        """How often in a step a gradient comes to where its parameter lives."""
-        return 1 if Storage.of(stored).reduced_last else self.mesh[0]
+    def gradient_arrival(self, size: float, *, copied: bool, once: bool = False) -> Queues:
+        """Seconds in which a gradient of ``size`` bytes comes to where its parameter lives.
 
-    def gradient_arrival(self, size: float, stored: Layout) -> Queues:
-        """Seconds of one of these :meth:`arrivals`, of ``size`` bytes; see :func:`copies_gradient`."""
-        copied, arrivals = copies_gradient(stored, self.mesh), self.arrivals(stored)
+        Args:
+            copied: it is copied there: into a bucket that is reduced, or from where it was scattered with
+                others; any other stays where autograd made it.
+            once: once in a step, not in every micro-batch.
+        """
+        arrivals = 1 if once else self.mesh[0]
         return self._both(lambda overheads: overheads.arrival_s(size, arrivals, copied=copied))
 
     def cast(self, tensor: Tensor, elements: int) -> Queues:

@@ -13,7 +13,7 @@ ZeRO: Rajbhandari et al., SC 2020, section 7.2.2. PyTorch's FSDP: Zhao et al., V
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,23 @@ from tensoropt.sharding.reshard.redistribute import EdgeSpec, Packed, packed_gat
 
 Deliver = Callable[[str, torch.Tensor], None]
 """Takes the shard of a parameter's gradient."""
+
+
+class Copies(Protocol):
+    """Unsharded copies of parameters, which the first micro-batch's forward makes block by block."""
+
+    @property
+    def shards(self) -> Mapping[EdgeSpec, torch.Tensor]:
+        """What they are made from."""
+        ...
+
+    def of(self, block: int) -> Sequence[EdgeSpec]:
+        """Those that a block uses."""
+        ...
+
+    def put(self, name: str, whole: torch.Tensor) -> None:
+        """A copy is there."""
+        ...
 
 
 class UnderWay(NamedTuple):
@@ -71,10 +88,10 @@ def wait(value: torch.Tensor) -> torch.Tensor:
     return arrived
 
 
-def begin_block(runtime: Runtime, specs: Sequence[EdgeSpec], *shards: torch.Tensor) -> None:
+def begin_block(runtime: Runtime, block: int, specs: Sequence[EdgeSpec], *shards: torch.Tensor) -> None:
     """A node of the lowered graph: a block begins in forward, see :meth:`CallAhead.begin`."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
-        runtime.ahead.begin(specs, shards)
+        runtime.ahead.begin(block, specs, shards)
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
@@ -96,6 +113,7 @@ class CallAhead:
         recomputed: the edges in recomputed regions, whose second forward needs them all.
         deliver: is given the shards of gradients.
         begun: the calls whose backward has begun are put there.
+        copies: per block the unsharded copies that this call makes.
     """
 
     def __init__(
@@ -105,12 +123,15 @@ class CallAhead:
         recomputed: Mapping[int, Sequence[EdgeSpec]],
         deliver: Deliver,
         begun: list[CallAhead],
+        copies: Copies | None = None,
     ):
         self._runtime = runtime
         self._behind = behind
         self._recomputed = recomputed
         self._deliver = deliver
         self._calls = begun
+        self._copies = copies
+        self._copying: list[UnderWay] = []
         self._gathering: list[UnderWay] = []
         self._scattering: list[UnderWay] = []
         self._ready: dict[EdgeSpec, Callable[[], torch.Tensor]] = {}
@@ -118,7 +139,9 @@ class CallAhead:
         # Per block what backward will ask for, how often, and the shard that it is made from.
         self._noted: dict[int, dict[EdgeSpec, int]] = {}
         self._shards: dict[EdgeSpec, torch.Tensor] = {}
+        # By block: gradients of uses; those that waited for the last micro-batch.
         self._gradients: dict[int, list[tuple[EdgeSpec, torch.Tensor]]] = {}
+        self._last: dict[int, list[tuple[EdgeSpec, torch.Tensor]]] = {}
         self._begun: set[int] = set()
         self.micro_batch = runtime.micro_batch
 
@@ -130,7 +153,7 @@ class CallAhead:
     # -- forward ----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def begin(self, specs: Sequence[EdgeSpec], shards: Sequence[torch.Tensor]) -> None:
+    def begin(self, block: int, specs: Sequence[EdgeSpec], shards: Sequence[torch.Tensor]) -> None:
         """A block begins in forward.
 
         Args:
@@ -138,7 +161,9 @@ class CallAhead:
         """
         self._arrive()
         self._shards.update(zip(specs, (shard.detach() for shard in shards), strict=True))
-        self._gather(specs)
+        self._gathering += self._sent(specs, self._shards)
+        if self._copies is not None:
+            self._copying += self._sent(self._copies.of(block + 1), self._copies.shards)
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that was gathered ahead, at its use."""
@@ -166,9 +191,8 @@ class CallAhead:
         behind = self._behind.get(block, -1)
         wanted = {*self._noted.get(behind, ()), *self._recomputed.get(behind, ())}
         # In the order in which forward gathered them, which is the same on all ranks.
-        self._gather([spec for spec in self._shards if spec in wanted])
-        for behind in [number for number in sorted(self._gradients, reverse=True) if number > block]:
-            self._scatter(self._gradients.pop(behind))
+        self._gathering += self._sent([spec for spec in self._shards if spec in wanted], self._shards)
+        self._scatter_behind(block)
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that backward asks for, if it was gathered ahead; until it has asked as often as
@@ -190,6 +214,12 @@ class CallAhead:
         self._gradients.setdefault(spec.block, []).append((spec, gradient))
         return True
 
+    def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
+        """Take over a gradient to which all micro-batches have added, likewise."""
+        assert spec.block is not None
+        self._register()
+        self._last.setdefault(spec.block, []).append((spec, gradient))
+
     def _register(self) -> None:
         if not any(call is self for call in self._calls):
             self._calls.append(self)
@@ -197,21 +227,26 @@ class CallAhead:
     @torch.no_grad()
     def finish(self) -> None:
         """Backward is over."""
-        for block in sorted(self._gradients, reverse=True):
-            self._scatter(self._gradients.pop(block))
+        self._scatter_behind(-1)
         self._arrive()
         self._ready.clear()
         self._whole.clear()
 
     # -- collectives ------------------------------------------------------------------------------
 
-    def _gather(self, specs: Sequence[EdgeSpec]) -> None:
+    def _sent(self, specs: Sequence[EdgeSpec], shards: Mapping[EdgeSpec, torch.Tensor]) -> list[UnderWay]:
+        """Parameters that are gathered from now on."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
-            (spec, route := packed_gather(self._runtime, spec), route.pack(self._shards[spec]))
-            for spec in specs
+            (spec, route := packed_gather(self._runtime, spec), route.pack(shards[spec])) for spec in specs
         ]
-        self._gathering += _coalesced(sent, gather)
+        return _coalesced(sent, gather)
+
+    def _scatter_behind(self, block: int) -> None:
+        """Scatter the gradients of all blocks behind one, whose backward is over."""
+        for waiting in (self._gradients, self._last):
+            for behind in [number for number in sorted(waiting, reverse=True) if number > block]:
+                self._scatter(waiting.pop(behind))
 
     def _scatter(self, gradients: list[tuple[EdgeSpec, torch.Tensor]]) -> None:
         sent = []
@@ -229,6 +264,13 @@ class CallAhead:
             for spec, route, flat in one.wait():
                 self._ready[spec] = _unpacking(route, flat)
         self._gathering.clear()
+        while self._copying:
+            arrived = self._copying.pop(0).wait()
+            while arrived:
+                spec, route, flat = arrived.pop(0)
+                assert self._copies is not None
+                self._copies.put(spec.name, route.unpack(flat))
+                del flat
         while self._scattering:
             arrived = self._scattering.pop(0).wait()
             for spec, route, flat in arrived:

@@ -89,6 +89,8 @@ class _Lowering:
         self.region: Region | None = None
         # Of parameters that are gathered ahead: by block, and by what is read by whom.
         self.ahead: dict[int, dict[tuple[str, str], EdgeSpec]] = {}
+        # Those of unsharded copies that are gathered ahead, too.
+        self.blocks = {edge.block for edge in strategy.unsharded.values()}
         self.begun = -1
 
     def lowered(self) -> LoweredStrategy:
@@ -103,8 +105,9 @@ class _Lowering:
         for group in self.strategy.graph.groups:
             for name in group.parameters:
                 edge = self.strategy.use(name, group)
-                if edge.block is not None:
+                if edge.block is not None and edge.back is None:
                     self.ahead.setdefault(edge.block, {})[name, group.name] = self._spec(edge)
+                    self.blocks.add(edge.block)
         for op in source.operators:
             group = self.strategy.graph.group_of[op.name]
             self._begin(self.strategy.blocks.of[group.name])
@@ -163,9 +166,9 @@ class _Lowering:
         """As a block begins its successor's parameters are gathered."""
         for number in range(self.begun + 1, block + 1):
             following = self.ahead.get(number + 1, {})
-            if following or number in self.ahead:
+            if {number, number + 1} & self.blocks:
                 shards = tuple(self.places[name] for name, _ in following)
-                begin = functools.partial(begin_block, self.runtime, tuple(following.values()))
+                begin = functools.partial(begin_block, self.runtime, number, tuple(following.values()))
                 # In no recomputed region: it is not for the second forward to gather ahead.
                 add_function(self.graph, begin, "begin_block", shards)
         self.begun = max(self.begun, block)
@@ -175,7 +178,7 @@ class _Lowering:
         block = self.strategy.blocks.of[group.name]
         if group.name != self.strategy.blocks.last[block] or op is not group.operators[-1]:
             return
-        if not any(number in self.ahead for number in (block - 1, block, block + 1, block + 2)):
+        if not {block - 1, block, block + 1, block + 2} & self.blocks:
             return
         begin = functools.partial(begin_block_backward, self.runtime, block)
         for name in op.outputs:
@@ -233,7 +236,7 @@ class _Lowering:
         # An edge that does nothing is no node: an autograd function costs time even then.
         if spec.dtype is None and edge.back is None and not (spec.forward or spec.backward):
             return value
-        if edge.block is not None:
+        if edge.block is not None and edge.back is None:
             spec = self.ahead[edge.block][edge.tensor, edge.reader]
         node = add_function(
             self.graph, functools.partial(redistribute, self.runtime, spec), "redistribute", (value,)

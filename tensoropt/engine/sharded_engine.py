@@ -57,10 +57,10 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         # tensor.
         self._gathers = any(edge.kind == "parameter" for edge in edges)
         self.shards = ParameterShards(strategy, self.runtime, values)
-        self.shards.accumulated.delivered = frozenset(
+        self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
+        self.shards.accumulated.delivered = self.unsharded.scattered_behind.union(
             spec.name for of in self.lowered.ahead.values() for spec, _ in of
         )
-        self.unsharded = UnshardedParameters(strategy, self.runtime, self.shards.leaves)
         self.buffers = {
             name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
         }
@@ -102,15 +102,19 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
 
     def _gather_ahead(self, evaluating: bool) -> None:
         """Begin a call in which parameters are gathered ahead, where any are."""
-        if not (ahead := self._lowered_for(evaluating).ahead):
+        ahead = self._lowered_for(evaluating).ahead
+        if not ahead and not self.unsharded.goes_ahead:
             return
         again = {block: [spec for spec, is_again in of if is_again] for block, of in ahead.items()}
         behind = self.strategy.blocks.behind
-        self.runtime.ahead = CallAhead(self.runtime, behind, again, self._deliver, self._calls)
+        # Unsharded copies are made once in a step.
+        copies = self.unsharded if self.runtime.micro_batch == 0 else None
+        self.runtime.ahead = CallAhead(self.runtime, behind, again, self._deliver, self._calls, copies)
         self._waiting += torch.is_grad_enabled()
 
     def _deliver(self, name: str, gradient: torch.Tensor) -> None:
         self.shards.accumulated.add_late(name, gradient.to(self.shards.leaves[name].dtype))
+        self.unsharded.scattered(name)
 
     def _finish_ahead(self) -> None:
         """Take in what is still under way when backward is over."""
@@ -146,7 +150,8 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
             outputs = self._micro_batch(inputs, evaluating)
             if training:
                 self.shards.accumulated.one_call = True
-                if index == self.strategy.micro_batches - 1:
+                self.unsharded.last = index == self.strategy.micro_batches - 1
+                if self.unsharded.last:
                     self.shards.accumulated.begin_last()
                 # Only the loss is handed out in training: what else a micro-batch returns would keep its
                 # graph.

@@ -196,13 +196,10 @@ class _Pinning:
         self.shard_axis = self.names.index("shard") + 1 if "shard" in self.names else None
         self.stage = pinned.stage if self.shard_axis is not None else WHOLE_STAGE
         self.notes: list[str] = []
-        tensors = self.graph.atoms.graph.parameters
-        if self.stage == 1 and (pinned.micro_batches == 1 or any(t.master_dtype for t in tensors)):
+        if self.stage == 1 and pinned.micro_batches == 1:
             # costs.parameters.unsharded_options: stage 1 is no option there.
             self.stage = 2
-            self.notes.append(
-                "simulated as ZeRO stage 2: stage 1 is not offered with one micro-batch or mixed precision"
-            )
+            self.notes.append("simulated as ZeRO stage 2, which is the same with one micro-batch")
 
     def restriction(self) -> Restriction:
         """The configurations that are left, of which alone tables are made.

@@ -14,7 +14,6 @@ import numpy as np
 from tensoropt.graph import DTYPE_BYTES
 from tensoropt.ops.layouts import PARTIAL_GRAD, Layout
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.storage import Storage
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Indices
 
@@ -40,16 +39,6 @@ def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
     # Axis 0 is the micro-batches: what they contribute is added up in place, one after the other, and never
     # sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
-
-
-def copies_gradient(stored: Layout, mesh: Sequence[int]) -> bool:
-    """Whether the gradient of a parameter stored so is copied to where it waits for the optimizer.
-
-    To a bucket that is reduced, from beside an unsharded copy, or from where it was scattered with others;
-    any other stays where autograd made it.
-    """
-    storage = Storage.of(stored)
-    return storage.reduced_last or storage.gathered_ahead or bool(reduction_axes(stored, mesh))
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ A parameter that is stored sharded can be gathered for each use (ZeRO stage 3), 
 optimizer changed it: then an unsharded copy serves all micro-batches, forward and backward. Its gradient is
 reduced in every micro-batch (reduce-scattered, stage 2), or stays whole beside the copy until the last one
 (stage 1). What is gathered for each use can be gathered ahead, beside the computation of the block before
-(:mod:`tensoropt.sharding.blocks`), and its gradient scattered beside that of the next.
+(:mod:`tensoropt.sharding.blocks`), and its gradient scattered beside that of the next. Copies that serve the
+whole step are always gathered so, in the first micro-batch, and their gradients scattered so.
 
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
 section 5; what a step sends: section 7.
@@ -132,7 +133,8 @@ class Way:
         source: what a use starts from: the shard, or the unsharded copy.
         use: the layout that the group reads.
         back: where a use's gradient goes to in every micro-batch: to the shard, or beside the unsharded copy.
-        ahead: the parameter is to be gathered ahead of the use, where :meth:`goes_ahead`.
+        ahead: the parameter, or the unsharded copy, is to be gathered ahead of the use, where
+            :meth:`goes_ahead` or :meth:`copy_goes_ahead`.
     """
 
     shard: Layout
@@ -163,14 +165,18 @@ class Way:
         """Whether a use is gathered ahead: one all-gather of even shards brings the parameter, one
         reduce-scatter its gradient back, and both can be put together with those of other parameters. Other
         ways stay as they are."""
-        if not self.ahead:
+        if not self.ahead or self.unsharded:
             return False
-        forward, backward = self.steps(atoms, mesh, learns=learns)
-        kinds = [[step.kind for step in steps] for steps in (forward, backward)]
-        if kinds != [["all_gather"], ["reduce_scatter"] if learns else []]:
+        return _go_together(*self.steps(atoms, mesh, learns=learns), mesh, learns=learns)
+
+    def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
+        """Whether an unsharded copy is gathered ahead of its use in the first micro-batch, and its gradient
+        scattered behind: likewise."""
+        if not self.ahead or not self.unsharded:
             return False
-        whole = [prod(forward[0].after), *(prod(step.before) for step in backward)]
-        return [step.payload(mesh) for step in (*forward, *backward)] == whole
+        forward, last = self.once(atoms, mesh, learns=learns)
+        backward = last if self.reduced_last else self.steps(atoms, mesh, learns=learns)[1]
+        return _go_together(forward, backward, mesh, learns=learns)
 
     def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> Both:
         """What an unsharded copy takes once per step: its gathering, and the reduction of a gradient that
@@ -179,6 +185,17 @@ class Way:
             return (), ()
         forward, backward = edge_steps(atoms, mesh, self.shard, self.source)
         return forward, backward if learns and self.reduced_last else ()
+
+
+def _go_together(
+    forward: Sequence[Step], backward: Sequence[Step], mesh: tuple[int, ...], *, learns: bool
+) -> bool:
+    """Whether one all-gather of even shards is the way there, one reduce-scatter into even ones that back."""
+    kinds = [[step.kind for step in steps] for steps in (forward, backward)]
+    if kinds != [["all_gather"], ["reduce_scatter"] if learns else []]:
+        return False
+    whole = [prod(forward[0].after), *(prod(step.before) for step in backward)]
+    return [step.payload(mesh) for step in (*forward, *backward)] == whole
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
@@ -223,4 +240,4 @@ def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, s
     # Gradient placements may still differ; the edge to the use takes care of those, without a copy.
     if forward_placements(copy) == forward_placements(shard):
         return Way(shard, shard, use, shard)
-    return Way(shard, copy, use, copy if storage.reduced_last else shard)
+    return Way(shard, copy, use, copy if storage.reduced_last else shard, ahead=not shared)

@@ -31,7 +31,8 @@ class Edge:
         kind: ``activation``, ``parameter``, ``resolve`` (inside a group), ``output``, or
             ``unsharded``: a parameter's copy that serves the whole step, made and given back once.
         back: of a parameter read from an unsharded copy where its gradient goes, if not to ``source``.
-        block: of a parameter that is gathered ahead the block that it is gathered for.
+        block: of a parameter that is gathered ahead, or whose gradient is scattered behind, the block that
+            uses it.
     """
 
     tensor: str
@@ -131,7 +132,9 @@ class Strategy:
         """How a parameter comes to a group that uses it."""
         found = self.way(name, group)
         back = found.back if found.back != found.source else None
-        block = self.blocks.of[group.name] if self._goes_ahead(name, group, found) else None
+        # A copy that waits for the last gradient lets go of it by an edge of its own.
+        ahead = self._goes_ahead(name, group, found) and not found.reduced_last
+        block = self.blocks.of[group.name] if ahead else None
         return Edge(name, found.source, found.use, group.name, "parameter", back, block)
 
     @cached_property
@@ -140,9 +143,12 @@ class Strategy:
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
+        """Whether a parameter is gathered ahead, for each use or once, and its gradient scattered behind."""
         if not (way.ahead and self.graph.atoms.graph.training and self.blocks.between(group.name)):
             return False
-        return way.goes_ahead(self.atom_sizes(name), self.mesh, learns=self.tensor(name).requires_grad)
+        asked = self.atom_sizes(name), self.mesh
+        learns = self.tensor(name).requires_grad
+        return way.goes_ahead(*asked, learns=learns) or way.copy_goes_ahead(*asked, learns=learns)
 
     def reduced_last(self, name: str) -> bool:
         """Whether a parameter's gradient stays beside its unsharded copy until the last micro-batch."""
@@ -157,10 +163,11 @@ class Strategy:
     def _unsharded(self) -> Iterator[Edge]:
         # A shared parameter has several ways, all from the same copy (`whole_layout`), so that any of them
         # will do.
-        ways = {n: self.way(n, g) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
-        for name, found in ways.items():
+        ways = {n: (g, self.way(n, g)) for g in self.graph.groups for n in (*g.parameters, *g.shared)}
+        for name, (group, found) in ways.items():
             if found.unsharded:
-                yield Edge(name, found.shard, found.source, "", "unsharded")
+                block = self.blocks.of[group.name] if self._goes_ahead(name, group, found) else None
+                yield Edge(name, found.shard, found.source, "", "unsharded", block=block)
 
     @cached_property
     def region_of(self) -> Mapping[str, Region]:

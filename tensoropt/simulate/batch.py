@@ -316,7 +316,8 @@ class Batch:
             own = self._of_groups.stored(name, layout, joins=joins, complete=COMPLETE[complete[row]])
             if not shared:  # a copy that stays gathered is its only group's
                 return own
-            return joined([own, self._of_groups.unsharded(name, layout, whole_layout(tensor, self.mesh))])
+            copy = self._of_groups.unsharded(name, layout, Use(whole_layout(tensor, self.mesh), 0))
+            return joined([own, copy])
 
         dtypes = tensor.dtype, tensor.stored_dtype
         kind = ("parameter", self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad, joins, shared)

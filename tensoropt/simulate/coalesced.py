@@ -13,15 +13,18 @@ from tensoropt.types import Indices
 
 @dataclass(frozen=True)
 class Coalesced:
-    """One collective per strategy at one moment, in every micro-batch.
+    """One collective per strategy at one moment.
 
     Attributes:
+        only: ``first`` or ``last``, the only micro-batch in which it is issued; "" of one that each of them
+            issues.
         position: of the moment in the step schedule.
         dtype: of what is sent.
         bytes: (strategies,) of all parameters in it; 0 where a strategy has none.
     """
 
     position: int
+    only: str
     kind: str
     axes: tuple[int, ...]
     dtype: str
@@ -29,14 +32,21 @@ class Coalesced:
 
 
 def coalesced(batch: Batch) -> list[Coalesced]:
-    """All of a batch in the order in which they are issued: at one moment gathers before scatters."""
-    found: dict[tuple[int, str, tuple[int, ...], str], Indices] = {}
+    """All of a batch in the order in which they are issued: at one moment gathers before scatters, and what
+    every micro-batch sends before what one of them does."""
+    found: dict[tuple[int, str, str, tuple[int, ...], str], Indices] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():
             sizes = cells.of(stack.used, stack.kind.tables.count).astype(np.int64)
             if not sizes.any():
                 continue
+            only = place.when.phase if place.when.once else ""
             for position, of_owner in zip(stack.positions(place).tolist(), sizes[stack.which], strict=True):
-                key = position, kind, axes, dtype
+                key = position, only, kind, axes, dtype
                 found[key] = found[key] + of_owner if key in found else of_owner
-    return [Coalesced(*key, size) for key, size in sorted(found.items(), key=lambda one: one[0])]
+    return [Coalesced(*key, size) for key, size in sorted(found.items(), key=_issued)]
+
+
+def _issued(one: tuple[tuple[int, str, str, tuple[int, ...], str], Indices]) -> tuple[object, ...]:
+    position, only, kind, axes, dtype = one[0]
+    return position, kind, only, axes, dtype

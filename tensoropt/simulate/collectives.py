@@ -59,7 +59,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
         for size in np.unique(one.bytes[one.bytes > 0]).tolist():
             sent = Collective(one.kind, one.axes, size)
             times.setdefault(sent, np.zeros(batch.count, dtype=np.int64))
-            times[sent] += (one.bytes == size) * batch.mesh[0]
+            times[sent] += (one.bytes == size) * (1 if one.only else batch.mesh[0])
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
     issued = all_reductions(batch)
     for number, send in enumerate(issued.sends):

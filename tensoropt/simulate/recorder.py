@@ -68,6 +68,8 @@ class StepRecorder:
         self.waits: list[int] = []
         # When each moment begins, and what the host takes to issue it.
         self._begun: list[tuple[float, float]] = []
+        # When the micro-batch began, and how many events, ... there were.
+        self._micro_batch: tuple[float, int, int, int, int] = (0.0, 0, 0, 0, 0)
         self._moment = Moment("forward", "compute", "")
         self._kept, self._transient, self._workspace = 0.0, 0.0, 0.0
         # The time of frees that are not in the curve yet: all frees of one time are one point of it, which is
@@ -157,14 +159,20 @@ class StepRecorder:
     ) -> None:
         self.events.append(StepEvent(name, phase, group, axes, start_s, duration_s))
 
-    def repeat(self, count: int, loop_s: float) -> None:
-        """All that was recorded so far comes ``count`` times, every ``loop_s`` seconds; then comes the last
-        micro-batch, whose moments are recorded in its place."""
-        # What is left of the first micro-batch ends before its copies begin.
-        self.finish(loop_s)
+    def begin_micro_batch(self, now_s: float) -> None:
+        """A micro-batch begins, which may come several times."""
+        self._micro_batch = now_s, len(self.events), len(self.curve), len(self._begun), len(self.waits)
         self.moments.clear()
-        events, curve, begun = tuple(self.events), tuple(self.curve), tuple(self._begun)
-        waits = tuple(self.waits)
+
+    def repeat(self, count: int, loop_s: float) -> None:
+        """The micro-batch that was recorded comes ``count`` times, every ``loop_s`` seconds; then comes the
+        next one, whose moments are recorded in its place."""
+        began_s, *starts = self._micro_batch
+        # What is left of it ends before its copies begin.
+        self.finish(began_s + loop_s)
+        self.moments.clear()
+        events, curve = self.events[starts[0] :], self.curve[starts[1] :]
+        begun, waits = self._begun[starts[2] :], self.waits[starts[3] :]
         for number in range(1, count):
             later = number * loop_s
             self.waits += [wait + number * len(events) for wait in waits]

@@ -82,6 +82,7 @@ class _Sends:
         bucket: gradients are reduced.
         ahead: until the next block begins nobody waits for it.
         kind: of one that is ahead.
+        only: the only micro-batch in which it is issued, ``first`` or ``last``; "" where each one does.
         slowed: per strategy seconds that the work before has taken longer after earlier collectives; None
             where that is 0 of all.
         arriving: per strategy the part of ``seconds`` that comes from the work before.
@@ -94,6 +95,7 @@ class _Sends:
     bucket: bool = False
     ahead: bool = False
     kind: str = ""
+    only: str = ""
     slowed: Floats | None = None
     arriving: Floats | None = None
 
@@ -204,9 +206,18 @@ class StepSimulator:
             sizes, which = np.unique(one.bytes, return_inverse=True)
             of_size = [costs.time_s(one.kind, one.axes, size) if size else 0.0 for size in sizes.tolist()]
             seconds, sending = np.array(of_size)[which], one.bytes > 0
-            sends = _Sends(one.axes, seconds, one.bytes.astype(float), sending, ahead=True, kind=one.kind)
+            sends = _Sends(
+                one.axes,
+                seconds,
+                one.bytes.astype(float),
+                sending,
+                ahead=True,
+                kind=one.kind,
+                only=one.only,
+            )
             self.ahead.setdefault(one.position, []).append(sends)
-            self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * micro
+            times = 1 if one.only else micro
+            self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * times
 
     def _lay_out_buckets(self, issue: Reductions) -> None:
         """Buckets of gradients that are complete in some strategies."""
@@ -232,16 +243,16 @@ class StepSimulator:
             self._lay_out_buckets(issue)
         terms = self._terms()
         micro_batch, end = range(schedule.last), range(schedule.last, moments)
+        # All micro-batches but the first and the last are alike, and what one keeps it has given back at its
+        # end: one of them is stepped through. In the first, copies are gathered that serve the whole step; in
+        # the last, buckets come between its collectives.
+        makes_copies = any(sends.only == "first" for of in self.ahead.values() for sends in of)
         if micro > 1:
-            # All but the last are alike, and what one keeps it has given back at its end. One of them is
-            # stepped through, with collectives of its own: in the last one buckets come between them.
-            self.issued = self._to_issue(buckets=False)
-            over = self._nothing()
-            self._count_turns([*self._issued(micro_batch), (schedule.last, over)])
-            self._advance(micro_batch)
-            self._count_slower_work(over)
-            self._repeat(micro - 1)
-        self.issued = self._to_issue(buckets=True)
+            alike = [(1, True), (micro - 2, False)] if makes_copies else [(micro - 1, False)]
+            for count, first in alike:
+                if count:
+                    self._micro_batches(count, self._to_issue(first=first, last=False))
+        self.issued = self._to_issue(first=micro == 1, last=True)
         # The work after the last collective is counted before the micro-batch is over, so that every one pays
         # for it.
         over, done = self._nothing(), self._nothing()
@@ -288,14 +299,25 @@ class StepSimulator:
         none = np.zeros(self.batch.count)
         return _Sends(None, none, none, none.astype(bool))
 
-    def _to_issue(self, *, buckets: bool) -> dict[int, list[_Sends]]:
-        """The collectives of every moment and, with ``buckets``, those that are complete after it, in
-        order."""
+    def _micro_batches(self, count: int, issued: dict[int, list[_Sends]]) -> None:
+        """Go through one of ``count`` micro-batches that are alike, which then have all been."""
+        micro_batch, over = range(self.batch.schedule.last), self._nothing()
+        self.issued = issued
+        begun = self._begin_micro_batch()
+        self._count_turns([*self._issued(micro_batch), (micro_batch.stop, over)])
+        self._advance(micro_batch)
+        self._count_slower_work(over)
+        self._repeat(count, begun)
+
+    def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
+        """The collectives of every moment in order: those of every micro-batch and, of the ``first`` and of
+        the ``last`` one, their own and the buckets that are complete."""
+        here = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
         found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
         for at, ahead in self.ahead.items():
-            found.setdefault(at, []).extend(replace(sends) for sends in ahead)
-        if buckets:
+            found.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in here)
+        if last:
             for at, complete in self.buckets.items():
                 before = found.get(at, [])
                 # As a block begins gradients arrive, and complete buckets, before anything else is sent.
@@ -383,14 +405,26 @@ class StepSimulator:
         """Seconds since the step began."""
         return self.worked + self.waited
 
-    def _repeat(self, count: int) -> None:
-        """All micro-batches but the last take as long as the first; then the last begins."""
+    def _begin_micro_batch(self) -> tuple[Floats, ...]:
+        """What stands at the beginning of a micro-batch, for :meth:`_repeat`."""
         if self.recorder is not None:
-            self.recorder.repeat(count, float(self.time[0]))
+            self.recorder.begin_micro_batch(float(self.time[0]))
+        standing = self.waited, self.slowed, self.communication, self.turns, self.beside_s
+        return tuple(figures.copy() for figures in standing)
+
+    def _repeat(self, count: int, begun: tuple[Floats, ...]) -> None:
+        """``count`` micro-batches take as long as the one that is over, each; then the next one begins.
+
+        Args:
+            begun: what stood when that began.
+        """
+        if self.recorder is not None:
+            self.recorder.repeat(count, float(self.time[0] - begun[0][0]))
         # Sources are not multiplied: EffectTables has counted them once per micro-batch already.
-        self.waited, self.slowed = self.time * count, (self.worked + self.slowed) * count
-        self.communication, self.turns = self.communication * count, self.turns * count
-        self.beside_s = self.beside_s * count
+        over = self.time, self.worked + self.slowed, self.communication, self.turns, self.beside_s
+        self.waited, self.slowed, self.communication, self.turns, self.beside_s = (
+            before + (after - before) * count for before, after in zip(begun, over, strict=True)
+        )
         # Work is summed up from the beginning of each micro-batch.
         self.worked = np.zeros(self.batch.count)
         self.since, self.since_computed = self.time, self.slowed

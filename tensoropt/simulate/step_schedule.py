@@ -146,7 +146,7 @@ class StepSchedule:
         """Where the block of a group begins, or one before or behind it."""
         blocks = self.blocks
         block = blocks.of[group]
-        if when.phase == "forward":
+        if when.phase in ("first", "forward"):
             first = blocks.first[block - (when.what == "before")]
             return self.index[Moment("forward", "begin", first)]
         match when.what:

@@ -103,9 +103,7 @@ def random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rn
             layout[axis] = canonical(tensor, rng.choice((REPLICATE, PARTIAL_GRAD)))
     if graph.atoms.graph.training and tensor.requires_grad and rng.random() < UNSHARDED_CHANCE:
         each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
-        # Under mixed precision gradients are not kept beside the copy: they would add up in the narrow type.
-        reduce = rng.choice((each, last)) if tensor.master_dtype is None else each
-        return Storage(tuple(layout), Gather.ONCE, reduce).stored
+        return Storage(tuple(layout), Gather.ONCE, rng.choice((each, last))).stored
     sharded = any(code >= 0 for code in layout)
     if graph.atoms.graph.training and sharded and rng.random() < AHEAD_CHANCE:
         return Storage(tuple(layout), Gather.AHEAD).stored

@@ -112,6 +112,7 @@ def test_only_what_is_trained_and_sharded_is_held():
     assert unsharded((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((GATHERED_ONCE, 0), (R, 0)),)
 
 
-def test_narrow_gradients_do_not_wait():
+def test_narrow_gradients_wait_as_well():
+    """They add up in the type in which the parameter is stored."""
     mixed = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
-    assert unsharded((mixed,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),),)
+    assert unsharded((mixed,), ((8, 6),), (2, 2)) == unsharded((WEIGHT,), ((8, 6),), (2, 2))

@@ -115,9 +115,14 @@ def naive_compute(strategy: Strategy, facts: Mapping[str, Facts]) -> float:
             elements = prod(strategy.local_shape(name, layout))
             total += elements * ToyCompute().optimizer_s_per_element
             reduced = any(a and n > 1 and layout[a] == PARTIAL_GRAD for a, n in enumerate(strategy.mesh))
-            if (
-                reduced or layout[0] == REDUCED_LAST
-            ):  # into its bucket, once; any other stays where it was made
+            behind = any(
+                strategy.use(name, group).block is not None
+                for group in strategy.graph.groups
+                if name in group.parameters
+            )
+            waits = name in strategy.unsharded and layout[0] == REDUCED_LAST
+            # Into its bucket, once, or from where it was scattered; any other stays where it was made.
+            if reduced or behind or waits:
                 total += elements * strategy.tensor(name).stored_element_bytes / COPY
     return total
 

@@ -25,7 +25,7 @@ from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
 from tests.engine.threads import ThreadRuntime, on_ranks
 
-X = torch.randn(4, 8)
+X = torch.randn(8, 8)
 
 
 class Stack(nn.Module):
@@ -141,17 +141,26 @@ def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pyte
     assert sent == [scatter, reduce, scatter, reduce, scatter, scatter, reduce, reduce]
 
 
-@pytest.mark.parametrize(("micro", "copies"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("stored", "micro", "copies"),
+    [
+        ("ahead", 1, 1),
+        ("ahead", 2, 1),
+        ("ahead", 1, 2),
+        *((stored, micro, 1) for stored in ("held", "held/P") for micro in (1, 2)),
+        ("held/P", 2, 2),
+    ],
+)
 @pytest.mark.parametrize(
     "loop", [usual, two_calls_and_one_backward, kept_graph, with_calls_that_nobody_uses, added_up]
 )
-def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, copies: int) -> None:
+def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro: int, copies: int) -> None:
     if micro > 1 and loop is kept_graph:
         pytest.skip("the backward of micro-batches comes once")
     graph, values = captured_stack()
     whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
     loop(whole)
-    strategy = data_parallel(graph, micro=micro, copies=copies)
+    strategy = data_parallel(graph, stored, micro, copies)
     assert len(strategy.blocks.first) == 4
 
     def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
@@ -164,18 +173,54 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, copies
             torch.testing.assert_close(gradient, whole.shards.gradients[name].chunk(2)[shard])
 
 
-def test_nothing_is_left_of_a_call() -> None:
+def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() -> None:
+    graph, values = captured_stack(bias=False)
+    strategy = data_parallel(graph, "held/P", micro=4)
+    with fake_job(0, 2), CollectiveRecorder((4, 2)) as recorder:
+        engine = ShardedEngine(strategy, values)
+        engine(X)[0].backward()
+    sent = [c.kind for c in recorder.issued]
+    # The first and the last weight as the call begins, the second as the first block begins, then the third.
+    assert sent[:5] == [*["all_gather"] * 4, "all_reduce"]
+    assert sent[5:8] == ["all_reduce"] * 3
+    # The third's and the second's behind backward, the others' when it is over.
+    assert sent[8:] == ["reduce_scatter"] * 4
+
+
+def test_narrow_copies_add_up_wide() -> None:
+    """In mixed precision the gradients of a copy wait in the type in which the parameter is stored."""
+    torch.manual_seed(0)
+    captured = capture(Stack(bias=False), (X,), dtype="bfloat16")
+    graph, values = group_operators(refine_graph(captured.graph)), model_values(captured)
+    strategy = data_parallel(graph, "held/P", micro=4)
+
+    def work(own: ThreadRuntime) -> None:
+        engine = ShardedEngine(strategy, values, runtime=own)
+        usual(engine)
+        assert {g.dtype for g in engine.unsharded.unreduced.values()} == {torch.float32}
+        assert not any(g.any() for g in engine.unsharded.unreduced.values())
+        assert {w.dtype for w in engine.unsharded.values.values()} == {torch.bfloat16}
+        assert {g.dtype for g in engine.shards.gradients.values()} == {torch.float32}
+        assert all(w.grad is None for w in engine.unsharded.values.values())
+
+    on_ranks(strategy.mesh, work)
+
+
+@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
+def test_nothing_is_left_of_a_call(stored: str) -> None:
     """Neither gathered parameters nor whole gradients outlive backward."""
     graph, values = captured_stack(bias=False)
 
     def work(own: ThreadRuntime) -> None:
-        engine = ShardedEngine(data_parallel(graph), values, runtime=own)
+        engine = ShardedEngine(data_parallel(graph, stored, micro=2), values, runtime=own)
         usual(engine)
         assert engine._calls == []
         ahead: Any = own.ahead
         assert not ahead._ready
         assert not ahead._whole
         assert not ahead._gradients
+        assert not ahead._last
+        assert not ahead._copying
         assert not ahead._gathering
         assert not ahead._scattering
 

@@ -12,9 +12,8 @@ from tensoropt.engine.gradients import Gradients, storage_key
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.ops.layouts import GATHERED_ONCE, PARTIAL_GRAD, REDUCED_LAST, REPLICATE
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.buckets import Bucket, copies_gradient, gradient_buckets
+from tensoropt.sharding.buckets import Bucket, gradient_buckets
 from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.simulate.collectives import Collective
@@ -101,10 +100,3 @@ def test_buckets_start_in_the_backward_of_the_last_micro_batch(monkeypatch):
     assert recorder.issued == in_call
     # One after the other, as gradients come: nothing in the first micro-batch.
     assert arrived == [1] * 4 + [3, 4, 5, 6]
-
-
-def test_a_copy_is_what_a_reduction_or_a_held_copy_needs():
-    assert copies_gradient((REPLICATE, PARTIAL_GRAD), (1, 2))
-    assert copies_gradient((REDUCED_LAST, 0), (2, 2))
-    assert not copies_gradient((REPLICATE, PARTIAL_GRAD), (1, 1))
-    assert not copies_gradient((GATHERED_ONCE, 0), (2, 2))

@@ -84,6 +84,41 @@ def test_every_micro_batch_gathers_and_scatters() -> None:
     assert_recorded_as_scheduled(evaluated)
 
 
+@pytest.mark.parametrize("micro", [2, 4])
+@pytest.mark.parametrize("each_s", [0.4, 1.5, 2.5])
+def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> None:
+    """ZeRO's first stage: either weight is gathered beside 1 s of the first micro-batch's forward, its
+    gradient scattered beside 2 s of the last one's backward."""
+    found = strategy("held/P", micro)
+    facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
+    assert predicted_collectives(found, facts) == {
+        Collective("all_gather", (0,), W): 2,
+        Collective("reduce_scatter", (0,), W): 2,
+        Collective("all_reduce", (0,), 2 * W): 1,
+        Collective("all_reduce", (0,), 4): micro,
+    }
+    evaluated = evaluated_at(found, Hand(), PerByte(each_s / W), BESIDE)
+    total, compute, communication, exposed = figures(evaluated)
+    behind_s = micro * 4 * each_s / W + 2 * each_s
+    waited_s = 2 * max(each_s - 1.0, 0.0) + 2 * max(each_s - 2.0, 0.0)
+    assert compute == pytest.approx(15.0 * micro)
+    assert communication == pytest.approx(4 * each_s + behind_s)
+    assert exposed == pytest.approx(waited_s + behind_s)
+    assert total == pytest.approx(compute + exposed)
+    assert_recorded_as_scheduled(evaluated)
+
+
+def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
+    """ZeRO's second stage: likewise, but reduced each time."""
+    found = strategy("held", 2)
+    evaluated = evaluated_at(found, Hand(), PerByte(1.5 / W), BESIDE)
+    total, compute, communication, _ = figures(evaluated)
+    behind_s = 2 * 4 * 1.5 / W + 2 * 1.5
+    assert (compute, communication) == pytest.approx((30.0, 6 * 1.5 + behind_s))
+    assert total == pytest.approx(30.0 + 2 * 0.5 + behind_s)
+    assert_recorded_as_scheduled(evaluated)
+
+
 def test_two_blocks_are_there_at_a_time() -> None:
     """As the second product runs, its own weight and the next one's are there whole; where a weight is
     gathered at its use only the one."""

@@ -119,7 +119,8 @@ class EdgeSpec:
             parameter (:mod:`tensoropt.engine.unsharded`) and its gradient goes to the stored shard.
         order: how the tensor lies in memory (:func:`tensoropt.profiling.workload.memory_orders`), None for
         the order of its dims. What arrives lies so too, so that kernels see the layout they were asked about.
-        block: the block that a parameter is gathered ahead for, or None.
+        block: the block that a parameter is gathered ahead for, and whose backward has made its gradient when
+            that is scattered behind; or None.
     """
 
     name: str
@@ -311,7 +312,7 @@ def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
     """The reduction of such a parameter's gradient to the shards, in one step."""
     (step,) = spec.backward
     whole = [size for dim in local_atoms(spec.atoms, spec.target, spec.mesh, runtime.place) for size in dim]
-    shape = local_shape(spec.atoms, spec.source, spec.mesh, runtime.place)
+    shape = local_shape(spec.atoms, spec.back or spec.source, spec.mesh, runtime.place)
     parts = runtime.parts(step.axes)
 
     def pack(gradient: torch.Tensor) -> torch.Tensor:
@@ -430,17 +431,14 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> torch.Tensor:
         ctx.runtime, ctx.spec, ctx.micro_batch, ctx.dtype = runtime, spec, runtime.micro_batch, x.dtype
-        ctx.ahead = None
+        # A compiled module gathers at the use: what is gathered ahead belongs to one call, for which it would
+        # be compiled anew.
+        ctx.ahead = None if spec.block is None or torch.compiler.is_compiling() else runtime.ahead
         if spec.back is not None:
             # `x` is the shard, there so that autograd brings the gradient to it; the value is that of the
             # copy.
             return travel(runtime, runtime.unsharded[spec.name], spec).detach()
-        found = None
-        # A compiled module gathers at the use: what is gathered ahead belongs to one call, for which it would
-        # be compiled anew.
-        ctx.ahead = None if spec.block is None or torch.compiler.is_compiling() else runtime.ahead
-        if ctx.ahead is not None:
-            found = ctx.ahead.take(spec)
+        found = ctx.ahead.take(spec) if ctx.ahead is not None else None
         result = travel(runtime, x, spec) if found is None else found
         # A function that returned its input as it is would hand out the input itself.
         return result.view_as(result) if result is x else result

@@ -6,8 +6,8 @@ micro-batch; stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) parameters too, gat
 for backward. In stages 1 and 2 the gathered parameters stay unsharded over the step, gathered once per step.
 What is too small or too odd to shard stays whole in all of them.
 
-With one micro-batch stage 1 sends what stage 2 sends and keeps more, so that it is tried from two on; nor is
-it with mixed precision (:func:`tensoropt.costs.parameters.unsharded_options`).
+With one micro-batch stage 1 sends what stage 2 sends and keeps more, so that it is tried from two on
+(:func:`tensoropt.costs.parameters.unsharded_options`).
 """
 
 from __future__ import annotations

@@ -37,14 +37,24 @@ FIGURES = {
 """What a row says, and what a simulated point calls it."""
 
 
-def simulate_run(run: Run, of: Architecture, store: ProfileStore, overlap: str = "default") -> PinnedPoint:
+def simulate_run(
+    run: Run,
+    of: Architecture,
+    store: ProfileStore,
+    overlap: str = "default",
+    *,
+    recompute: bool | None = None,
+) -> PinnedPoint:
     """The run's configuration, simulated.
+
+    Args:
+        recompute: as for :func:`~tests.benchmarks.published.runs.pinned_of`.
 
     Raises:
         RefusedRunError: something of it cannot be expressed.
         TensorOptError: the package refuses it.
     """
-    pinned, cluster = pinned_of(run), cluster_of(run)
+    pinned, cluster = pinned_of(run, recompute=recompute), cluster_of(run)
     model, inputs = build(of, run.number("global_batch_seqs"), run.number("seq_len"))
     settings = Settings(
         dtype="bfloat16", micro_batches=(pinned.micro_batches,), measure="never", overlap=overlap
@@ -59,13 +69,33 @@ def figures(
 ) -> tuple[Row, PinnedPoint]:
     """Seconds and bytes of the run's step, and one of the simulations that they come from.
 
+    Of a run that recomputes some of its blocks they lie between those with all blocks and with none, as its
+    share says: a block adds to a step what it adds, whatever the others do.
+    """
+    share = run.recomputed_share
+    if share in (0.0, 1.0):
+        return _figures(run, of, store, whole, overlap, recompute=bool(share))
+    (kept, found), (again, _) = (
+        _figures(run, of, store, whole, overlap, recompute=recompute) for recompute in (False, True)
+    )
+    return {name: kept[name] + share * (again[name] - kept[name]) for name in FIGURES}, found
+
+
+def _figures(
+    run: Run, of: Architecture, store: ProfileStore, whole: bool, overlap: str, *, recompute: bool
+) -> tuple[Row, PinnedPoint]:
+    """The same with all blocks recomputed, or none.
+
     A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
     that two depths say what any other takes. ``whole`` simulates all of the model instead.
     """
     if whole or of.layers <= DEPTHS[-1]:
-        found = simulate_run(run, of, store, overlap)
+        found = simulate_run(run, of, store, overlap, recompute=recompute)
         return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}, found
-    less, more = (simulate_run(run, replace(of, layers=layers), store, overlap) for layers in DEPTHS)
+    less, more = (
+        simulate_run(run, replace(of, layers=layers), store, overlap, recompute=recompute)
+        for layers in DEPTHS
+    )
     times = (of.layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
     def extended(name: str) -> float:
@@ -98,7 +128,16 @@ def predict(
         return {**row, "refused": str(refusal)}
     finally:
         gc.collect()  # graphs of thousands of operators lie in cycles
-    return {**row, **found, "notes": list(of.notes)}
+    return {**row, **found, "notes": [*of.notes, *recompute_notes(run)]}
+
+
+def recompute_notes(run: Run) -> list[str]:
+    """What was approximated of the run's recomputation."""
+    if run.recompute.startswith("near full"):
+        return [f"blocks are recomputed whole, where the run does so {run.recompute}"]
+    if run.recomputed_share not in (0.0, 1.0):
+        return ["some blocks are recomputed: between the figures with all and with none"]
+    return []
 
 
 def open_store(path: Path) -> ProfileStore:

@@ -61,6 +61,23 @@ class Run:
         return self.row.get("core") == "yes"
 
     @property
+    def recomputed_share(self) -> float:
+        """Which part of the blocks is recomputed, as a share; notes of a run that recomputes some say about
+        how many.
+
+        Raises:
+            RefusedRunError: parts of blocks are recomputed, or nothing says how many.
+        """
+        if self.recompute in ("none", "full"):
+            return float(self.recompute == "full")
+        if self.recompute.startswith("near full"):
+            return 1.0
+        share = re.search(r"blocks recomputed is about (\d+)%", self.row.get("notes", ""))
+        if self.recompute.startswith("selective (some blocks)") and share:
+            return int(share.group(1)) / 100
+        raise RefusedRunError(f"recomputes parts ({self.recompute}); blocks are recomputed whole")
+
+    @property
     def single_node(self) -> bool:
         """Whether all of its GPUs are in one node."""
         return int(float(self.row["n_gpus"])) <= int(float(self.row["gpus_per_node"] or 8))
@@ -99,8 +116,12 @@ def architecture_of(run: Run, models: Mapping[str, Any]) -> Architecture:
         raise RefusedRunError(f"its model {run.model} lacks {missing}") from None
 
 
-def pinned_of(run: Run) -> PinnedConfiguration:
+def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration:
     """What the run pins.
+
+    Args:
+        recompute: all blocks are recomputed, or none; by default as the run does, most of which do the one or
+            the other.
 
     Raises:
         RefusedRunError: something of it cannot be expressed.
@@ -119,8 +140,7 @@ def pinned_of(run: Run) -> PinnedConfiguration:
         raise RefusedRunError(
             "its attention stores the scores, and scaled_dot_product_attention on this GPU does not"
         )
-    if run.recompute not in ("none", "full"):
-        raise RefusedRunError(f"recomputes parts ({run.recompute}); blocks are recomputed all or none, whole")
+    share = run.recomputed_share
     if run.dp_kind not in STAGES:
         raise RefusedRunError(f"its data parallelism is of kind {run.dp_kind or 'unsaid'}, which is unknown")
     data, pieces, batch = run.number("dp"), run.number("grad_accum"), run.number("global_batch_seqs")
@@ -141,7 +161,7 @@ def pinned_of(run: Run) -> PinnedConfiguration:
         shard_group=group,
         sequence_parallel=run.seq_parallel == "yes",
         micro_batches=pieces,
-        recompute=run.recompute == "full",
+        recompute=share >= 0.5 if recompute is None else recompute,
     )
 
 

@@ -39,6 +39,7 @@ def run(**changed: str) -> Run:
         ({"precision": "fp16"}, "computes in fp16"),
         ({"flash_attn": "no"}, "stores the scores"),
         ({"recompute": "selective (some blocks)"}, "recomputes parts"),
+        ({"recompute": "partial (dots kept)"}, "recomputes parts"),
         ({"outcome": "oom", "step_s": ""}, "no step time"),
         ({"tp": "2"}, "is not 4 GPUs"),
         ({"global_batch_seqs": "12"}, "equal micro-batches"),
@@ -97,6 +98,22 @@ def test_two_depths_say_what_a_deeper_model_takes(of, recompute):
     for name in ("predicted_step_s", "compute_s", "communication_s", "exposed_s"):
         assert extended[name] == pytest.approx(whole[name], rel=1e-6)
     assert extended["predicted_memory_bytes"] == pytest.approx(whole["predicted_memory_bytes"], rel=0.01)
+
+
+def test_some_recomputed_blocks_take_what_lies_between():
+    with ProfileStore(":memory:") as store:
+        of = replace(LLAMA, layers=4)
+        none, all_, some = (
+            figures(run(**how), of, store, whole=True)[0]
+            for how in (
+                {"recompute": "none"},
+                {"recompute": "full"},
+                {"recompute": "selective (some blocks)", "notes": "blocks recomputed is about 25%"},
+            )
+        )
+    assert all_["compute_s"] > none["compute_s"]
+    for name, value in some.items():
+        assert value == pytest.approx(0.75 * none[name] + 0.25 * all_[name])
 
 
 def test_errors_are_medians_and_held_out_sources_stand_apart():

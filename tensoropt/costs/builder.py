@@ -105,7 +105,7 @@ class TableBuilder:
         passes = (False, True) if group.name in self.region_of else (False,)
         # Layers that look alike share the arrays themselves: working_sets recognises them by the identity of
         # ``options``, which replace() keeps.
-        key = (id(template), passes, self.effects.blocks.between(group.name))
+        key = (id(template), passes, self.effects.blocks.neighbours(group.name))
         if key not in self._variable_cache:
             self._variable_cache[key] = self._group_variable(group, template, passes)
         return replace(self._variable_cache[key], key=Variable.of_group(group.name))
@@ -117,7 +117,7 @@ class TableBuilder:
             for recomputed in passes
             for configuration, work, facts in each
         ]
-        ahead, between = self._offers_ahead(group), self.effects.blocks.between(group.name)
+        ahead, neighbours = self._offers_ahead(group), self.effects.blocks.neighbours(group.name)
         options = [self._stored_options(group.parameters, c.configuration, ahead=ahead) for c in choices]
 
         def rows() -> np.ndarray:
@@ -125,7 +125,7 @@ class TableBuilder:
 
         # The facts are named, as those of kernels that could be asked replace others.
         table = self.arrays.once(
-            lambda: repr((template.look, passes, ahead, between, [self._priced(c) for c in choices])), rows
+            lambda: repr((template.look, passes, ahead, neighbours, [self._priced(c) for c in choices])), rows
         )
         ends = np.cumsum([len(stored) for stored in options])[:-1]
         tables = np.split(table, ends)
@@ -146,7 +146,7 @@ class TableBuilder:
 
     def _offers_ahead(self, group: Group) -> bool:
         """Whether parameters of a group may be gathered ahead: where that runs beside anything."""
-        return self.training and self.prices.beside and self.effects.blocks.between(group.name)
+        return self.prices.beside and self.effects.blocks.neighbours(group.name) is not None
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False

@@ -45,6 +45,12 @@ class When(NamedTuple):
         """Whether it comes once in a step, however many micro-batches there are."""
         return self.phase in ("first", "last", "reduction", "optimizer")
 
+    @property
+    def at_once(self) -> bool:
+        """Whether what is sent together is waited for at once, as there is no block beside which it could
+        run."""
+        return self.what == "begin"
+
 
 # Of a group. COMPUTE stands for the first part of its forward; see part_of.
 GATHER, COMPUTE, INNER = (When("forward", what) for what in ("gather", "compute", "inner"))

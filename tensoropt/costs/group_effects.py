@@ -87,14 +87,14 @@ class GroupEffects(ParameterEffects):
         """The uses of the group's parameters, in the order in which forward needs them."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
-        between = self.training and self.blocks.between(group.name)
+        neighbours = self.blocks.neighbours(group.name)
         last = len(parts_of(group).starts) - 1
         return {
             name: Use(
                 configuration.layout(name),
                 wanted.get(group.short_names[name], 0),
                 choice.again,
-                between and name not in group.shared,
+                None if name in group.shared else neighbours,
                 last,
             )
             for name in (*group.parameters, *group.shared)
@@ -131,7 +131,9 @@ class GroupEffects(ParameterEffects):
         for name, use in self.uses(choice).items():
             stored = choice.stored[name]
             for effect in (*self.use(name, stored, use).effects, *self._copy(name, stored, use).effects):
-                if effect.beside:
+                # Behind the first block backward passes no other one.
+                ends = effect.when.what == "next" and not (use.neighbours and use.neighbours.before)
+                if effect.beside and not effect.when.at_once and not ends:
                     key = effect.when.phase in forward, effect.when.once
                     sent[key] = sent.get(key, 0.0) + sum(one.send.seconds for one in effect.beside)
         if not sent:

@@ -46,7 +46,7 @@ from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.parameters import OPTIMIZER_STATE, OPTIMIZER_TRANSIENT
 from tensoropt.costs.prices import Prices, Send
 from tensoropt.ops.layouts import Layout
-from tensoropt.sharding.blocks import Blocks, find_blocks
+from tensoropt.sharding.blocks import Blocks, Neighbours, find_blocks
 from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.reshard.steps import Step
 from tensoropt.sharding.storage import Storage, Way, way, whole_layout
@@ -60,14 +60,15 @@ class Use(NamedTuple):
         layout: the one that the group reads.
         wanted: how often the group's backward needs the parameter, gathered.
         again: the group is recomputed.
-        between: other blocks lie before and behind the group's, beside which the parameter can be gathered.
+        neighbours: the blocks beside which the parameter can be gathered; None where it is gathered at the
+            use.
         last_part: the last of the parts of the group's forward.
     """
 
     layout: Layout
     wanted: int
     again: bool = False
-    between: bool = False
+    neighbours: Neighbours | None = None
     last_part: int = 0
 
 
@@ -112,13 +113,17 @@ class ParameterEffects(MoveEffects):
         """Whether a parameter is gathered ahead of a use."""
         way = self.way(name, stored, use.layout)
         sizes = self.graph.atoms.atom_sizes(name)
-        return use.between and way.goes_ahead(sizes, self.mesh, learns=self.learns(name))
+        if use.neighbours is None:
+            return False
+        return way.goes_ahead(sizes, self.mesh, learns=self.learns(name))
 
     def copy_goes_ahead(self, name: str, way: Way, use: Use) -> bool:
         """Whether an unsharded copy is made while the block before its use computes in the first micro-batch,
         and its gradients scattered while backward passes the next block."""
         sizes = self.graph.atoms.atom_sizes(name)
-        return use.between and way.copy_goes_ahead(sizes, self.mesh, learns=self.learns(name))
+        if use.neighbours is None:
+            return False
+        return way.copy_goes_ahead(sizes, self.mesh, learns=self.learns(name))
 
     def hands_over(self, name: str, stored: Layout, use: Use) -> bool:
         """Whether the gradient of a use is scattered behind in every micro-batch, and not at the use."""
@@ -136,9 +141,9 @@ class ParameterEffects(MoveEffects):
         at a time, and in backward two of gradients. An average block has so much of each parameter."""
         if not self.goes_ahead(name, stored, use):
             return 0.0
-        blocks = sum(number > 0 for number in self.blocks.behind.values())
+        blocks = sum(last is not None for last in self.blocks.last)
         kinds = 1 + self.learns(name)
-        return 2 * kinds * self.bytes(name, use.layout) / max(blocks, 1)
+        return min(2, blocks) * kinds * self.bytes(name, use.layout) / blocks
 
     def _use(self, name: str, stored: Layout, use: Use) -> Effects:
         way = self.way(name, stored, use.layout)
@@ -179,22 +184,25 @@ class ParameterEffects(MoveEffects):
         # Pieces of what lies inside others are put together in a buffer of their own.
         joined = replace(moved, sends=(), workspace_bytes=self.resharding_bytes(steps[0], name) - size)
         sent = self.with_cast(self._together(BEGIN_BEFORE, name, moved.sends), name, stored)
+        assert use.neighbours is not None
 
         def gathered(before: When, begin: When, at: When, done: When) -> list[Effect]:
             return [
-                replace(sent, when=before, transient=size + narrow),
+                replace(sent, when=before, transient=size + narrow, workspace_bytes=narrow * before.at_once),
                 *([Effect(begin, transient=-narrow)] if narrow else []),
                 replace(joined, when=at),
                 Effect(done, after=True, transient=-size),
             ]
 
-        found = gathered(BEGIN_BEFORE, BEGIN, GATHER, part_of(use.last_part))
+        before = BEGIN_BEFORE if use.neighbours.before else BEGIN
+        back_before = BACK_BEFORE if use.neighbours.behind else BACK_BEGIN
+        found = gathered(before, BEGIN, GATHER, part_of(use.last_part))
         if self.training and use.again:
             # What backward wants again is left there by the second forward.
             done = COMPUTE_BACK if use.wanted else part_of(use.last_part, again=True)
-            found += gathered(BACK_BEFORE, BACK_BEGIN, GATHER_AGAIN, done)
+            found += gathered(back_before, BACK_BEGIN, GATHER_AGAIN, done)
         elif self.training and use.wanted:
-            found += gathered(BACK_BEFORE, BACK_BEGIN, GATHER_BACK, COMPUTE_BACK)
+            found += gathered(back_before, BACK_BEGIN, GATHER_BACK, COMPUTE_BACK)
         return found
 
     def _behind(self, name: str, stored: Layout, use: Use, steps: Both) -> list[Effect]:
@@ -205,23 +213,21 @@ class ParameterEffects(MoveEffects):
         size, shard = self.bytes(name, use.layout), self.bytes(name, stored)
         moved = self.stepped(BACK_NEXT, name, steps[1], steps[1])
         sent = self._together(BACK_NEXT, name, moved.sends)
+        sent = replace(sent, transient=shard, local_s=moved.local_s, host_s=moved.host_s)
         pieces = self.resharding_bytes(steps[1], name) - shard
+        # Backward passes no block after the first one's: that is over where it is scattered.
+        assert use.neighbours is not None
+        left = Effect(
+            BACK_LEFT,
+            after=not use.neighbours.before,
+            transient=-size - shard,
+            workspace_bytes=shard,
+            source=self.overheads_source,
+        )
         return [
             Effect(PARAMETERS, transient=size),
-            replace(
-                sent,
-                transient=shard,
-                workspace_bytes=pieces,
-                local_s=moved.local_s,
-                host_s=moved.host_s,
-            ),
-            self.with_cast(
-                Effect(
-                    BACK_LEFT, transient=-size - shard, workspace_bytes=shard, source=self.overheads_source
-                ),
-                name,
-                stored,
-            ),
+            replace(sent, workspace_bytes=pieces),
+            self.with_cast(left, name, stored),
         ]
 
     def _together(self, when: When, name: str, sends: tuple[Send, ...]) -> Effect:
@@ -297,7 +303,8 @@ class ParameterEffects(MoveEffects):
         way = self.way(name, stored, use.layout)
         last = self.copy_goes_ahead(name, way, use) and self.mesh[0] > 1
         if self.hands_over(name, stored, use) or (way.reduced_last and last):
-            return BACK_LEFT
+            # Of the first block when backward is over.
+            return BACK_LEFT if use.neighbours and use.neighbours.before else REDUCE_LAST
         return REDUCE_LAST if way.reduced_last else ARRIVED
 
     def _copy_of_shared(self, name: str, stored: Layout) -> tuple[int, int]:
@@ -321,40 +328,51 @@ class ParameterEffects(MoveEffects):
         size = self.bytes(name, way.source)
         once = way.once(self.graph.atoms.atom_sizes(name), self.mesh, learns=self.learns(name))
         ahead = self.copy_goes_ahead(name, way, use)
-        found = self._copied(name, way, once[0], ahead=ahead)
+        neighbours = use.neighbours if ahead else None
+        found = self._copied(name, way, once[0], neighbours)
         if not way.reduced_last:
             return Effects(tuple(found), parameters=size)
         # In one micro-batch nothing waits: what is reduced last is so when backward is over.
-        found += self._reduced_last(name, way, once[1], behind=ahead and self.mesh[0] > 1)
+        found += self._reduced_last(name, way, once[1], neighbours if self.mesh[0] > 1 else None)
         # Each micro-batch adds its gradient to the one that waits, in the type in which that is stored.
         waiting = self.stored_bytes(name, way.source)
         add_s = waiting * self.prices.overheads.add_s_per_byte * self.mesh[0]
         found.append(Effect(REDUCE_LAST, local_s=add_s, source=self.overheads_source))
         return Effects(tuple(found), parameters=size, gradients=waiting)
 
-    def _copied(self, name: str, way: Way, steps: Sequence[Step], *, ahead: bool) -> list[Effect]:
-        """The making of an unsharded copy, which counts as a parameter all through the step."""
+    def _copied(
+        self, name: str, way: Way, steps: Sequence[Step], neighbours: Neighbours | None
+    ) -> list[Effect]:
+        """The making of an unsharded copy, which counts as a parameter all through the step.
+
+        Args:
+            neighbours: of the block for which it is made together with others; None where it is made alone.
+        """
         narrow = self.bytes(name, way.shard) if self.casts(name) else 0
         buffers = max(self.resharding_bytes(steps, name) - self.bytes(name, way.source), 0)
         gather = self.stepped(GATHER_ONCE, name, steps, steps, workspace_bytes=buffers + narrow)
         gather = self.with_cast(gather, name, way.shard)
-        if not ahead:
+        if neighbours is None:
             return [gather]
-        sent = self._together(FIRST_BEFORE, name, gather.sends)
+        before = FIRST_BEFORE if neighbours.before else FIRST_BEGIN
+        sent = self._together(before, name, gather.sends)
         return [
             replace(gather, sends=(), workspace_bytes=0),
-            replace(sent, transient=narrow),
+            replace(sent, transient=narrow, workspace_bytes=narrow * before.at_once),
             Effect(FIRST_BEGIN, transient=-narrow, workspace_bytes=buffers),
         ]
 
-    def _reduced_last(self, name: str, way: Way, steps: Sequence[Step], *, behind: bool) -> list[Effect]:
-        """The reduction of the gradient that waited beside a copy, sent in the type that readers see."""
+    def _reduced_last(
+        self, name: str, way: Way, steps: Sequence[Step], neighbours: Neighbours | None
+    ) -> list[Effect]:
+        """The reduction of the gradient that waited beside a copy, sent in the type that readers see;
+        likewise."""
         # What is sent of a wide sum is cast first.
         narrow = self.bytes(name, way.source) if self.casts(name) else 0
         buffers = self.resharding_bytes(steps, name)
         reduce = self.stepped(REDUCE_LAST, name, steps, steps, workspace_bytes=buffers + narrow)
         reduce = self.with_cast(self.with_cast(reduce, name, way.source), name, way.shard)
-        if not behind:
+        if neighbours is None:
             return [reduce]
         shard = self.bytes(name, way.shard)
         # The pieces that are sent are copies of what waits; of a cast one they take the place.
@@ -364,7 +382,7 @@ class ParameterEffects(MoveEffects):
             replace(reduce, sends=(), workspace_bytes=0),
             *([Effect(PARAMETERS, transient=narrow)] if narrow else []),
             replace(sent, transient=stays, workspace_bytes=pieces if narrow else 0),
-            Effect(LAST_LEFT, transient=-stays - narrow, workspace_bytes=shard),
+            Effect(LAST_LEFT, after=not neighbours.before, transient=-stays - narrow, workspace_bytes=shard),
         ]
 
     def waiting_bytes(self, uses: Mapping[str, tuple[Layout, Layout]]) -> dict[str, int]:

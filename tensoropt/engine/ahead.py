@@ -88,10 +88,16 @@ def wait(value: torch.Tensor) -> torch.Tensor:
     return arrived
 
 
-def begin_block(runtime: Runtime, block: int, specs: Sequence[EdgeSpec], *shards: torch.Tensor) -> None:
+def begin_block(
+    runtime: Runtime,
+    block: int,
+    own: Sequence[EdgeSpec],
+    following: Sequence[EdgeSpec],
+    *shards: torch.Tensor,
+) -> None:
     """A node of the lowered graph: a block begins in forward, see :meth:`CallAhead.begin`."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
-        runtime.ahead.begin(block, specs, shards)
+        runtime.ahead.begin(block, own, following, shards)
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
@@ -153,17 +159,31 @@ class CallAhead:
     # -- forward ----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def begin(self, block: int, specs: Sequence[EdgeSpec], shards: Sequence[torch.Tensor]) -> None:
+    def begin(
+        self,
+        block: int,
+        own: Sequence[EdgeSpec],
+        following: Sequence[EdgeSpec],
+        shards: Sequence[torch.Tensor],
+    ) -> None:
         """A block begins in forward.
 
         Args:
-            specs: of the parameters of the next block, with their shards.
+            own: of the parameters of the first block, which are waited for.
+            following: of those of the next block.
+            shards: of both.
         """
         self._arrive()
-        self._shards.update(zip(specs, (shard.detach() for shard in shards), strict=True))
+        self._shards.update(zip((*own, *following), (shard.detach() for shard in shards), strict=True))
+        if block == 0:
+            self._begin_gathering(own, block)
+            self._arrive()
+        self._begin_gathering(following, block + 1)
+
+    def _begin_gathering(self, specs: Sequence[EdgeSpec], block: int) -> None:
         self._gathering += self._sent(specs, self._shards)
         if self._copies is not None:
-            self._copying += self._sent(self._copies.of(block + 1), self._copies.shards)
+            self._copying += self._sent(self._copies.of(block), self._copies.shards)
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that was gathered ahead, at its use."""
@@ -188,11 +208,17 @@ class CallAhead:
         self._begun.add(block)
         self._register()
         self._arrive()
-        behind = self._behind.get(block, -1)
-        wanted = {*self._noted.get(behind, ()), *self._recomputed.get(behind, ())}
+        if block not in self._behind.values():
+            # Backward begins with it, so that nobody has gathered its parameters again.
+            self._gather_again(block)
+            self._arrive()
+        self._gather_again(self._behind.get(block, -1))
+        self._scatter_behind(block)
+
+    def _gather_again(self, block: int) -> None:
+        wanted = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
         # In the order in which forward gathered them, which is the same on all ranks.
         self._gathering += self._sent([spec for spec in self._shards if spec in wanted], self._shards)
-        self._scatter_behind(block)
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that backward asks for, if it was gathered ahead; until it has asked as often as
@@ -227,6 +253,8 @@ class CallAhead:
     @torch.no_grad()
     def finish(self) -> None:
         """Backward is over."""
+        # As at the beginning of a block: what has arrived completes buckets first.
+        self._arrive()
         self._scatter_behind(-1)
         self._arrive()
         self._ready.clear()

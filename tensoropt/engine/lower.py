@@ -165,10 +165,13 @@ class _Lowering:
     def _begin(self, block: int) -> None:
         """As a block begins its successor's parameters are gathered."""
         for number in range(self.begun + 1, block + 1):
+            # Nothing comes before the first block, whose own are gathered as it begins.
+            own = self.ahead.get(number, {}) if number == 0 else {}
             following = self.ahead.get(number + 1, {})
             if {number, number + 1} & self.blocks:
-                shards = tuple(self.places[name] for name, _ in following)
-                begin = functools.partial(begin_block, self.runtime, number, tuple(following.values()))
+                shards = tuple(self.places[name] for name, _ in (*own, *following))
+                specs = tuple(own.values()), tuple(following.values())
+                begin = functools.partial(begin_block, self.runtime, number, *specs)
                 # In no recomputed region: it is not for the second forward to gather ahead.
                 add_function(self.graph, begin, "begin_block", shards)
         self.begun = max(self.begun, block)

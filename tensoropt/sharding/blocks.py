@@ -12,9 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import find_regions, region_of
+
+
+class Neighbours(NamedTuple):
+    """The blocks beside which those of another one are gathered.
+
+    Attributes:
+        before: there is one before it in forward; else its parameters are gathered together as it begins.
+        behind: backward begins another one before it; likewise.
+    """
+
+    before: bool
+    behind: bool
 
 
 @dataclass(frozen=True)
@@ -31,11 +44,12 @@ class Blocks:
     first: tuple[str, ...]
     last: tuple[str | None, ...]
 
-    def between(self, group: str) -> bool:
-        """Whether a group's block has another one before it, in forward and in backward: beside these its
-        parameters can be gathered."""
+    def neighbours(self, group: str) -> Neighbours | None:
+        """What lies around a group's block; None of a block that backward does not begin."""
         block = self.of[group]
-        return block > 0 and block in self.behind.values()
+        if self.last[block] is None:
+            return None
+        return Neighbours(before=block > 0, behind=block in self.behind.values())
 
     @cached_property
     def behind(self) -> Mapping[int, int]:

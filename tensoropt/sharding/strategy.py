@@ -144,7 +144,7 @@ class Strategy:
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
         """Whether a parameter is gathered ahead, for each use or once, and its gradient scattered behind."""
-        if not (way.ahead and self.graph.atoms.graph.training and self.blocks.between(group.name)):
+        if not (way.ahead and self.blocks.neighbours(group.name)):
             return False
         asked = self.atom_sizes(name), self.mesh
         learns = self.tensor(name).requires_grad

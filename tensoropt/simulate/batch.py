@@ -231,9 +231,9 @@ class Batch:
             return self._of_groups.group(choice, handed=bool(outlasting[row]), joins=joins)
 
         columns = [chosen, outlasting, *(self.stored[name].which for name in names)]
-        # Without the group's name: equal layers share one kind. Of blocks at either end nothing is gathered
-        # ahead.
-        kind = ("group", self.candidates.signature(group), joins, self.schedule.blocks.between(group.name))
+        # Without the group's name: equal layers share one kind. Of blocks at either end less is sent ahead.
+        neighbours = self.schedule.blocks.neighbours(group.name)
+        kind = ("group", self.candidates.signature(group), joins, neighbours)
         return kind, Chosen(("group", group.name), columns, make, self.schedule.of_group(group.name))
 
     def _choice(self, group: Group, number: int, stored: Mapping[str, Layout]) -> Choice:
@@ -320,7 +320,11 @@ class Batch:
             return joined([own, copy])
 
         dtypes = tensor.dtype, tensor.stored_dtype
-        kind = ("parameter", self.graph.atoms.atoms[name], *dtypes, tensor.requires_grad, joins, shared)
+        neighbours = self.schedule.blocks.neighbours(first)
+        kind = (
+            *("parameter", self.graph.atoms.atoms[name], *dtypes),
+            *(tensor.requires_grad, joins, shared, neighbours),
+        )
         position = self.schedule.of_parameter(name)
         return kind, Chosen(("parameter", name), [stored.which, complete], make, position)
 
@@ -331,8 +335,10 @@ class Batch:
             return np.zeros(self.count, dtype=np.int64)
         used = self.readings.used(user, name)
         firsts, which = distinct([stored.which, used.which])
-        between = self.schedule.blocks.between(user)
-        pairs = ((stored.at(row), Use(used.at(row), 0, between=between)) for row in firsts.tolist())
+        # One with several users is brought to each of them.
+        shared = name in self.graph.shared
+        neighbours = None if shared else self.schedule.blocks.neighbours(user)
+        pairs = ((stored.at(row), Use(used.at(row), 0, neighbours=neighbours)) for row in firsts.tolist())
         found = [COMPLETE.index(self._of_groups.complete(name, layout, use)) for layout, use in pairs]
         return np.array(found, dtype=np.int64)[which]
 

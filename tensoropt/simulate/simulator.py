@@ -211,7 +211,7 @@ class StepSimulator:
                 seconds,
                 one.bytes.astype(float),
                 sending,
-                ahead=True,
+                ahead=not one.at_once,
                 kind=one.kind,
                 only=one.only,
             )

@@ -29,7 +29,7 @@ X = torch.randn(8, 8)
 
 
 class Stack(nn.Module):
-    """Four products; each is a block, of which the two in the middle are gathered ahead."""
+    """Four products; each is a block."""
 
     def __init__(self, *, bias: bool = True) -> None:
         super().__init__()
@@ -71,28 +71,11 @@ def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
         loss.backward()
     sent = [(c.kind, c.bytes) for c in recorder.issued]
     gather, scatter = "all_gather", "reduce_scatter"
-    first = [(gather, 256), (gather, 32)]
-    assert sorted(sent[1:3]) == sorted(first)
-    assert sorted(sent[4:6]) == sorted(first)
-    assert (
-        sent[:forward]
-        == [
-            (
-                gather,
-                288,
-            ),  # the second block's, as the first begins, whose own are gathered where they are used
-            *sent[1:3],
-            (gather, 288),  # the third's
-            *sent[4:6],  # the last one's own
-            ("all_reduce", 4),
-        ]
-    )
-    backward = sent[forward:]
-    # A bias is not needed again, and of the first weight nothing as nobody asks for the input's gradient.
-    assert backward[:2] == [(gather, 256), (gather, 256)]  # the third's ahead, the last one's own
-    assert sorted(backward[2:4]) == [(scatter, 32), (scatter, 256)]  # of the last one
-    assert backward[4:7] == [(gather, 256), (scatter, 288), (scatter, 288)]
-    assert sorted(backward[7:]) == [(scatter, 32), (scatter, 256)]  # of the first
+    # The first block's own and the second's as the first begins, the others' as the one before begins.
+    assert sent[:forward] == [*[(gather, 288)] * 4, ("all_reduce", 4)]
+    # A bias is not needed again, and of the first weight nothing as nobody asks for the input's gradient. The
+    # last block's is gathered as backward begins, and the third's; gradients go one block behind.
+    assert sent[forward:] == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
 
 
 Loop = Callable[[ShardedEngine], None]
@@ -136,9 +119,8 @@ def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pyte
         loss.backward()
     sent = [(c.kind, c.axes) for c in recorder.issued[begin:] if c.kind != "all_gather"]
     scatter, reduce = ("reduce_scatter", (1,)), ("all_reduce", (2,))
-    # The last block's own; the third's, reduced as the first block begins, before the second's is scattered;
-    # the first's own; then the second's is there.
-    assert sent == [scatter, reduce, scatter, reduce, scatter, scatter, reduce, reduce]
+    # Each is reduced as backward begins another block, or is over, before the next one's is scattered.
+    assert sent == [scatter, reduce] * 4
 
 
 @pytest.mark.parametrize(
@@ -180,11 +162,8 @@ def test_copies_are_gathered_in_the_first_micro_batch_and_reduced_in_the_last() 
         engine = ShardedEngine(strategy, values)
         engine(X)[0].backward()
     sent = [c.kind for c in recorder.issued]
-    # The first and the last weight as the call begins, the second as the first block begins, then the third.
-    assert sent[:5] == [*["all_gather"] * 4, "all_reduce"]
-    assert sent[5:8] == ["all_reduce"] * 3
-    # The third's and the second's behind backward, the others' when it is over.
-    assert sent[8:] == ["reduce_scatter"] * 4
+    # The loss is a sum over all ranks' rows.
+    assert sent == [*["all_gather"] * 4, *["all_reduce"] * 4, *["reduce_scatter"] * 4]
 
 
 def test_narrow_copies_add_up_wide() -> None:

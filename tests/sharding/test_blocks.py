@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tensoropt.sharding.blocks import find_blocks
+from tensoropt.sharding.blocks import Neighbours, find_blocks
 from tests.costs.models import gates, gpt2, problem
 
 
@@ -24,12 +24,16 @@ def test_repeated_blocks_are_blocks_and_between_them_what_has_parameters() -> No
     assert list(blocks.of.values()) == sorted(blocks.of.values())
 
 
-def test_only_what_lies_between_blocks_is_gathered_ahead() -> None:
+def test_blocks_at_either_end_have_one_neighbour() -> None:
     graph = problem(gates).graph
     blocks = find_blocks(graph)
     assert blocks.behind == {4: 3, 3: 2, 2: 1, 1: 0}
-    between = {blocks.of[group.name] for group in graph.groups if blocks.between(group.name)}
-    assert between == {1, 2, 3}
+    neighbours = {blocks.of[group.name]: blocks.neighbours(group.name) for group in graph.groups}
+    assert neighbours == {
+        0: Neighbours(before=False, behind=True),
+        **dict.fromkeys((1, 2, 3), Neighbours(before=True, behind=True)),
+        4: Neighbours(before=True, behind=False),
+    }
     # The loss, which has no parameters, belongs to the last block, and backward begins with it.
     last = blocks.last[4]
     assert last == graph.groups[-1].name

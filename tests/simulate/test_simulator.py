@@ -247,10 +247,10 @@ def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeyp
         assert_recorded_as_scheduled(evaluated)
 
 
-def test_a_gradient_that_is_reduced_last_completes_its_bucket_after_backward():
-    """The second weight stays gathered. Its gradient is scattered after the last micro-batch, behind the
-    first weight's bucket, which is on the same links; what is left of it is a bucket of its own on the other
-    axis."""
+def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block():
+    """The second weight stays gathered. Its copy is made beside 1 s of the first micro-batch, its gradient
+    scattered beside 2 s of the last one's backward; what is left of it is a bucket of its own on the other
+    axis, behind the first weight's, which is on all links."""
     graph, loss, per_byte = problem(two_layers).graph, 4e-3, PerByte(1e-3)
     data = {
         "mesh": [2, 2, 2],
@@ -262,12 +262,11 @@ def test_a_gradient_that_is_reduced_last_completes_its_bucket_after_backward():
         },
     }
     evaluated = evaluated_at(strategy_from_dict(data, graph), Hand(), per_byte, BESIDE)
-    backward = 2 * (9.0 + loss)
+    backward = 2 * (9.0 + loss) + W2 * 1e-3 - 1.0
     reduced = [event for event in recorded(evaluated).events if event.name == REDUCTION]
-    scattered = backward + (W1 + W2) * 1e-3
-    assert [event.start_s for event in reduced] == pytest.approx([backward, scattered])
-    # The copy is gathered for the next step once the optimizer has stepped.
-    assert figures(evaluated)[0] == pytest.approx(scattered + W2 / 2 * 1e-3 + W2 * 1e-3)
+    first, second = backward + W1 * 1e-3, W2 / 2 * 1e-3
+    assert [event.start_s for event in reduced] == pytest.approx([backward, first])
+    assert figures(evaluated)[0] == pytest.approx(first + second)
     assert_recorded_as_scheduled(evaluated)
 
 

@@ -26,8 +26,8 @@ from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_o
 
 Row = dict[str, Any]
 DEPTHS = (3, 5)
-"""Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a bucket of
-gradients."""
+"""Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a
+bucket of gradients."""
 FIGURES = {
     "predicted_step_s": "time_s",
     "predicted_memory_bytes": "memory_bytes",

@@ -62,7 +62,7 @@ def on_ranks(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int)
         except rivals.UnsplittableError as error:
             refused[name] = str(error)
     forget_models()
-    return {"times_s": in_turns(steps, rounds, _slower), "refused": refused}
+    return {"times_s": in_turns(steps, rounds, slower), "refused": refused}
 
 
 def alone(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, list[float]]:
@@ -86,7 +86,8 @@ def in_turns(steps: dict[str, rivals.Step], rounds: int, agreed: Any) -> dict[st
     return times
 
 
-def _slower(seconds: float) -> float:
+def slower(seconds: float) -> float:
+    """The most seconds that a rank gives."""
     value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)

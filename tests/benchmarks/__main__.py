@@ -26,6 +26,7 @@ PROGRAMS = {
     "explore": "tests.benchmarks.explore.bench_explore",
     "fidelity": "tests.benchmarks.fidelity.bench_fidelity",
     "step": "tests.benchmarks.execute.bench_step",
+    "overlap": "tests.benchmarks.execute.bench_overlap",
     "figure6": "tests.benchmarks.papers.figure6",
     "scale": "tests.benchmarks.papers.scale",
     "placing": "tests.benchmarks.papers.placing",

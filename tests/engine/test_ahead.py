@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tensoropt.capture import capture
 from tensoropt.engine import parameters
+from tensoropt.engine.ahead import scatter, wait
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
 from tests.engine.threads import ThreadRuntime, on_ranks
@@ -204,3 +208,21 @@ def test_nothing_is_left_of_a_call(stored: str) -> None:
         assert not ahead._scattering
 
     on_ranks((1, 2), work)
+
+
+def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective], list[int]]:
+    """What a rank gets of three values, the collectives issued, and the sizes of what has to stay."""
+    assert dist.group.WORLD is not None
+    values = [torch.arange(n, dtype=torch.float32) + 100 * rank for n in (4, 2, 6)]
+    with CollectiveRecorder((1, world)) as recorder:
+        arriving = scatter(values, dist.group.WORLD)
+    return [wait(part).tolist() for part in arriving], recorder.issued, [value.numel() for value in values]
+
+
+@pytest.mark.distributed
+def test_gloo_reduces_several_gradients_in_one_message(ranks: RankPool) -> None:
+    for rank, (parts, issued, stays) in enumerate(ranks.run(scattered)):
+        want = [torch.arange(n, dtype=torch.float32) * 2 + 100 for n in (4, 2, 6)]
+        assert parts == [value.chunk(2)[rank].tolist() for value in want]
+        assert issued == [Collective("reduce_scatter", (1,), 12 * 4)]
+        assert stays == [12]

@@ -1,12 +1,14 @@
 """Executed step times: the fastest plan against DDP, FSDP2 and hand-written tensor parallelism. Not a test.
 
-    python -m tests.benchmarks.execute.bench_step [--quick] [model ...]
+    python -m tests.benchmarks.execute.bench_step [--quick] [--name NAME] [model ...]
 
 Models: gpt2, bert, vgg16, wide-resnet, rnn. Two CPU ranks of this machine over gloo, one thread each. All
 methods train the same weights on the same global batch with the same optimizer, in the same processes, one
 step each in turn; a round's figure is its slower rank's, a method's the median of its rounds. The lowered
-graph on one rank is compared with the plain module in the same way. Results:
-tests/benchmarks/results/execute/DATE-step.{json,md,svg}; ``--quick``: two rounds, into out/execute.
+graph on one rank is compared with the plain module in the same way. Beside FSDP2 stands what our executor
+makes of the same way to store parameters (ZeRO stage 3), gathered ahead and at the use. Results:
+tests/benchmarks/results/execute/DATE-step.{json,md,svg}, of which READMEs show the newest, so that one of
+some models is given another NAME; ``--quick``: two rounds, into out/execute.
 """
 
 from __future__ import annotations
@@ -40,6 +42,13 @@ MODELS = {
     "rnn": ("zoo:rnn-lm-tiny", {"hidden": 512, "vocabulary": 1024, "steps": 8, "batch": 16}),
 }  # fmt: skip
 RIVALS = ("ddp", "fsdp2", "tensor parallel")
+ZERO3 = ("zero3", "zero3 at the use", "zero3 as fsdp2")
+"""Ours, but no plan that a search chose."""
+ZERO3_RATIOS = {
+    "zero3_against_fsdp2": ("zero3", "fsdp2"),
+    "zero3_against_at_the_use": ("zero3", "zero3 at the use"),
+    "zero3_as_fsdp2_against_fsdp2": ("zero3 as fsdp2", "fsdp2"),
+}
 
 
 def fastest(spec: ModelSpec) -> tuple[dict[str, Any], float]:
@@ -62,7 +71,7 @@ def on_ranks(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int)
         except rivals.UnsplittableError as error:
             refused[name] = str(error)
     forget_models()
-    return {"times_s": in_turns(steps, rounds, _slower), "refused": refused}
+    return {"times_s": in_turns(steps, rounds, slower), "refused": refused}
 
 
 def alone(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, list[float]]:
@@ -86,7 +95,8 @@ def in_turns(steps: dict[str, rivals.Step], rounds: int, agreed: Any) -> dict[st
     return times
 
 
-def _slower(seconds: float) -> float:
+def slower(seconds: float) -> float:
+    """The most seconds that a rank gives."""
     value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
@@ -119,10 +129,22 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "best_rival": best[1],
         "against_best": medians["plan"] / best[0],
         "against_ddp": medians["plan"] / medians["ddp"],
+        **zero3_ratios(found["times_s"]),
         "one_rank_s": {k: statistics.median(v) for k, v in single.items()},
         "one_rank_ratio": statistics.median(
             a / b for a, b in zip(single["lowered"], single["plain"], strict=True)
         ),
+    }
+
+
+def zero3_ratios(times_s: dict[str, list[float]]) -> dict[str, float]:
+    """Of ZeRO stage 3 against FSDP2 and against itself without gathering ahead, and of what gathers as FSDP2
+    does against it, the median of the rounds'; nothing where it cannot run."""
+    if any(method not in times_s for method in ZERO3):
+        return {}
+    return {
+        key: statistics.median(a / b for a, b in zip(times_s[one], times_s[other], strict=True))
+        for key, (one, other) in ZERO3_RATIOS.items()
     }
 
 
@@ -133,8 +155,10 @@ def markdown(results: dict[str, Any]) -> str:
         "predicted",
         "plan",
         *RIVALS,
+        *ZERO3,
         "plan / best",
         "plan / ddp",
+        *(" / ".join(pair) for pair in ZERO3_RATIOS.values()),
         "lowered / plain",
     ]
     lines = [
@@ -143,7 +167,9 @@ def markdown(results: dict[str, Any]) -> str:
         f"Taken from {described(results)}.",
         "",
         "Milliseconds per training step (medians); `lowered / plain`: the unsplit plan on one rank against "
-        "the plain module.",
+        "the plain module. `zero3`: ZeRO stage 3 as a plan, gathered one block ahead; gathered at the use; "
+        "ahead in repeated blocks and all else once per step, as FSDP2 keeps what its root has. Its ratios "
+        "are medians of the rounds'.",
         "",
         "Theirs (TensorOpt, Table 4, on GPUs): VGG16 in 0.10 s against Horovod's 0.15 s, which is 0.67 of "
         "it. Of that table only this row was at hand.",
@@ -154,8 +180,10 @@ def markdown(results: dict[str, Any]) -> str:
     for row in results["rows"]:
         seconds = row["seconds"]
         cells = [row["model"], f"{row['parameters'] / 1e6:.1f} M", f"{row['predicted_s'] * 1e3:.0f}"]
-        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", *RIVALS)]
-        cells += [f"{row[k]:.2f}" for k in ("against_best", "against_ddp")] + [f"{row['one_rank_ratio']:.3f}"]
+        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in ("plan", *RIVALS, *ZERO3)]
+        # Results from before ZeRO was measured, and models that it cannot split, lack its ratios.
+        ratios = ("against_best", "against_ddp", *ZERO3_RATIOS)
+        cells += [f"{row[k]:.2f}" if k in row else "-" for k in ratios] + [f"{row['one_rank_ratio']:.3f}"]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "Each row was taken from:", "", *rows_described(results["rows"], "model"), ""] + [
         f"- {row['model']}: no {method}: {why}"
@@ -177,12 +205,13 @@ def svg(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two rounds, results in out/execute")
+    parser.add_argument("--name", default="step", help="of the result, DATE-NAME; default: step")
     parser.add_argument("models", nargs="*", metavar="model", help=f"of {', '.join(MODELS)}; default: all")
     options = parser.parse_args()
     quick = options.quick
     if unknown := [name for name in options.models if name not in MODELS]:
         parser.error(f"no model {', '.join(unknown)}; choose of {', '.join(MODELS)}")
-    results = Results("execute", "step", {}, quick=quick)
+    results = Results("execute", options.name, {}, quick=quick)
     for name in options.models or MODELS:
         start = time.perf_counter()
         row = measure(name, 2 if quick else ROUNDS)

@@ -5,7 +5,7 @@ Every maker returns ``step()``: forward, backward and optimizer on this rank's p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -26,13 +26,15 @@ from torch.utils import _pytree as pytree
 from tensoropt import parallelize
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.storage import Gather
+from tests.benchmarks.execute.zero3 import IndivisibleError, zero3
 
 Step = Callable[[], Any]
 LEARNING_RATE = 1e-4
 
 
 class UnsplittableError(Exception):
-    """torch.distributed.tensor.parallel has nothing for this model."""
+    """A method has nothing for this model; says why."""
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -71,6 +73,31 @@ def plan(spec: ModelSpec, strategy: Any) -> Step:
     model, args, kwargs = spec.build()
     chosen = strategy_from_dict(strategy, load_model(spec).graph)
     return stepper(parallelize(model.train(), chosen, args, kwargs), args, kwargs)
+
+
+def zero3_ahead(spec: ModelSpec, _: Any) -> Step:
+    """ZeRO stage 3 by our executor, parameters gathered one block ahead."""
+    return _zero3(spec, Gather.AHEAD)
+
+
+def zero3_at_the_use(spec: ModelSpec, _: Any) -> Step:
+    """The same with every parameter gathered at its use, in a collective of its own."""
+    return _zero3(spec, Gather.EACH_USE)
+
+
+def zero3_as_fsdp2(spec: ModelSpec, _: Any) -> Step:
+    """Ahead in the blocks that FSDP2 is told of; its root keeps what else there is from forward to backward,
+    which here is gathered once per step."""
+    model, _args, _kwargs = spec.build()
+    inside = {id(p) for block in blocks(model) for p in block.parameters()}
+    return _zero3(spec, Gather.AHEAD, {k for k, p in model.named_parameters() if id(p) not in inside})
+
+
+def _zero3(spec: ModelSpec, gather: Gather, once: Collection[str] = ()) -> Step:
+    try:
+        return plan(spec, zero3(load_model(spec).graph, dist.get_world_size(), gather, once))
+    except IndivisibleError as error:
+        raise UnsplittableError(str(error)) from None
 
 
 def ddp(spec: ModelSpec, _: Any) -> Step:
@@ -188,4 +215,7 @@ METHODS: dict[str, Callable[[ModelSpec, Any], Step]] = {
     "ddp": ddp,
     "fsdp2": fsdp2,
     "tensor parallel": tensor_parallel,
+    "zero3": zero3_ahead,
+    "zero3 at the use": zero3_at_the_use,
+    "zero3 as fsdp2": zero3_as_fsdp2,
 }

@@ -24,8 +24,8 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, Packed, packed_gather, packed_scatter
 
 SMALL_BYTES = 2**18
-"""Of gradients that are scattered together on gloo: smaller ones are packed into one. An assumption; a block of
-GPT-2's then took 16 ms instead of 30 on a busy machine."""
+"""Of gradients that are scattered together on gloo: smaller ones are packed into one. An assumption; a block
+of GPT-2's then took 16 ms instead of 30 on a busy machine."""
 Deliver = Callable[[str, torch.Tensor], None]
 """Takes the shard of a parameter's gradient."""
 

@@ -8,8 +8,10 @@ where they find it. Backward comes through the nodes in reverse (:mod:`tensoropt
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensoropt.costs.effects import (
     GATHER,
@@ -34,9 +36,21 @@ from tensoropt.costs.tables import leaves_model
 from tensoropt.graph import Operator, iter_refs
 from tensoropt.ops.localise import localise
 from tensoropt.sharding.groups import Group
-from tensoropt.simulate.step_sends import ParameterUse, Sends, StepSends, Ways
+from tensoropt.simulate.step_sends import ParameterUse, StepSends, Ways
 
 NOTHING = Ways()
+
+
+class GatherBack(NamedTuple):
+    """A gather for an operator's backward.
+
+    Attributes:
+        behind: how many of the operator's own gradients are delivered before: an operator of several layers
+            has a node of autograd's for each.
+    """
+
+    send: Send
+    behind: int
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,8 +61,8 @@ class Node:
         sends: what it sends; of an operator what its own kernels do.
         after: the nodes whose results it takes.
         region: the recomputed region that it runs in.
-        gathers_back: what its backward gathers before all else, as autograd keeps no gathered parameter.
-        delivers: the parameters to whose leaves it brings a gradient.
+        gathers_back: what its backward gathers before its kernels send, as autograd does not keep it.
+        delivers: the parameters to whose leaves it brings a gradient, in order.
         leaves_behind: the use whose gradient it hands over, to be scattered with others of the block.
         begins: the block that begins in forward.
         begins_back: the block that begins as backward comes to this node.
@@ -58,7 +72,7 @@ class Node:
     sends: Ways = NOTHING
     after: tuple[Node, ...] = ()
     region: str | None = None
-    gathers_back: Sends = ()
+    gathers_back: tuple[GatherBack, ...] = ()
     delivers: tuple[str, ...] = ()
     leaves_behind: ParameterUse | None = None
     begins: int | None = None
@@ -123,7 +137,7 @@ class _Forward:
             after=tuple(operand for operand in operands if operand is not None),
             region=region,
             gathers_back=tuple(self._gathered_back(op, group, names)),
-            delivers=tuple(self._delivered(group, names)),
+            delivers=self._delivered(group, names),
             keeps=self._keeps(op),
         )
         self._nodes.append(node)
@@ -139,10 +153,11 @@ class _Forward:
                 ways = self.sends.tensor(name).ways(HUB, HUB_AGAIN, HUB_BACK)
                 self._made[name] = self._add(sends=ways, after=self._made[name], region=region)
 
-    def _gathered_back(self, op: Operator, group: Group, names: tuple[str, ...]) -> Iterator[Send]:
+    def _gathered_back(self, op: Operator, group: Group, names: tuple[str, ...]) -> Iterator[GatherBack]:
         """What backward of an operator gathers again, in the order in which it asks."""
-        order = self.sends.reads_back(group)
-        for name in sorted(names, key=lambda name: order.get(name, len(order))):
+        order, made = self.sends.reads_back(group), self.sends.made_back(group)
+        delivered = [made[name] for name in self._delivered(group, names) if name in made]
+        for name in sorted(names, key=lambda name: order.get(name, sys.maxsize)):
             if (use := ParameterUse(name, group.name)) not in self.sends.uses:
                 continue
             gathers = self.sends.use(use).at(GATHER_BACK)
@@ -151,15 +166,17 @@ class _Forward:
             # is given the same share, the first one what is left over.
             share = len(gathers) // len(readers)
             rest = len(gathers) - share * len(readers) if op.name == readers[0] else 0
-            yield from gathers[: share + rest]
+            behind = sum(run < order.get(name, 0) for run in delivered)
+            yield from (GatherBack(send, behind) for send in gathers[: share + rest])
 
-    def _delivered(self, group: Group, names: tuple[str, ...]) -> Iterator[str]:
+    def _delivered(self, group: Group, names: tuple[str, ...]) -> tuple[str, ...]:
         """The parameters that an operator reads as they are stored, in the order of their gradients."""
-        order = self.sends.made_back(group)
-        for name in sorted(names, key=lambda name: order.get(name, len(order))):
+        order, found = self.sends.made_back(group), []
+        for name in names:
             use = ParameterUse(name, group.name)
             if use in self.sends.uses and not self.sends.changes(use) and self.sends.delivers(name):
-                yield name
+                found.append(name)
+        return tuple(sorted(found, key=lambda name: order.get(name, sys.maxsize)))
 
     def _learns(self, op: Operator) -> bool:
         """Whether backward comes to an operator."""

@@ -142,11 +142,18 @@ class _Backward:
 
     def _node(self, node: Node) -> None:
         """What one node does: it gathers, its kernels send, and it passes gradients on."""
-        self.step.issue(node.gathers_back)
+        delivered = 0
+        for send, behind in node.gathers_back:
+            self._deliver(node.delivers[delivered:behind])
+            self.step.issue([send])
+            delivered = behind
         self.step.issue(node.sends.back)
         if node.leaves_behind is not None:
             self._left.setdefault(self.blocks.of[node.leaves_behind.group], []).append(node.leaves_behind)
-        for name in node.delivers:
+        self._deliver(node.delivers[delivered:])
+
+    def _deliver(self, names: Iterable[str]) -> None:
+        for name in names:
             self._missing[name] -= 1
             if not self._missing[name]:
                 self.step.issue(self.buckets.arrived(name))

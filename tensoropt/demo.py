@@ -199,7 +199,7 @@ def result_text(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def complaints(run: Mapping[str, Any]) -> list[str]:
     """What went wrong in a run, one line each."""
-    return [*([run["error"]] if run["error"] else []), *run["collectives_unlike"]]
+    return [*([run["error"]] if run["error"] else []), *run["collectives_unlike"], *run["order_unlike"]]
 
 
 def off_by(predicted: float, measured: float) -> str:

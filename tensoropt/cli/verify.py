@@ -122,7 +122,7 @@ def verify_text(data: dict[str, Any]) -> str:
             [
                 str(i), p["mesh"], str(p["micro_batches"]), _difference(p["loss_difference"]),
                 _difference(p["gradient_difference"]), agree,
-                f"{predicted} = {issued}" if not p["collectives_unlike"] else f"{predicted} != {issued}",
+                f"{predicted} {'!=' if p['collectives_unlike'] else '='} {issued}{_in_order(p)}",
                 format_bytes(p["memory_predicted_bytes"]), format_bytes(p["memory_tracked_bytes"]),
                 format_seconds(p["time_predicted_s"]),
                 "-" if p["time_measured_s"] is None else format_seconds(p["time_measured_s"]),
@@ -146,6 +146,11 @@ def verify_text(data: dict[str, Any]) -> str:
     )
 
 
+def _in_order(plan: dict[str, Any]) -> str:
+    words = {True: " in order", False: " OUT OF ORDER", None: ""}
+    return words[plan["collectives_in_order"]]
+
+
 def _difference(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
 
@@ -162,7 +167,7 @@ def _undefined(counts: dict[str, int]) -> str:
 
 def _remarks(plan: dict[str, Any]) -> list[str]:
     """What went wrong in one plan, and how it was looked at where that is not as usual."""
-    lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"]]
+    lines = [*([plan["error"]] if plan["error"] else []), *plan["collectives_unlike"], *plan["order_unlike"]]
     if not plan["ok"] and not lines:
         lines.append(
             f"differs most in the gradient of {plan['worst_gradient']} ({plan['gradient_difference']:.1e}), "

@@ -32,7 +32,7 @@ def run(context: CheckContext) -> Outcome:
             kind = "placements" if placed else "strategies"
             name = f"{source.removeprefix('zoo:')}, {dtype}, {count} random {kind}"
             figures += figures_of(name, answer)
-            remarks += [f"{name}: {plan['error'] or plan['collectives_unlike']}" for plan in _wrong(answer)]
+            remarks += [f"{name}: {_reason(plan)}" for plan in _wrong(answer)]
     words = "two ranks share the GPU" if context.on_gpu else "two CPU ranks stand for two on one GPU"
     return Outcome.of(
         figures,
@@ -56,6 +56,10 @@ def figures_of(name: str, answer: dict[str, Any]) -> list[Figure]:
 
 def _wrong(answer: dict[str, Any]) -> list[dict[str, Any]]:
     return [plan for plan in answer["plans"] if not plan["ok"]]
+
+
+def _reason(plan: dict[str, Any]) -> str | list[str]:
+    return plan["error"] or [*plan["collectives_unlike"], *plan["order_unlike"]]
 
 
 def _number(value: float | None) -> float:

@@ -78,6 +78,10 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Whether a group's backward reads anything but the gradient: not that of sums and moves."""
+    """Whether a group's backward reads anything but the gradient: not that of sums and moves, nor one that is
+    never run, as that of a counter."""
+    made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
+    if not any(tensor.requires_grad for tensor in made):
+        return False
     linear = all(graph.atoms.spaces[op.name].linear for op in group.operators)
     return not linear or bool(group.parameters or group.shared)

@@ -2,7 +2,7 @@
 
 What is predicted comes from the cost side (facts, measurements, link fits), what is measured from the
 executor; here the two meet and ``ok`` is decided: the numbers agree to rounding, replicas agree, and the
-collectives issued are those predicted, one by one. Memory and time are shown and decide nothing.
+collectives issued are those predicted, one by one and in order. Memory and time are shown and decide nothing.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 from tensoropt.execute.executable import Executable
 from tensoropt.verify.findings import Findings
+from tensoropt.verify.order import compare_order, in_order
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.recorder import compare_collectives, shown_axes
@@ -43,16 +44,17 @@ def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> 
     """The answer about one strategy.
 
     ``ok`` says that its numbers agree to rounding, its replicas agree, and the collectives it issues are
-    those predicted, one by one. Memory and time are shown beside their predictions and decide nothing. None
-    stands for what was not looked at.
+    those predicted, one by one and in this order. Memory and time are shown beside their predictions and
+    decide nothing. None stands for what was not looked at.
     """
     issued = [row | {"axes": shown_axes(row)} for row in found.collectives_issued]
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
     unlike = [] if found.error else compare_collectives(predicted.collectives, issued)
     unlike += found.ranks_unlike
+    order_unlike = _order_unlike(predicted, found)
     return {
         # None passes: fake ranks compute no numbers.
-        "ok": found.numerics_ok is not False and not found.error and not unlike,
+        "ok": found.numerics_ok is not False and not found.error and not unlike and not order_unlike,
         "mesh": executable.mesh_text,
         "micro_batches": executable.micro_batches,
         "loss_difference": found.differences.loss,
@@ -78,9 +80,18 @@ def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> 
         "collectives_predicted": predicted.collectives,
         "collectives_issued": issued,
         "collectives_unlike": unlike,
+        "collectives_in_order": None if order_unlike is None else not order_unlike,
+        "order_unlike": order_unlike or [],
         "memory_predicted_bytes": round(predicted.memory_bytes),
         "time_predicted_s": predicted.time_s,
     }
+
+
+def _order_unlike(predicted: Prediction, found: Findings) -> list[str] | None:
+    """Where the order of issue first differs from the predicted one; None where one of them is not known."""
+    if found.error or predicted.order is None or found.issued_order is None:
+        return None
+    return compare_order(predicted.order, in_order(found.collectives_issued, found.issued_order))
 
 
 def _differences_data(differences: Differences) -> dict[str, float | None]:

@@ -21,6 +21,7 @@ from tensoropt.errors import PlanError
 from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.findings import Findings
+from tensoropt.verify.order import rows_in_order
 from tensoropt.verify.recorder import all_sent, outgoing, summarise
 from tensoropt.verify.steps import Step, issued, tracked_memory
 
@@ -97,6 +98,7 @@ def _alike(
             unlike += compare_ranks(first, sent, rank, issued(step.engine, step.model))
     return Findings(
         collectives_issued=summarise(sent),
+        issued_order=rows_in_order(sent),
         ranks_checked=list(ranks),
         ranks_unlike=unlike,
         memory_tracked=memory,

@@ -25,6 +25,8 @@ class Findings:
             narrow: the differences in the model's own precision, where it took double precision to tell.
             collectives_issued: as :func:`tensoropt.verify.recorder.summarise` writes them; of the first rank
             where all run the same program, else of all ranks.
+        issued_order: of that first rank, per collective in the order of issue its row in
+            ``collectives_issued``; None where ranks run programs of their own.
         ranks_checked: their numbers.
         ranks_unlike: where ranks that should issue the same collectives do not, a line each.
         memory_tracked: bytes of the fullest rank by what they are for, and their ``peak``; on GPUs the
@@ -45,6 +47,7 @@ class Findings:
     compared_in: str | None = None
     narrow: Differences | None = None
     collectives_issued: list[dict[str, Any]] = field(default_factory=list)
+    issued_order: list[int] | None = None
     ranks_checked: list[int] | None = None
     ranks_unlike: list[str] = field(default_factory=list)
     memory_tracked: Mapping[str, int] = field(default_factory=dict)

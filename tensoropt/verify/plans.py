@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import executable_of_plan
 from tensoropt.plan import Plan
+from tensoropt.plan.made_for import made_for
+from tensoropt.plan.settings import Settings
+from tensoropt.profiling.store import ProfileStore
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, cluster_of, place_for
-from tensoropt.verify.predict import prediction_of
+from tensoropt.verify.predict import prediction_of, with_order
 from tensoropt.verify.run import TIMEOUT_S, Predicted, run_and_answer
 
 
@@ -45,15 +51,24 @@ def verify_plans(
     spec = replace(ModelSpec.of(first), device=place.device)
     progress("capture", 0, 1, spec.source)
     graph = load_model(spec).graph
-    predicted: list[Predicted] = [
-        (executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)) for plan in plans
-    ]
+    predicted = [_predicted(plan, graph, progress) for plan in plans]
     progress("capture", 1, 1, spec.source)
     if place.kind == "fake":
         return run_and_answer(spec, predicted, place, None, first.optimizer, progress)
     # Started after the capture: a model that is refused costs no processes.
     with place.pool(first.devices, TIMEOUT_S) as pool:
         return run_and_answer(spec, predicted, place, pool, first.optimizer, progress)
+
+
+def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
+    """A plan's strategy and what it says of itself, in which order included where it can be told."""
+    strategy, found = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
+    cluster = made_for(plan.cluster)
+    if not isinstance(strategy, Strategy) or cluster is None:
+        return strategy, found
+    settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+    with ProfileStore() as store:
+        return strategy, with_order(found, strategy, CostSource(cluster, store, settings, progress=progress))
 
 
 def _check_runnable(plan: Plan) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensoropt.cluster import Mesh
@@ -15,10 +15,13 @@ from tensoropt.placement.plans import PlacedStrategy, ValueTransfer
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import evaluate_strategy
-from tensoropt.profiling.workload import workload
+from tensoropt.profiling.cuda_recurrent import has_recurrent
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.issue_order import collectives_in_order
 from tensoropt.simulate.overlap import overlap_of
 
 Rows = list[dict[str, Any]]
@@ -29,6 +32,7 @@ class Prediction:
     """What the cost side says of a strategy: collectives (axes from 0), bytes and seconds of one rank, and
     where the simulator was asked, seconds of its collectives.
 
+    ``order`` has the collectives in the order in which each rank issues them, None where that is not known.
     Of a placed one: messages with their ends instead of axes, bytes of the fullest device.
     """
 
@@ -36,6 +40,7 @@ class Prediction:
     memory_bytes: float
     time_s: float
     network_s: float | None = None
+    order: tuple[Collective, ...] | None = None
 
 
 def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
@@ -45,6 +50,39 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
         rows += result_rows(graph, plan.devices)
     # A tracker sees tensors, not what a process takes beside them.
     return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s)
+
+
+def with_order(found: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:
+    """What a plan file says of itself, with the order of its collectives, which no file keeps.
+
+    The order depends on the facts of the strategy's workloads: they are as in the profile store, or found
+    now on fake tensors. Where they give other collectives than the file names (a file of an earlier version,
+    or made beside a GPU whose facts are not in the store), nothing is said of the order.
+    """
+    works = _works_of(strategy)
+    costs.find_facts_of(works.values())
+    facts = {name: costs.facts_of(work) for name, work in works.items()}
+    rows = found.collectives
+    told = {Collective(row["kind"], tuple(row["axes"]), row["bytes"]): row["count"] for row in rows}
+    order = _order(strategy, works, facts, costs)
+    return replace(found, order=order if order is not None and Counter(order) == told else None)
+
+
+def _order(
+    strategy: Strategy, works: Mapping[str, Workload], facts: Mapping[str, Facts], costs: CostSource
+) -> tuple[Collective, ...] | None:
+    """The collectives in the order of issue; None with recurrent layers of GPUs: cuDNN's kernels ask for
+    their parameters in an order of their own, and on fake ranks those of the CPU run."""
+    if costs.cluster.device_type == "cuda" and any(has_recurrent(work) for work in works.values()):
+        return None
+    return collectives_in_order(strategy, facts)
+
+
+def _works_of(strategy: Strategy) -> dict[str, Workload]:
+    return {
+        name: workload(strategy.graph, configuration, strategy.mesh)
+        for name, configuration in strategy.configurations.items()
+    }
 
 
 def result_rows(graph: GroupGraph, devices: int) -> Rows:
@@ -71,13 +109,7 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
 
 def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[Prediction]:
     """Price strategies as the cost tables do, measuring only what these strategies need."""
-    works = [
-        {
-            name: workload(strategy.graph, configuration, strategy.mesh)
-            for name, configuration in strategy.configurations.items()
-        }
-        for strategy, _ in drawn
-    ]
+    works = [_works_of(strategy) for strategy, _ in drawn]
     # All strategies' work at once, by key: what several of them share is measured once.
     costs.measure({w.key: w for of_strategy in works for w in of_strategy.values()})
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
@@ -92,7 +124,8 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
         seconds = float(simulated.total_s[0]), float(simulated.communication_s[0])
-        predictions.append(Prediction(rows, float(simulated.memory.sum()), *seconds))
+        order = _order(strategy, of_strategy, facts, costs)
+        predictions.append(Prediction(rows, float(simulated.memory.sum()), *seconds, order))
     return predictions
 
 

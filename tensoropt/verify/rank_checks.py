@@ -14,6 +14,7 @@ from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import executable_from_dict
 from tensoropt.verify.differences import LEAST_SCALE, Worst, difference, outputs_difference, worst
+from tensoropt.verify.order import rows_in_order
 from tensoropt.verify.recorder import outgoing, summarise
 from tensoropt.verify.reference import (
     GRADIENT_FLOOR,
@@ -79,6 +80,7 @@ class RankFindings:
 
     Attributes:
         collectives: that it issues in a step, summarised.
+        order: of these, in the order of issue (:func:`tensoropt.verify.order.rows_in_order`).
         sequence: a digest of their kinds and groups in order.
         precision: the lowest one that the model computes in.
         times_s: of the timed steps.
@@ -87,6 +89,7 @@ class RankFindings:
     """
 
     collectives: list[dict[str, Any]]
+    order: list[int]
     sequence: str
     precision: str
     times_s: list[float]
@@ -119,6 +122,7 @@ def check_plan(
         memory = tracked_memory(step)
     return RankFindings(
         collectives=summarise(sent),
+        order=rows_in_order(sent),
         # Without sizes, which differ between ranks where shards are uneven. A digest, as the list may be
         # long.
         sequence=digest([repr((c.kind, c.axes)).encode() for c in sent]),

@@ -157,13 +157,14 @@ def compare_collectives(
 
     left, right = counter(predicted), counter(issued)
     return [
-        f"{one.kind} of {one.bytes} bytes {_between(one)}: predicted {left[one]}, issued {right[one]}"
+        f"{one.kind} of {one.bytes} bytes {between(one)}: predicted {left[one]}, issued {right[one]}"
         for one in sorted(left.keys() | right.keys())
         if left[one] != right[one]
     ]
 
 
-def _between(one: Collective) -> str:
+def between(one: Collective) -> str:
+    """In words among whom a collective, or a message, goes."""
     if one.kind == "send":
         return f"from device {one.axes[0]} to {one.axes[1]}"
     return f"over axes {list(one.axes)}"

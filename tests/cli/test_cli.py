@@ -259,6 +259,7 @@ def test_verify_a_plan(run: Any, explored: Path) -> None:
     }  # fmt: skip
     assert fixed <= set(data["plans"][0])
     assert data["plans"][0]["collectives_predicted"] == data["plans"][0]["collectives_issued"]
+    assert data["plans"][0]["collectives_in_order"] is True
 
 
 def test_verify_without_the_devices(run: Any, explored: Path) -> None:
@@ -267,6 +268,7 @@ def test_verify_without_the_devices(run: Any, explored: Path) -> None:
     assert code == 0, out
     assert "2 GPUs of two are not here, so this was checked on fake ranks" in out
     assert "fake ranks looked at: 0, 1" in out
+    assert "in order" in out
 
 
 @pytest.mark.distributed
@@ -279,6 +281,7 @@ def test_verify_an_inference_plan(run: Any) -> None:
         plan = json.loads(out)["plans"][0]
         assert code == 0, out
         assert plan["collectives_predicted"] == plan["collectives_issued"]
+        assert plan["collectives_in_order"] is True
         assert plan["loss_difference"] is None if how == "--fake" else plan["loss_difference"] < 1e-5
 
 

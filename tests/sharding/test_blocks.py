@@ -56,3 +56,24 @@ def test_backward_begins_a_block_with_what_needs_something_kept() -> None:
     blocks = find_blocks(graph)
     with_parameters = [group.name for group in graph.groups if group.parameters]
     assert list(blocks.last) == with_parameters
+
+
+class Counting(nn.Module):
+    """A batch norm counts its batches in a group of its own, which autograd never comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.norm(self.first(x))).square().sum()
+
+
+def test_backward_begins_no_block_with_what_has_no_gradient() -> None:
+    graph = problem(lambda: (Counting(), (torch.randn(4, 8),), {})).graph
+    blocks = find_blocks(graph)
+    tensors = graph.atoms.graph.tensors
+    counters = [g.name for g in graph.groups if not any(tensors[n].requires_grad for n in g.writes)]
+    assert counters
+    assert not {*counters} & {*blocks.last}
+    assert None not in blocks.last

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tests.costs.models import facts_of, problem, two_layers
 
@@ -24,6 +26,11 @@ W1, W2 = 24 * 32 * 4, 32 * 8 * 4
 
 def counted(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> Counter[Collective]:
     """Collectives of the strategy written as labels per group, in order, and stored placements."""
+    return predicted_collectives(*written(build, labels, stored, mesh, hubs, mode))
+
+
+def written(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> tuple[Strategy, dict[str, Facts]]:
+    """That strategy and the facts of its groups."""
     prepared = problem(build, mode)
     graph = prepared.graph
     data = {
@@ -40,7 +47,7 @@ def counted(build, labels, stored, mesh=(1, 2), hubs=None, mode="train") -> Coun
         g.name: facts_of(workload(graph, strategy.configurations[g.name], strategy.mesh), mode == "train")
         for g in graph.groups
     }
-    return predicted_collectives(strategy, facts)
+    return strategy, facts
 
 
 def test_alone_nothing_is_sent():

@@ -9,6 +9,7 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import executable_of
+from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.answer import answer_of, entry_of
 from tensoropt.verify.findings import Findings
 from tensoropt.verify.places import Place
@@ -23,16 +24,18 @@ KEYS = [
     "replica_difference", "unsplit_on", "compared_in", "narrow", "ranks_checked", "memory_tracked_bytes",
     "memory_allocated_bytes", "memory_reserved_bytes", "memory_tracked",
     "memory_tracked_of_ranks", "time_measured_s", "error", "collectives_predicted", "collectives_issued",
-    "collectives_unlike", "memory_predicted_bytes", "time_predicted_s",
+    "collectives_unlike", "collectives_in_order", "order_unlike", "memory_predicted_bytes",
+    "time_predicted_s",
 ]  # fmt: skip
 SENT = {"kind": "all_reduce", "axes": [1], "bytes": 8, "count": 1}
-PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5)
+PREDICTED = Prediction([SENT | {"axes": [0]}], 100.4, 0.5, order=(Collective("all_reduce", (0,), 8),))
 RIGHT = Findings(
     Differences(1e-7, 1e-6, 1e-6, 0.0),
     replicas_agree=True,
     numerics_ok=True,
     compared_in="float32",
     collectives_issued=[SENT],
+    issued_order=[0],
     memory_tracked={"parameters": 40, "peak": 96},
     time_measured_s=0.25,
 )
@@ -50,6 +53,22 @@ def test_an_entry_has_its_keys_in_order() -> None:
     assert entry["ok"]
     assert (entry["memory_predicted_bytes"], entry["memory_tracked_bytes"]) == (100, 96)
     assert entry["collectives_issued"] == entry["collectives_predicted"]
+    assert (entry["collectives_in_order"], entry["order_unlike"]) == (True, [])
+
+
+def test_another_order_decides_and_an_unknown_one_does_not() -> None:
+    gather = SENT | {"kind": "all_gather"}
+    order = Collective("all_reduce", (0,), 8), Collective("all_gather", (0,), 8)
+    predicted = replace(PREDICTED, collectives=[SENT | {"axes": [0]}, gather | {"axes": [0]}], order=order)
+    found = replace(RIGHT, collectives_issued=[gather, SENT], issued_order=[1, 0])
+    assert entry_of(executable(), predicted, found)["ok"]
+    entry = entry_of(executable(), predicted, replace(found, issued_order=[0, 1]))
+    assert (entry["ok"], entry["collectives_unlike"], entry["collectives_in_order"]) == (False, [], False)
+    (line,) = entry["order_unlike"]
+    assert line.startswith("collective 0 of 2: predicted all_reduce of 8 bytes over axes [0], issued all_ga")
+    for unknown in ((replace(predicted, order=None), found), (predicted, replace(found, issued_order=None))):
+        entry = entry_of(executable(), *unknown)
+        assert (entry["ok"], entry["collectives_in_order"], entry["order_unlike"]) == (True, None, [])
 
 
 @pytest.mark.parametrize(

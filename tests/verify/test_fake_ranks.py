@@ -16,9 +16,10 @@ from tensoropt.sharding.serialise import strategy_to_dict
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, compare_ranks, fake_job, looked_at
+from tensoropt.verify.order import compare_order, in_order
 from tensoropt.verify.recorder import compare_collectives
 from tests.execute import jobs
-from tests.verify.test_verify import predicted
+from tests.verify.test_verify import predicted, predicted_order
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ def test_predicted_is_issued(name: str, mesh: tuple[int, ...], recompute: bool) 
     found = check_on_fake_ranks(loaded, strategy, "adam")
     issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in found.collectives_issued]
     assert compare_collectives(predicted(spec, strategy_to_dict(strategy)), issued) == []
+    assert found.issued_order is not None
+    order = in_order(found.collectives_issued, found.issued_order)
+    assert compare_order(predicted_order(spec, strategy_to_dict(strategy)), order) == []
     assert found.ranks_unlike == []
     assert not dist.is_initialized()
     facts = {

@@ -16,7 +16,10 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
-from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.issue_order import collectives_in_order
+from tensoropt.verify.order import compare_order, in_order
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
@@ -51,18 +54,29 @@ def check(name: str, mesh: tuple[int, ...], count: int, pool: RankPool, **more: 
         assert result.numerics_ok, (result, strategy)
         issued = [row | {"axes": [a - 1 for a in row["axes"]]} for row in result.collectives_issued]
         assert compare_collectives(predicted(spec, strategy), issued) == [], strategy
+        assert result.issued_order is not None
+        order = in_order(result.collectives_issued, result.issued_order)
+        assert compare_order(predicted_order(spec, strategy), order) == [], strategy
 
 
 def predicted(spec: ModelSpec, data: dict[str, Any]) -> list[dict[str, Any]]:
     """What the cost side says will be sent."""
-    graph = load_model(spec).graph
-    strategy = strategy_from_dict(data, graph)
-    facts = {
-        name: facts_of(workload(graph, configuration, strategy.mesh))
+    strategy = strategy_from_dict(data, load_model(spec).graph)
+    found = predicted_collectives(strategy, facts_by_group(strategy))
+    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in found.items()]
+
+
+def predicted_order(spec: ModelSpec, data: dict[str, Any]) -> tuple[Collective, ...]:
+    """The same one by one."""
+    strategy = strategy_from_dict(data, load_model(spec).graph)
+    return collectives_in_order(strategy, facts_by_group(strategy))
+
+
+def facts_by_group(strategy: Strategy) -> dict[str, Facts]:
+    return {
+        name: facts_of(workload(strategy.graph, configuration, strategy.mesh))
         for name, configuration in strategy.configurations.items()
     }
-    found = predicted_collectives(strategy, facts)
-    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in found.items()]
 
 
 _facts: dict[str, Facts] = {}

@@ -1,0 +1,213 @@
+"""The collectives of one step one by one, in the order in which a rank issues them.
+
+All ranks issue the same in the same order, or they would wait for each other for ever. Which order that is
+follows from the graph, the strategy and the way in which autograd goes back: it runs first what forward made
+last, whatever belongs to which group. A leaf takes its gradient as soon as that is complete, so that a bucket
+is reduced right behind the node that brings its last one. What autograd does not keep is made again by the
+first node that asks for it: a gathered parameter, or a whole recomputed region.
+
+Nothing is asked of the executor: ``verify`` compares with what it really issues.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from tensoropt.costs.effects import (
+    BACK_BEFORE,
+    BACK_NEXT,
+    BEGIN_BEFORE,
+    GATHER_ONCE,
+    REDUCE_LAST,
+    Together,
+    When,
+)
+from tensoropt.costs.prices import Send
+from tensoropt.graph import DTYPE_BYTES
+from tensoropt.profiling.facts import Facts
+from tensoropt.sharding.buckets import gradient_buckets
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective
+from tensoropt.simulate.issue_nodes import Node, forward_nodes
+from tensoropt.simulate.step_sends import ParameterUse, Sends, StepSends
+
+
+def collectives_in_order(strategy: Strategy, facts: Mapping[str, Facts]) -> tuple[Collective, ...]:
+    """The collectives of one training step (or inference call) of a strategy in the order in which every rank
+    issues them; those that :func:`~tensoropt.simulate.collectives.predicted_collectives` counts.
+
+    Args:
+        facts: per group name the facts of its configuration (which gathered parameters backward needs).
+    """
+    step = _Step(strategy, facts)
+    step.run()
+    return tuple(step.issued)
+
+
+class _Step:
+    """One step as it is gone through.
+
+    Attributes:
+        issued: so far.
+    """
+
+    def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
+        self.strategy = strategy
+        self.sends = StepSends(strategy, facts)
+        self.nodes = forward_nodes(self.sends)
+        self.issued: list[Collective] = []
+        self._buckets = _Buckets(self.sends)
+
+    def run(self) -> None:
+        """Go through the whole step."""
+        training, last = self.sends.prices.training, self.strategy.micro_batches - 1
+        self._begin_step()
+        for number in range(self.strategy.micro_batches):
+            self._forward()
+            if training:
+                self._buckets.complete = number == last
+                _Backward(self, self._buckets).run()
+        if training:
+            self._end_step()
+
+    def issue(self, sends: Iterable[Send]) -> None:
+        """Collectives one by one."""
+        self.issued += [Collective(one.kind, one.axes, one.bytes) for one in sends]
+
+    def issue_together(self, members: Iterable[Together]) -> None:
+        """One collective for all that goes among the same ranks in one type, in the order of the first."""
+        sizes: Counter[tuple[str, tuple[int, ...], str]] = Counter()
+        for one in members:
+            sizes[one.send.kind, one.send.axes, one.dtype] += one.send.bytes
+        self.issued += [Collective(kind, axes, size) for (kind, axes, _), size in sizes.items()]
+
+    def issue_gathers(self, block: int, when: When) -> None:
+        """The gathers of what a block uses, ahead of it."""
+        uses = self.sends.ahead.get(block, ())
+        self.issue_together(one for use in uses for one in self.sends.use(use).beside(when))
+
+    # -- moments ------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        # Copies that stay gathered are made as the step begins, so that whatever changed the shards is seen;
+        # the step schedule has them at the end of the step before, where as much is alive.
+        for moments in self.sends.copies.values():
+            self.issue(moments.at(GATHER_ONCE))
+
+    def _forward(self) -> None:
+        for node in self.nodes:
+            if node.begins is not None:
+                self.issue_gathers(node.begins + 1, BEGIN_BEFORE)
+            self.issue(node.sends.forward)
+
+    def _end_step(self) -> None:
+        """Gradients that were collected beside copies, and buckets that wait for these."""
+        for name, moments in self.sends.copies.items():
+            if self.strategy.reduced_last(name):
+                self.issue(moments.at(REDUCE_LAST))
+                self.issue(self._buckets.arrived(name))
+        self.issue(self._buckets.rest())
+
+
+class _Backward:
+    """The backward of one micro-batch."""
+
+    def __init__(self, step: _Step, buckets: _Buckets):
+        self.step, self.sends, self.buckets = step, step.sends, buckets
+        self.blocks = step.strategy.blocks
+        # Recomputed regions that have not run again.
+        self._regions: dict[str, list[Node]] = {}
+        for node in step.nodes:
+            if node.region is not None:
+                self._regions.setdefault(node.region, []).append(node)
+        # Per parameter how many gradients its leaf waits for.
+        self._missing = Counter(name for node in step.nodes for name in node.delivers)
+        # Per block what waits to be scattered; what was scattered, until it is waited for.
+        self._left: dict[int, list[ParameterUse]] = {}
+        self._scattered: list[ParameterUse] = []
+
+    def run(self) -> None:
+        """Autograd runs what was made last first."""
+        for node in reversed(self.step.nodes):
+            if node.begins_back is not None:
+                self._begin(node.begins_back)
+            if node.keeps and node.region in self._regions:
+                # The whole region runs again, as one, when the first tensor is needed that it did not keep.
+                for member in self._regions.pop(node.region):
+                    self.step.issue(member.sends.again)
+            self._node(node)
+        self._scatter()
+        self._arrive()
+
+    def _node(self, node: Node) -> None:
+        """What one node does: it gathers, its kernels send, and it passes gradients on."""
+        delivered = 0
+        for send, behind in node.gathers_back:
+            self._deliver(node.delivers[delivered:behind])
+            self.step.issue([send])
+            delivered = behind
+        self.step.issue(node.sends.back)
+        if node.leaves_behind is not None:
+            self._left.setdefault(self.blocks.of[node.leaves_behind.group], []).append(node.leaves_behind)
+        self._deliver(node.delivers[delivered:])
+
+    def _deliver(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._missing[name] -= 1
+            if not self._missing[name]:
+                self.step.issue(self.buckets.arrived(name))
+
+    # -- blocks -------------------------------------------------------------------------------------
+
+    def _begin(self, block: int) -> None:
+        """A block begins: what was scattered has arrived, the next block's parameters are gathered, and the
+        gradients of the blocks that backward has left are scattered."""
+        self._arrive()
+        self.step.issue_gathers(self.blocks.behind.get(block, -1), BACK_BEFORE)
+        self._scatter(above=block)
+
+    def _scatter(self, above: int = -1) -> None:
+        for block in sorted((number for number in self._left if number > above), reverse=True):
+            uses = self._left.pop(block)
+            self.step.issue_together(one for use in uses for one in self.sends.use(use).beside(BACK_NEXT))
+            self._scattered += uses
+
+    def _arrive(self) -> None:
+        for use in self._scattered:
+            self.step.issue(self.buckets.arrived(use.parameter))
+        self._scattered.clear()
+
+
+class _Buckets:
+    """Gradients that are reduced together, as they arrive.
+
+    Attributes:
+        complete: whether a gradient that arrives is complete: that of the last micro-batch.
+    """
+
+    def __init__(self, sends: StepSends):
+        self.complete = False
+        self._of: dict[str, int] = {}
+        self._missing: list[int] = []
+        self._waiting: dict[int, Send] = {}
+        for number, bucket in enumerate(gradient_buckets(sends.strategy)):
+            self._of.update(dict.fromkeys(bucket.parameters, number))
+            self._missing.append(len(bucket.parameters))
+            size = bucket.elements * DTYPE_BYTES[bucket.dtype]
+            # What no rank sends is reduced by nobody.
+            if (send := sends.prices.send("all_reduce", bucket.axes, size)) is not None:
+                self._waiting[number] = send
+
+    def arrived(self, name: str) -> Sends:
+        """What is reduced since a gradient is where its parameter is stored."""
+        if not self.complete or name not in self._of:
+            return ()
+        number = self._of[name]
+        self._missing[number] -= 1
+        return (self._waiting.pop(number),) if not self._missing[number] and number in self._waiting else ()
+
+    def rest(self) -> Iterator[Send]:
+        """What is reduced when no gradient comes any more: buckets that some never came to."""
+        yield from self._waiting.values()
+        self._waiting.clear()

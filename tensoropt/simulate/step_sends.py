@@ -1,0 +1,178 @@
+"""What one strategy sends in a step, by who sends it: a use of a parameter, an operator, a tensor, a copy.
+
+The simulator takes effects by their moments, which belong to whole groups. The order in which collectives are
+issued depends on single operators and parameters, so that effects are asked for one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from tensoropt.costs.effects import Effect, Together, When
+from tensoropt.costs.group_effects import Choice, GroupEffects
+from tensoropt.costs.parameter_effects import Use
+from tensoropt.costs.prices import Send, free_prices
+from tensoropt.profiling.facts import Facts
+from tensoropt.sharding.groups import Group
+from tensoropt.sharding.storage import whole_layout
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.batch import Batch
+from tensoropt.simulate.candidates import StrategyCandidates
+
+Sends = tuple[Send, ...]
+
+
+class ParameterUse(NamedTuple):
+    """A parameter and the name of a group that uses it."""
+
+    parameter: str
+    group: str
+
+
+class Ways(NamedTuple):
+    """What somebody sends in forward, in the second forward of a recomputed region, and in backward."""
+
+    forward: Sends = ()
+    again: Sends = ()
+    back: Sends = ()
+
+
+class Moments:
+    """What effects of one owner send, by the moments as the owner names them."""
+
+    def __init__(self, effects: Iterable[Effect] = ()):
+        self._sends: dict[When, list[Send]] = {}
+        self._beside: dict[When, list[Together]] = {}
+        for effect in effects:
+            self._sends.setdefault(effect.when, []).extend(effect.sends)
+            self._beside.setdefault(effect.when, []).extend(effect.beside)
+
+    def at(self, when: When) -> Sends:
+        """What the device waits for."""
+        return tuple(self._sends.get(when, ()))
+
+    def ways(self, forward: When, again: When, back: When) -> Ways:
+        """What the device waits for at three moments."""
+        return Ways(self.at(forward), self.at(again), self.at(back))
+
+    def beside(self, when: When) -> tuple[Together, ...]:
+        """What is put together with others of the same moment."""
+        return tuple(self._beside.get(when, ()))
+
+
+class StepSends:
+    """The effects of one strategy, as far as they send.
+
+    Args:
+        facts: per group name the facts of its configuration.
+    """
+
+    def __init__(self, strategy: Strategy, facts: Mapping[str, Facts]):
+        self.strategy, self.graph = strategy, strategy.graph
+        candidates = StrategyCandidates(strategy, facts)
+        # Which optimizer runs afterwards does not change what is sent.
+        self.prices = free_prices(strategy.graph, strategy.mesh, "sgd")
+        self.batch = Batch(candidates, *candidates.row(), self.prices)
+        self._of_groups = GroupEffects(self.prices)
+        self._choices = {group.name: self._choice(candidates, group) for group in self.graph.groups}
+        self._used: dict[ParameterUse, Moments] = {}
+        self._tensors: dict[str, Moments] = {}
+
+    def _choice(self, candidates: StrategyCandidates, group: Group) -> Choice:
+        stored = {name: self.strategy.stored[name] for name in (*group.parameters, *group.shared)}
+        (configuration,), (work,) = candidates.configurations(group), candidates.works(group)
+        (facts,), (again,) = candidates.facts(group), candidates.again(group)
+        return Choice(configuration, work, facts, stored, again)
+
+    # -- parameters ---------------------------------------------------------------------------------
+
+    @cached_property
+    def uses(self) -> Mapping[ParameterUse, Use]:
+        """All uses of parameters, in the order of groups."""
+        return {
+            ParameterUse(name, group.name): use
+            for group in self.graph.groups
+            for name, use in self._of_groups.uses(self._choices[group.name]).items()
+        }
+
+    def use(self, one: ParameterUse) -> Moments:
+        """What a use sends."""
+        if one not in self._used:
+            stored = self.strategy.stored[one.parameter]
+            self._used[one] = Moments(self._of_groups.use(one.parameter, stored, self.uses[one]).effects)
+        return self._used[one]
+
+    def changes(self, one: ParameterUse) -> bool:
+        """Whether a parameter, or its gradient, becomes another tensor between its leaf and a use."""
+        name = one.parameter
+        way = self._of_groups.way(name, self.strategy.stored[name], self.uses[one].layout)
+        back = self._of_groups.use_steps(name, way)[1]
+        return self._of_groups.moves_to_use(name, way) or bool(back) or way.back != way.source
+
+    def delivers(self, name: str) -> bool:
+        """Whether gradients of a parameter's uses come to the leaf whose gradient the optimizer reads: it is
+        trained, and no copy collects them until the last micro-batch is over."""
+        return self._of_groups.learns(name) and not self.strategy.reduced_last(name)
+
+    @cached_property
+    def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
+        """Per block the uses that are gathered ahead for it, in the order of groups."""
+        found: dict[int, list[ParameterUse]] = {}
+        for one, use in self.uses.items():
+            if self._of_groups.goes_ahead(one.parameter, self.strategy.stored[one.parameter], use):
+                found.setdefault(self.strategy.blocks.of[one.group], []).append(one)
+        return {block: tuple(uses) for block, uses in found.items()}
+
+    @cached_property
+    def copies(self) -> Mapping[str, Moments]:
+        """What is sent for copies that stay gathered over the step, by parameter, in the order of groups."""
+        found = {}
+        for one, use in self.uses.items():
+            name, layout = one.parameter, use.layout
+            if name in self.graph.shared:
+                layout = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
+            effects = self._of_groups.unsharded(name, self.strategy.stored[name], layout).effects
+            if effects:
+                found[name] = Moments(effects)
+        return found
+
+    # -- groups -------------------------------------------------------------------------------------
+
+    def inside(self, group: Group) -> tuple[Moments, Mapping[str, Moments]]:
+        """What a group sends for its resolved partial sum, and what each of its operators does."""
+        choice = self._choices[group.name]
+        found = [Moments(effects.effects) for effects in self._of_groups.inside(choice)]
+        resolved = found.pop(0) if choice.configuration.resolved is not None else Moments()
+        return resolved, {op.name: of_op for op, of_op in zip(group.operators, found, strict=True)}
+
+    def reads_back(self, group: Group) -> Mapping[str, int]:
+        """By parameter when a group's backward asks for it first, among all that it asks for."""
+        return self._first_runs(group, [run.reads for run in self._choices[group.name].facts.backward_runs])
+
+    def made_back(self, group: Group) -> Mapping[str, int]:
+        """By parameter when a group's backward has made its gradient, among all that it makes."""
+        return self._first_runs(group, [run.made for run in self._choices[group.name].facts.backward_runs])
+
+    def _first_runs(self, group: Group, runs: Iterable[tuple[str, ...]]) -> Mapping[str, int]:
+        # A run begins with each parameter that is asked for, and with each gradient that was made: the first
+        # run that has a name tells the order.
+        names = {short: name for name, short in group.short_names.items()}
+        found: dict[str, int] = {}
+        for number, run in enumerate(runs):
+            for short in run:
+                found.setdefault(names[short], number)
+        return found
+
+    # -- tensors ------------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> Moments:
+        """What is sent of an activation and of its gradient."""
+        if name not in self._tensors:
+            self._tensors[name] = Moments(self.batch.owner("tensor", name).effects.at(0).effects)
+        return self._tensors[name]
+
+    def reader(self, name: str, group: str) -> int:
+        """The number by which a tensor's effects know a group that reads it."""
+        return [one.name for one in self.batch.schedule.readers[name]].index(group)

@@ -1,0 +1,71 @@
+"""The order in which collectives are issued: kept short, and as it was predicted of random strategies."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.issue_order import collectives_in_order
+from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.order import compare_order, in_order, rows_in_order
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.recorder import summarise
+from tensoropt.verify.steps import issued
+from tests.verify.test_verify import facts_by_group
+
+GATHER, REDUCE = Collective("all_gather", (1,), 64), Collective("all_reduce", (1, 2), 8)
+MESHES = ((1, 2, 2), (2, 4), (2, 2, 2, 2), (4, 2))
+
+
+def test_an_order_is_kept_as_rows_of_its_summary() -> None:
+    sent = [REDUCE, GATHER, GATHER, REDUCE, GATHER]
+    order = rows_in_order(sent)
+    assert order == [1, 0, 0, 1, 0]
+    shown = [one._replace(axes=tuple(axis - 1 for axis in one.axes)) for one in sent]
+    assert in_order(summarise(sent), order) == shown
+
+
+def test_the_first_difference_is_named() -> None:
+    assert compare_order([GATHER, REDUCE], [GATHER, REDUCE]) == []
+    assert compare_order([GATHER, REDUCE, GATHER], [GATHER, GATHER, REDUCE]) == [
+        "collective 1 of 3: predicted all_reduce of 8 bytes over axes [1, 2], "
+        "issued all_gather of 64 bytes over axes [1]"
+    ]
+    assert compare_order([GATHER], []) == [
+        "collective 0 of 1: predicted all_gather of 64 bytes over axes [1], issued none"
+    ]
+
+
+@cache
+def captured(name: str, dtype: str) -> CapturedModel:
+    return load_model(ModelSpec(f"zoo:{name}", compute_dtype=dtype, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "count"),
+    [
+        ("mlp", "float32", 8),
+        ("lstm-lm-tiny", "float32", 3),  # backward of one operator asks for several parameters
+        ("gpt2-tiny", "float32", 2),  # a shared parameter, biases in front of what they are added to
+        ("gpt-mini", "bfloat16", 1),  # parameters are cast at every use
+        ("lenet", "float32", 2),
+    ],
+)
+def test_ranks_issue_in_the_predicted_order(name: str, dtype: str, count: int) -> None:
+    loaded, rng = captured(name, dtype), random.Random(5)
+    for number in range(count):
+        mesh = MESHES[number % len(MESHES)]
+        micro = micro_strategies(loaded.graph, mesh[0])
+        strategy = random_strategy(loaded.graph, mesh, micro, rng, recompute=0.5)
+        facts = facts_by_group(strategy)
+        order = collectives_in_order(strategy, facts)
+        assert predicted_collectives(strategy, facts) == Counter(order)
+        # As ``check_on_fake_ranks`` does, without its second step that tracks memory.
+        with step_on(0, loaded, strategy, "sgd") as step:
+            sent = issued(step.engine, step.model)
+        assert compare_order(order, in_order(summarise(sent), rows_in_order(sent))) == []

@@ -62,7 +62,7 @@ class Node:
         after: the nodes whose results it takes.
         region: the recomputed region that it runs in.
         gathers_back: what its backward gathers before its kernels send, as autograd does not keep it.
-        delivers: the parameters to whose leaves it brings a gradient, in order.
+        delivers: the parameters to whose leaves, or copies, it brings a gradient, in order.
         leaves_behind: the use whose gradient it hands over, to be scattered with others of the block.
         begins: the block that begins in forward.
         begins_back: the block that begins as backward comes to this node.
@@ -213,7 +213,7 @@ class _Forward:
         if not self.sends.changes(use):
             return None
         ways = self.sends.use(use).ways(GATHER, GATHER_AGAIN, PARAMETERS)
-        if use in self.sends.ahead.get(self.strategy.blocks.of[group.name], ()):
+        if self.sends.leaves_behind(use):
             node = self._add(sends=ways, region=region)
             node.leaves_behind = use
             return node

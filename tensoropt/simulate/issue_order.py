@@ -16,9 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tensoropt.costs.effects import (
     BACK_BEFORE,
+    BACK_BEGIN,
     BACK_NEXT,
+    BEGIN,
     BEGIN_BEFORE,
+    FIRST_BEFORE,
+    FIRST_BEGIN,
     GATHER_ONCE,
+    LAST_NEXT,
     REDUCE_LAST,
     Together,
     When,
@@ -64,7 +69,7 @@ class _Step:
         training, last = self.sends.prices.training, self.strategy.micro_batches - 1
         self._begin_step()
         for number in range(self.strategy.micro_batches):
-            self._forward()
+            self._forward(first=number == 0)
             if training:
                 self._buckets.complete = number == last
                 _Backward(self, self._buckets).run()
@@ -87,24 +92,43 @@ class _Step:
         uses = self.sends.ahead.get(block, ())
         self.issue_together(one for use in uses for one in self.sends.use(use).beside(when))
 
+    def issue_copies(self, block: int, when: When) -> None:
+        """The gathers of the copies that a block uses, likewise."""
+        names = self.sends.copies_of.get(block, ())
+        self.issue_together(one for name in names for one in self.sends.copies[name].beside(when))
+
+    @property
+    def scatters_last(self) -> frozenset[str]:
+        """The parameters whose gradients wait for the last micro-batch and are then scattered behind."""
+        if self.strategy.micro_batches == 1:
+            return frozenset()
+        names = (name for of_block in self.sends.copies_of.values() for name in of_block)
+        return frozenset(filter(self.strategy.reduced_last, names))
+
     # -- moments ------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
         # Copies that stay gathered are made as the step begins, so that whatever changed the shards is seen;
-        # the step schedule has them at the end of the step before, where as much is alive.
+        # the step schedule has those that come alone at the end of the step before, where as much is alive.
         for moments in self.sends.copies.values():
             self.issue(moments.at(GATHER_ONCE))
 
-    def _forward(self) -> None:
+    def _forward(self, *, first: bool) -> None:
         for node in self.nodes:
+            if node.begins == 0:
+                self.issue_gathers(0, BEGIN)
+                if first:
+                    self.issue_copies(0, FIRST_BEGIN)
             if node.begins is not None:
                 self.issue_gathers(node.begins + 1, BEGIN_BEFORE)
+                if first:
+                    self.issue_copies(node.begins + 1, FIRST_BEFORE)
             self.issue(node.sends.forward)
 
     def _end_step(self) -> None:
         """Gradients that were collected beside copies, and buckets that wait for these."""
         for name, moments in self.sends.copies.items():
-            if self.strategy.reduced_last(name):
+            if self.strategy.reduced_last(name) and name not in self.scatters_last:
                 self.issue(moments.at(REDUCE_LAST))
                 self.issue(self._buckets.arrived(name))
         self.issue(self._buckets.rest())
@@ -125,7 +149,9 @@ class _Backward:
         self._missing = Counter(name for node in step.nodes for name in node.delivers)
         # Per block what waits to be scattered; what was scattered, until it is waited for.
         self._left: dict[int, list[ParameterUse]] = {}
-        self._scattered: list[ParameterUse] = []
+        self._left_last: dict[int, list[str]] = {}
+        self._scattered: list[str] = []
+        self._scatters_last = step.scatters_last if buckets.complete else frozenset[str]()
 
     def run(self) -> None:
         """Autograd runs what was made last first."""
@@ -137,6 +163,7 @@ class _Backward:
                 for member in self._regions.pop(node.region):
                     self.step.issue(member.sends.again)
             self._node(node)
+        self._arrive()
         self._scatter()
         self._arrive()
 
@@ -155,7 +182,13 @@ class _Backward:
     def _deliver(self, names: Iterable[str]) -> None:
         for name in names:
             self._missing[name] -= 1
-            if not self._missing[name]:
+            if self._missing[name]:
+                continue
+            if name in self._scatters_last:
+                block = self.step.strategy.unsharded[name].block
+                assert block is not None
+                self._left_last.setdefault(block, []).append(name)
+            elif not self.step.strategy.reduced_last(name):
                 self.step.issue(self.buckets.arrived(name))
 
     # -- blocks -------------------------------------------------------------------------------------
@@ -164,18 +197,31 @@ class _Backward:
         """A block begins: what was scattered has arrived, the next block's parameters are gathered, and the
         gradients of the blocks that backward has left are scattered."""
         self._arrive()
+        if block not in self.blocks.behind.values():
+            self.step.issue_gathers(block, BACK_BEGIN)
         self.step.issue_gathers(self.blocks.behind.get(block, -1), BACK_BEFORE)
         self._scatter(above=block)
 
     def _scatter(self, above: int = -1) -> None:
         for block in sorted((number for number in self._left if number > above), reverse=True):
             uses = self._left.pop(block)
-            self.step.issue_together(one for use in uses for one in self.sends.use(use).beside(BACK_NEXT))
-            self._scattered += uses
+            self._scatter_together({use.parameter: self.sends.use(use).beside(BACK_NEXT) for use in uses})
+        for block in sorted((number for number in self._left_last if number > above), reverse=True):
+            names = self._left_last.pop(block)
+            self._scatter_together({name: self.sends.copies[name].beside(LAST_NEXT) for name in names})
+
+    def _scatter_together(self, gradients: Mapping[str, Iterable[Together]]) -> None:
+        """Gradients of a block, by parameter; they arrive collective by collective."""
+        arriving: dict[tuple[tuple[int, ...], str], list[str]] = {}
+        for name, members in gradients.items():
+            for one in members:
+                arriving.setdefault((one.send.axes, one.dtype), []).append(name)
+        self.step.issue_together(one for members in gradients.values() for one in members)
+        self._scattered += [name for names in arriving.values() for name in names]
 
     def _arrive(self) -> None:
-        for use in self._scattered:
-            self.step.issue(self.buckets.arrived(use.parameter))
+        for name in self._scattered:
+            self.step.issue(self.buckets.arrived(name))
         self._scattered.clear()
 
 

@@ -112,9 +112,13 @@ class StepSends:
         return self._of_groups.moves_to_use(name, way) or bool(back) or way.back != way.source
 
     def delivers(self, name: str) -> bool:
-        """Whether gradients of a parameter's uses come to the leaf whose gradient the optimizer reads: it is
-        trained, and no copy collects them until the last micro-batch is over."""
-        return self._of_groups.learns(name) and not self.strategy.reduced_last(name)
+        """Whether gradients of a parameter's uses come to a leaf: that whose gradient the optimizer reads, or
+        a copy that collects them until the last micro-batch."""
+        return self._of_groups.learns(name)
+
+    def leaves_behind(self, one: ParameterUse) -> bool:
+        """Whether the gradient of a use is scattered with others, one block behind backward."""
+        return self._of_groups.hands_over(one.parameter, self.strategy.stored[one.parameter], self.uses[one])
 
     @cached_property
     def ahead(self) -> Mapping[int, tuple[ParameterUse, ...]]:
@@ -130,13 +134,23 @@ class StepSends:
         """What is sent for copies that stay gathered over the step, by parameter, in the order of groups."""
         found = {}
         for one, use in self.uses.items():
-            name, layout = one.parameter, use.layout
+            name = one.parameter
             if name in self.graph.shared:
-                layout = whole_layout(self.strategy.tensor(name), self.strategy.mesh)
-            effects = self._of_groups.unsharded(name, self.strategy.stored[name], layout).effects
+                use = Use(whole_layout(self.strategy.tensor(name), self.strategy.mesh), 0)
+            effects = self._of_groups.unsharded(name, self.strategy.stored[name], use).effects
             if effects:
                 found[name] = Moments(effects)
         return found
+
+    @cached_property
+    def copies_of(self) -> Mapping[int, tuple[str, ...]]:
+        """Per block the parameters whose copies are made for it, together, in the order of groups."""
+        found: dict[int, list[str]] = {}
+        for name in self.copies:
+            block = self.strategy.unsharded[name].block
+            if block is not None:
+                found.setdefault(block, []).append(name)
+        return {block: tuple(names) for block, names in found.items()}
 
     # -- groups -------------------------------------------------------------------------------------
 

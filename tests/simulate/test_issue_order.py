@@ -44,7 +44,7 @@ def test_backward_goes_back_and_gathers_before_it_scatters(micro: int) -> None:
 
 def test_unsharded_copies_are_gathered_first_and_reduced_last() -> None:
     once = [Collective("all_gather", (0,), W1), Collective("all_gather", (0,), W2)]
-    last = [Collective("reduce_scatter", (0,), W1), Collective("reduce_scatter", (0,), W2)]
+    last = [Collective("reduce_scatter", (0,), W2), Collective("reduce_scatter", (0,), W1)]
     strategy, facts = written(two_layers, BATCH, {FIRST: ["S(0)"], SECOND: ["S(0)"]}, mesh=(2, 2))
     for name in (FIRST, SECOND):
         strategy.stored[name] = Storage(strategy.stored[name], Gather.ONCE, Reduce.LAST_MICRO_BATCH).stored

@@ -82,9 +82,10 @@ def all_gather_into_tensor(out: torch.Tensor, value: torch.Tensor, group: Any) -
     out.copy_(torch.cat([v.flatten() for v in group.exchange("all_gather", value)]).view(out.shape))
 
 
-def reduce_scatter_tensor(out: torch.Tensor, value: torch.Tensor, group: Any) -> None:
+def reduce_scatter_tensor(out: torch.Tensor, value: torch.Tensor, group: Any, async_op: bool = False) -> Any:
     total = torch.stack(group.exchange("reduce_scatter", value)).sum(0)
     out.copy_(total.flatten().chunk(len(group.members))[group.index].view(out.shape))
+    return SimpleNamespace(wait=lambda: None) if async_op else None
 
 
 def all_to_all_single(out: torch.Tensor, value: torch.Tensor, group: Any) -> None:

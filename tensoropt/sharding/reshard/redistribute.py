@@ -9,7 +9,7 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -193,12 +193,28 @@ class Route:
         """A shard moved along the route, in the order of its dims again."""
         if not self.moves:
             return value
-        if self.order is not None:
-            value = value.permute(self.order)
-        if self.sizes is not None:
-            value = value.reshape(self.sizes)
+        value = self._entered(value)
         for move in self.moves:
             value = move(value)
+        return self._left(value)
+
+    def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A gradient, which is given up, on its way along a route that is a single reduction.
+
+        Returns:
+            what waits for it, and gives what :meth:`go` would have given.
+        """
+        (move,) = self.moves
+        assert isinstance(move, _AllReduce | _ReduceScatter)
+        wait = move.begin(self._entered(value))
+        return lambda: self._left(wait())
+
+    def _entered(self, value: torch.Tensor) -> torch.Tensor:
+        if self.order is not None:
+            value = value.permute(self.order)
+        return value if self.sizes is None else value.reshape(self.sizes)
+
+    def _left(self, value: torch.Tensor) -> torch.Tensor:
         if self.shape is not None:
             value = value.reshape(self.shape)
         return value if self.inverse is None else value.permute(self.inverse)
@@ -206,11 +222,21 @@ class Route:
 
 def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
     """A shard moved along an edge, or its gradient back."""
+    return _known_route(runtime, spec, backward=backward).go(value)
+
+
+def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
+    """A gradient, which is given up, on its way back along an edge whose backward is a single reduction; what is
+    returned waits for it."""
+    return _known_route(runtime, spec, backward=True).begin(gradient)
+
+
+def _known_route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     key = spec, backward, runtime.micro_batch
     route = runtime.routes.get(key)
     if route is None:
         route = runtime.routes[key] = _route(runtime, spec, backward=backward)
-    return route.go(value)
+    return route
 
 
 def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
@@ -259,17 +285,31 @@ def _slice(runtime: Rank, step: Step, whole: int) -> Move:
     return move
 
 
-def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
-    group = runtime.group(step.axes)
+@dataclass(frozen=True)
+class _AllReduce:
+    group: dist.ProcessGroup | None
 
-    def move(x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # The reduction is done in place, and whoever made the input may still need it.
         x = x.clone(memory_format=torch.contiguous_format)
-        if group is not None:
-            dist.all_reduce(x, group=group)
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
         return x
 
-    return move
+    def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """``x``, which is given up, reduced in place; what is returned waits for it."""
+        sent = x.contiguous()
+        under_way = dist.all_reduce(sent, group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            under_way.wait()
+            return sent
+
+        return wait
+
+
+def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
+    return _AllReduce(runtime.group(step.axes))
 
 
 @dataclass(frozen=True)
@@ -356,30 +396,62 @@ def _as_asked(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
+@dataclass(frozen=True)
+class _ReduceScatter:
+    """Attributes:
+    atom: that is cut.
+    parts, position: in how many pieces, and which of them is this rank's.
+    """
+
+    group: dist.ProcessGroup
+    atom: int
+    parts: int
+    position: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        pieces = self._pieces(x)
+        flat = x.new_empty(pieces[0].numel())
+        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group)
+        return self._own(flat, pieces.shape[1:], x.shape[self.atom])
+
+    def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """The shard of ``x``, which is given up; what is returned waits for it."""
+        size = x.shape[self.atom]
+        # Not all of `x`: while the pieces are under way it is not needed beside them.
+        pieces = self._pieces(x)
+        flat = pieces.new_empty(pieces[0].numel())
+        under_way = dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            under_way.wait()
+            return self._own(flat, pieces.shape[1:], size)
+
+        return wait
+
+    def _pieces(self, x: torch.Tensor) -> torch.Tensor:
+        """Each rank's piece in one stretch of memory, in the order of ranks, as the collective wants it."""
+        size, atom, parts = x.shape[self.atom], self.atom, self.parts
+        shard = -(-size // parts)
+        if size == shard * parts:
+            return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
+        pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
+        for i in range(parts):
+            start, length = chunk(size, parts, i)
+            pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
+        return pieces
+
+    def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
+        """This rank's piece of a dim of this size, without what it was padded by."""
+        result = flat.view(shape)
+        length = chunk(size, self.parts, self.position)[1]
+        return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
+
+
 def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
-    group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
-    position = runtime.coordinate(step.axes)
+    group = runtime.group(step.axes)
     if group is None:
         return None
-
-    def move(x: torch.Tensor) -> torch.Tensor:
-        size = x.shape[atom]
-        shard = -(-size // parts)
-        if size != shard * parts:
-            pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
-            for i in range(parts):
-                start, length = chunk(size, parts, i)
-                pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
-        else:
-            # Each rank's piece in one stretch of memory, in the order of ranks, as the collective wants it.
-            pieces = x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
-        flat = x.new_empty(pieces[0].numel())
-        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=group)
-        result = flat.view(pieces.shape[1:])
-        length = chunk(size, parts, position)[1]
-        return result.narrow(atom, 0, length) if length != shard else result
-
-    return move
+    return _ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
 
 
 def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:

@@ -108,8 +108,8 @@ class EdgeBuilder:
         ]
 
     def _product_seconds(self, name: str) -> list[WeightProduct | None]:
-        """Per configuration of a tensor's first reader the product beside which the gradient is reduced; bytes
-        are for the simulator."""
+        """Per configuration of a tensor's first reader the product beside which the gradient is reduced;
+        bytes are for the simulator."""
         group = self.graph.group_of[self.products[name].operator]
         template = self.templates[group.name]
         found = (
@@ -122,8 +122,8 @@ class EdgeBuilder:
         configurations that read the hub as it is the first reader has; None where one of them does not reduce
         it.
 
-        Where the first reader moves the hub for itself its gradient is reduced by itself, which a table of two
-        ends cannot tell: the simulator finds more then.
+        Where the first reader moves the hub for itself its gradient is reduced by itself, which a table of
+        two ends cannot tell: the simulator finds more then.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -233,10 +233,10 @@ class EdgeBuilder:
     ) -> np.ndarray:
         """Seconds (sources, targets) of a step in which a tensor moves forward, ``again`` where it is
         recomputed, and its gradient back."""
-        layouts = ([end.layout for end in ends] for ends in (sources, targets))
+        rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products = [end.product for end in targets]
         products_s = [0.0 if product is None else product.seconds for product in products]
-        forward_s, back_s = self.effects.moving_s(name, *layouts, products_s if any(products) else None)
+        forward_s, back_s = self.effects.moving_s(name, rows, cols, products_s if any(products) else None)
         times = self.effects.mesh[0]
         # One after the other, as additive() adds effects up: the order of the sums is part of the result.
         there_s = forward_s * times

@@ -134,8 +134,8 @@ class Effect:
         workspace_bytes: bytes alive during this moment only.
         local_s: seconds on the device, of ``source``.
         sends: collectives that the device waits for.
-        beside_work_s: seconds of the moment's own work, its last, that begin when the sends do and need nothing
-            of them.
+        beside_work_s: seconds of the moment's own work, its last, that begin when the sends do and need
+            nothing of them.
         beside: those that run beside what follows, put together with others of the same moment, until the
             next block begins.
         moves: it brings data from one layout to another; its local seconds count as communication where

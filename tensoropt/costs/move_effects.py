@@ -181,8 +181,8 @@ class MoveEffects:
         return np.maximum(device_s, host_s), moves
 
     def _steps_s(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, float, float, bool]:
-        """Seconds of steps on the device and on its host, as additive() counts them; of a single reduction its
-        collective's; whether there are any steps."""
+        """Seconds of steps on the device and on its host, as additive() counts them; of a single reduction
+        its collective's; whether there are any steps."""
         if not steps:
             return 0.0, 0.0, 0.0, False
         local, sends = self.prices.steps(steps, element_bytes)

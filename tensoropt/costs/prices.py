@@ -41,8 +41,8 @@ class ComputeCosts(Protocol):
         ...
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of one product in the backward of the workload's first call, a linear operator: the gradient
-        of its weight."""
+        """Seconds of one product in the backward of the workload's first call, a linear operator: the
+        gradient of its weight."""
         ...
 
     def source_of(self, work: Workload) -> str:

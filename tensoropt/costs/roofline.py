@@ -221,11 +221,12 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def weight_gradient_share(facts: Facts) -> float:
-    """What share of a workload's backward is the product of a weight's gradient, if its first call is a linear
-    operator: an estimate.
+    """What share of a workload's backward is the product of a weight's gradient, if its first call is a
+    linear operator: an estimate.
 
-    Of backward's FLOP a linear operator has two products alike. What else the workload does in backward, most of
-    it bound by memory, is taken to last as long as the FLOP it has, which are few: the share is rather too large.
+    Of backward's FLOP a linear operator has two products alike. What else the workload does in backward, most
+    of it bound by memory, is taken to last as long as the FLOP it has, which are few: the share is rather
+    too large.
     """
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
@@ -333,8 +334,8 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Seconds of the product of a weight's gradient: half of what its call takes in backward, and one of its
-        two launches; where calls are not told apart see :func:`weight_gradient_share`."""
+        """Seconds of the product of a weight's gradient: half of what its call takes in backward, and one of
+        its two launches; where calls are not told apart see :func:`weight_gradient_share`."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]

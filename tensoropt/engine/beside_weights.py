@@ -1,11 +1,12 @@
 """Gradients of activations that are reduced beside the product of a weight's gradient.
 
-Which edges these are is said by :mod:`tensoropt.sharding.beside_weights`. Their values move forward where they
-would move anyway (:func:`bring`), but autograd does not see that: it sees one function of the linear operator
-and of its edge (:func:`linear_beside`), whose backward knows both products and the collective between them.
+Which edges these are is said by :mod:`tensoropt.sharding.beside_weights`. Their values move forward where
+they would move anyway (:func:`bring`), but autograd does not see that: it sees one function of the linear
+operator and of its edge (:func:`linear_beside`), whose backward knows both products and the collective
+between them.
 
-Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` (Narayanan et al., SC 2021; Korthikanti et al.,
-arXiv 2205.05198, section 4.2.2).
+Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` (Narayanan et al., SC 2021; Korthikanti et
+al., arXiv 2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> Pair:
-    """(``x`` moved along its edge, which no gradient comes to; what takes the gradient back to ``x`` for it)."""
+    """(``x`` moved along its edge, which no gradient comes to; what takes the gradient back to ``x`` for
+    it)."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)

@@ -172,8 +172,8 @@ class _Lowering:
     def _linear_beside(
         self, op: Operator, product: LinearProduct, operand: Callable[[str], fx.Node]
     ) -> fx.Node:
-        """A linear operator in whose backward the gradient of what it reads is reduced; further readers of that
-        find it as this one passes it on."""
+        """A linear operator in whose backward the gradient of what it reads is reduced; further readers of
+        that find it as this one passes it on."""
         # In the order of the arguments, in which parameters are gathered.
         nodes = {name: operand(name) for name in op.inputs()}
         spec, link = self.links[product.read]

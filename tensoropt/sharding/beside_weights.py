@@ -1,10 +1,10 @@
 """Where the gradient of an activation is reduced beside a product: that of the weight's gradient.
 
-The backward of a linear operator makes two products: the gradient of what it read, and that of its weight. The
-first is what a resharding reduces on its way back, and the second needs nothing of that, so that it is computed
-while the first is on its way. Megatron-LM does so (``LinearWithGradAccumulationAndAsyncCommunication``;
-Narayanan et al., SC 2021; with sequence parallelism, where the gradient is scattered: Korthikanti et al.,
-arXiv 2205.05198, section 4.2.2).
+The backward of a linear operator makes two products: the gradient of what it read, and that of its weight.
+The first is what a resharding reduces on its way back, and the second needs nothing of that, so that it is
+computed while the first is on its way. Megatron-LM does so
+(``LinearWithGradAccumulationAndAsyncCommunication``; Narayanan et al., SC 2021; with sequence parallelism,
+where the gradient is scattered: Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
 The executor and the costs ask here, so that both say the same of every edge.
 """
@@ -18,8 +18,8 @@ from tensoropt.graph import Operator, OperatorGraph, Ref
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.reshard.steps import Step
 
-# Positions of what is read, of the weight and of the bias among an operator's arguments. These have no kernel of
-# ours: every shard is computed by the operator's own call.
+# Positions of what is read, of the weight and of the bias among an operator's arguments. These have no kernel
+# of ours: every shard is computed by the operator's own call.
 _ARGUMENTS = {
     "aten.linear.default": (0, 1, 2),
     "aten.addmm.default": (1, 2, 0),
@@ -46,10 +46,10 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Per activation the linear operator whose backward gives its gradient, and computes that of a weight then.
+    """Per activation the linear operator whose backward gives its gradient and computes that of a weight.
 
-    Of several readers it is the first one, which backward comes to last: the gradients of the others are there
-    by then.
+    Of several readers it is the first one, which backward comes to last: the gradients of the others are
+    there by then.
     """
     source = graph.atoms.graph
     if not source.training:
@@ -64,7 +64,8 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
         if product is None or name in leaving or not source.tensors[name].requires_grad:
             continue
         others = (op.name for group in groups[1:] for op in group.operators if name in op.inputs())
-        # Groups come in the order of their anchors; what joined one of them may come earlier than a later anchor.
+        # Groups come in the order of their anchors; what joined one of them may come earlier than a later
+        # anchor.
         if all(source.places[other] > source.places[product.operator] for other in others):
             found[name] = product
     return found
@@ -79,7 +80,8 @@ def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProd
 
 
 def linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
-    """The operands of a linear operator whose weight is a parameter that learns; None of any other operator."""
+    """The operands of a linear operator whose weight is a parameter that learns; None of any other
+    operator."""
     places = _ARGUMENTS.get(op.target)
     if places is None or (op.kwargs and op.target != "aten.linear.default"):
         return None  # `addmm` may scale its operands

@@ -130,8 +130,8 @@ class Strategy:
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """Per activation whose gradient is reduced beside the product of a weight's gradient: the linear operator,
-        and the edge to it or to the hub."""
+        """Per activation whose gradient is reduced beside the product of a weight's gradient: the linear
+        operator, and the edge to it or to the hub."""
         pairs = ((product, self._edge_beside(name, product)) for name, product in self._products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
 

@@ -61,8 +61,8 @@ class EffectTables:
     Attributes:
         kept, transient, workspace: bytes by place.
         local, host: seconds on the device and of issuing to it, by place.
-        sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that begins
-            with them).
+        sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
+            begins with them).
         beside: by place, kind, axes and dtype: bytes that are sent together with those of others.
         kinds: by axes and kind of collective: 1 where it is sent.
         lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).

@@ -85,8 +85,8 @@ class _Sends:
         slowed: per strategy seconds that the work before has taken longer after earlier collectives; None
             where that is 0 of all.
         arriving: per strategy the part of ``seconds`` that comes from the work before.
-        beside_work: per strategy seconds of the moment's last work, which begins with them; None where there is
-            none.
+        beside_work: per strategy seconds of the moment's last work, which begins with them; None where there
+            is none.
     """
 
     axes: Axes | None

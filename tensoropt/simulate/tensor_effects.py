@@ -344,9 +344,10 @@ class TensorEffects(MoveEffects):
     def _reduced_beside(
         self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
     ) -> Effect | None:
-        """The reduction of the whole gradient beside the product in the first reader's backward; None where it is
-        reduced by itself, if at all (:mod:`tensoropt.sharding.beside_weights`)."""
-        if name not in self.products or reads[0].product is None:
+        """The reduction of the whole gradient beside the product in the first reader's backward; None where
+        it is reduced by itself, if at all (:mod:`tensoropt.sharding.beside_weights`)."""
+        product = reads[0].product if name in self.products else None
+        if product is None:
             return None
         first, found = reads[0], reads[0].layout
         if name in self.graph.hubs:
@@ -357,9 +358,9 @@ class TensorEffects(MoveEffects):
         steps = self.steps(name, write.layout, found)[1]
         if not is_one_reduction(steps, self.mesh):
             return None
-        workspace = self._beside_bytes(name, found, steps, first.product)
+        workspace = self._beside_bytes(name, found, steps, product)
         moved = self.moved(reader(0, USED_BACK), name, write.layout, found, workspace_bytes=workspace)
-        return replace(moved, beside_work_s=first.product.seconds)
+        return replace(moved, beside_work_s=product.seconds)
 
     def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
         """Bytes of a reduction that are alive beside what its group's backward has alive in any case."""

@@ -226,8 +226,8 @@ def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: b
 
 
 def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
-    """A gradient, which is given up, on its way back along an edge whose backward is a single reduction; what is
-    returned waits for it."""
+    """A gradient, which is given up, on its way back along an edge whose backward is a single reduction; what
+    is returned waits for it."""
     return _known_route(runtime, spec, backward=True).begin(gradient)
 
 

@@ -44,7 +44,8 @@ class RecordedWork:
         forward_host_s, backward_host_s: of issuing it on the host; 0 where the host is the device, and of
             explorations that were saved before these were told apart.
         weight_gradient_s: of one product of its backward, see
-            :meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`; 0 of earlier explorations likewise.
+            :meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`; 0 of earlier explorations
+            likewise.
     """
 
     facts: Facts

@@ -58,8 +58,8 @@ WHOLE, ROWS = ("R", "none"), ("S(1)", "d1")
 
 
 def strategy(graph: GroupGraph, source: tuple[str, str], micro: int = 1) -> Strategy:
-    """Columns then rows of the weights on two ranks; what linear operators read first lies whole, or in shards
-    of the sequence."""
+    """Columns then rows of the weights on two ranks; what linear operators read first lies whole, or in
+    shards of the sequence."""
     placed, label = source
     first = "d0" if micro > 1 else "none"
     labels, stored = {}, {}

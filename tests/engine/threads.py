@@ -21,7 +21,7 @@ from tensoropt.engine import ahead, gradients, runtime
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.reshard import redistribute
+from tensoropt.sharding.reshard import redistribute, reductions
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.differences import difference, largest_of, outputs_difference, worst
 
@@ -132,7 +132,7 @@ class ThreadRuntime(Runtime):
 def threaded_collectives() -> Iterator[None]:
     """The executor's collectives are those of this module."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (gradients, redistribute, runtime):
+        for module in (gradients, redistribute, reductions, runtime):
             patch.setattr(module, "dist", DIST)
         patch.setattr(ahead, "gather", gather_together)
         patch.setattr(ahead, "scatter", scatter_together)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tensoropt.costs.edges import EdgeBuilder
-from tensoropt.costs.effects import Reading, WeightProduct
-from tensoropt.costs.group_effects import GroupEffects
-from tensoropt.costs.kept_tables import TableArrays
-from tensoropt.costs.prices import Prices
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.plan.evaluate import evaluate_strategy
 from tensoropt.profiling.workload import workload
-from tensoropt.sharding.serialise import strategy_from_dict
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.simulate.overlap import BLOCKING, Overlap
 from tensoropt.verify.fake_ranks import step_on
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.steps import tracked_memory
-from tests.costs.models import Recipe, ToyCommunication, ToyCompute, facts_of, gates, gpt2, llama, problem
+from tests.costs.models import Recipe, facts_of, problem
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
@@ -125,8 +117,8 @@ def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
 
 
 def test_the_event_lies_beside_the_product() -> None:
-    """Forward takes 4 s and a third of 0.6 s, the backward of two groups 4 s: of the pair's first layer 2 s, the
-    last 0.8 of which are the product."""
+    """Forward takes 4 s and a third of 0.6 s, the backward of two groups 4 s: of the pair's first layer 2 s,
+    the last 0.8 of which are the product."""
     evaluated = evaluated_at(columns_then_rows(), Hand(product_s=0.8), PerByte(0.6 / X), BESIDE)
     events = recorded(evaluated).events
     reduced = next(event for event in events if event.phase == "backward" and event.axes is not None)
@@ -163,9 +155,10 @@ def test_it_queues_behind_a_bucket_on_its_links(
 
 @pytest.mark.parametrize("enter", ["none", "d0"], ids=["all_reduce", "reduce_scatter"])
 def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
-    """An all-reduce is in place; a reduce-scatter's shard and, where they are copied, pieces are there too."""
+    """An all-reduce is in place; a reduce-scatter's shard and, where they are copied, pieces are there
+    too."""
     loaded = load_model(ModelSpec("tests.simulate.test_beside_weights:three", 0))
-    strategy = strategy_from_dict_like(columns_then_rows(enter=enter), loaded)
+    strategy = strategy_from_dict(strategy_to_dict(columns_then_rows(enter=enter)), loaded.graph)
     assert strategy.reduced_beside
     facts = {n: facts_of(workload(loaded.graph, c, (1, 2))) for n, c in strategy.configurations.items()}
     peak = memory_curve(strategy, facts, "sgd").peak.total
@@ -174,8 +167,3 @@ def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
         assert tracked_memory(step)["peak"] == pytest.approx(peak, abs=16)
 
 
-def strategy_from_dict_like(strategy: Strategy, loaded: Any) -> Strategy:
-    """The same strategy of another capture of the same model."""
-    from tensoropt.sharding.serialise import strategy_to_dict
-
-    return strategy_from_dict(strategy_to_dict(strategy), loaded.graph)

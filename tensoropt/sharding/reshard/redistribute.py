@@ -9,7 +9,7 @@ needs one, and costs about 100 us per edge, so the steps are issued directly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
+from tensoropt.sharding.reshard.reductions import AllReduce, ReduceScatter, resized
 from tensoropt.sharding.reshard.steps import Step, gradient_placements, permuted_atoms, permuted_steps
 
 Sizes = tuple[int, ...]
@@ -205,7 +206,7 @@ class Route:
             what waits for it, and gives what :meth:`go` would have given.
         """
         (move,) = self.moves
-        assert isinstance(move, _AllReduce | _ReduceScatter)
+        assert isinstance(move, AllReduce | ReduceScatter)
         wait = move.begin(self._entered(value))
         return lambda: self._left(wait())
 
@@ -285,31 +286,8 @@ def _slice(runtime: Rank, step: Step, whole: int) -> Move:
     return move
 
 
-@dataclass(frozen=True)
-class _AllReduce:
-    group: dist.ProcessGroup | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        # The reduction is done in place, and whoever made the input may still need it.
-        x = x.clone(memory_format=torch.contiguous_format)
-        if self.group is not None:
-            dist.all_reduce(x, group=self.group)
-        return x
-
-    def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """``x``, which is given up, reduced in place; what is returned waits for it."""
-        sent = x.contiguous()
-        under_way = dist.all_reduce(sent, group=self.group, async_op=True)
-
-        def wait() -> torch.Tensor:
-            under_way.wait()
-            return sent
-
-        return wait
-
-
 def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
-    return _AllReduce(runtime.group(step.axes))
+    return AllReduce(runtime.group(step.axes))
 
 
 @dataclass(frozen=True)
@@ -370,14 +348,14 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        shape = _resized(x, atom, shard)
+        shape = resized(x, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
         # The pieces arrive one after the other, whichever atom they are of: they are put together afterwards.
         gathered = flat.view(parts, *shape)
         # `chunk` makes only the last pieces smaller: where the last is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
-            return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
+            return _as_asked(gathered.movedim(0, atom).reshape(resized(x, atom, whole)))
         own = gathered[position]  # sent from its place in the result: a padded copy would be one more
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -387,71 +365,16 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     return move
 
 
-def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
-    return [size if i == atom else n for i, n in enumerate(x.shape)]
-
-
 def _as_asked(x: torch.Tensor) -> torch.Tensor:
     """Pieces of size 1 are put together without a copy, but lie otherwise."""
     return x.contiguous()
-
-
-@dataclass(frozen=True)
-class _ReduceScatter:
-    """Attributes:
-    atom: that is cut.
-    parts, position: in how many pieces, and which of them is this rank's.
-    """
-
-    group: dist.ProcessGroup
-    atom: int
-    parts: int
-    position: int
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        pieces = self._pieces(x)
-        flat = x.new_empty(pieces[0].numel())
-        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group)
-        return self._own(flat, pieces.shape[1:], x.shape[self.atom])
-
-    def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The shard of ``x``, which is given up; what is returned waits for it."""
-        size = x.shape[self.atom]
-        # Not all of `x`: while the pieces are under way it is not needed beside them.
-        pieces = self._pieces(x)
-        flat = pieces.new_empty(pieces[0].numel())
-        under_way = dist.reduce_scatter_tensor(flat, pieces.flatten(), group=self.group, async_op=True)
-
-        def wait() -> torch.Tensor:
-            under_way.wait()
-            return self._own(flat, pieces.shape[1:], size)
-
-        return wait
-
-    def _pieces(self, x: torch.Tensor) -> torch.Tensor:
-        """Each rank's piece in one stretch of memory, in the order of ranks, as the collective wants it."""
-        size, atom, parts = x.shape[self.atom], self.atom, self.parts
-        shard = -(-size // parts)
-        if size == shard * parts:
-            return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
-        pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
-        for i in range(parts):
-            start, length = chunk(size, parts, i)
-            pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
-        return pieces
-
-    def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
-        """This rank's piece of a dim of this size, without what it was padded by."""
-        result = flat.view(shape)
-        length = chunk(size, self.parts, self.position)[1]
-        return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
 
 
 def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
     group = runtime.group(step.axes)
     if group is None:
         return None
-    return _ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
+    return ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
 
 
 def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:

@@ -2,7 +2,8 @@
 
 What overlaps is what the executor overlaps: resharding and gathering block, forward and backward; a bucket
 of gradients is reduced from the moment its last gradient is there, beside the rest of backward
-(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches in the last one's. Two collectives
+(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches in the last one's. What a linear
+operator gives back of what it read is reduced beside the product of its weight's gradient. Two collectives
 on one level of links queue. Before the optimizer everything is waited for. A collective to which ranks come
 from work takes longer than one that follows another, and so does the work after it.
 

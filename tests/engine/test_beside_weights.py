@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensoropt.capture import capture
+from tensoropt.engine import beside_weights
 from tensoropt.engine.counts import unsplit_strategy
 from tensoropt.engine.models import model_values
 from tensoropt.engine.parameters import shard_of
@@ -142,6 +143,14 @@ def test_recomputed_gradients_are_the_same(source: Any, first: int) -> None:
     # Where the hub comes from outside of the region its gradient is reduced by itself.
     assert len(found.reduced_beside) == (2 if first == 0 else 1)
     assert_as_unsplit(found, values)
+
+
+@pytest.mark.parametrize("source", [WHOLE, ROWS], ids=["all_reduce", "reduce_scatter"])
+def test_a_compiler_is_given_the_edge_and_the_product(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, values = captured()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(beside_weights._LinearBeside, "forward", None)
+    assert_as_unsplit(strategy(graph, source), values)
 
 
 class Issued(TorchDispatchMode):

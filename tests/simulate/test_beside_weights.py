@@ -165,5 +165,3 @@ def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
     with step_on(0, loaded, strategy, "sgd") as step:
         step()
         assert tracked_memory(step)["peak"] == pytest.approx(peak, abs=16)
-
-

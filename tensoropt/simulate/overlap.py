@@ -59,7 +59,7 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
     slower = slower_beside(cluster)
     words = (
         "beside computation run gradient buckets, what is gathered and scattered of parameters that are "
-        "stored ahead, and reductions of what linear operators read beside their weights' gradients, and make "
+        "stored ahead, and reductions of gradients beside the products of weights' gradients, and make "
         f"it {slower:.0%} slower; all other collectives are waited for"
     )
     return Overlap(True, words, by_axes, slower)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.costs.roofline import DATA_SHEET, FITTED, RooflineCompute
+from tensoropt.costs.roofline import DATA_SHEET, FITTED, RooflineCompute, weight_gradient_share
 from tensoropt.errors import MeasurementError
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
@@ -108,6 +108,12 @@ class MeasuredCompute:
             return (0.0, 0.0) if self.rest is None else self.rest.host_seconds(work)
         return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
 
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """Seconds of the product of a weight's gradient; see :func:`weight_gradient_share`."""
+        if self._record(work) is None and self.rest is not None:
+            return self.rest.weight_gradient_s(work, facts)
+        return self.seconds(work, facts)[1] * weight_gradient_share(facts)
+
 
 class SlowestCompute:
     """The pace of a sharded plan on devices of several kinds: each operator's slowest kind, for which the
@@ -145,6 +151,11 @@ class SlowestCompute:
         # Forward and backward have a maximum each: the kind that is slowest forward need not be it in
         # backward.
         return max(forward), max(backward)
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """Seconds of the product of a weight's gradient, on the kind that is slowest in backward."""
+        slowest = max(self.kinds, key=lambda kind: kind.seconds(work, facts)[1])
+        return slowest.weight_gradient_s(work, facts)
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
         """(forward, backward) seconds of issuing it, each on the slowest kind's host."""

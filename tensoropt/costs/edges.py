@@ -7,13 +7,15 @@ groups of one recomputed region is not kept at all. All groups of a region are r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 import networkx as nx
 import numpy as np
 
-from tensoropt.costs.effects import Keeps, Reading, additive, kept_for
+from tensoropt.costs.effects import Keeps, Reading, WeightProduct, additive, kept_for
 from tensoropt.costs.group_effects import GroupEffects
 from tensoropt.costs.kept_tables import TableArrays
 from tensoropt.costs.parameter_effects import Use
@@ -21,6 +23,7 @@ from tensoropt.costs.restrictions import Labels, Restriction, labels_of
 from tensoropt.costs.tables import EdgeTable, Template, VariableTable
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.beside_weights import products_beside, takes_over_hub
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
@@ -57,6 +60,8 @@ class EdgeBuilder:
         self.arrays = arrays
         self.tensors = effects.tensors
         self._tables: dict[object, np.ndarray] = {}
+        # Where nothing runs beside anything a reduction costs what it takes, whatever it is beside.
+        self.products = products_beside(self.graph) if effects.prices.beside else {}
 
     def build(self, variables: Mapping[str, VariableTable], regions: Sequence[Region]) -> Iterator[EdgeTable]:
         """The tables of all edges between ``variables``, and those that keep each of ``regions`` together."""
@@ -93,11 +98,50 @@ class EdgeBuilder:
     def _reads(self, group: Group, name: str) -> list[Reading]:
         """How a reader sees a tensor, per configuration."""
         facts, short = self.templates[group.name].facts, group.short_names[name]
+        # A hub's gradient is given back by the hub, whose table counts what hides it.
+        reduces = name in self.products and name not in self.graph.hubs
+        products = self._product_seconds(name) if reduces else itertools.repeat(None)
         return [
-            Reading(c.layout(name), short in facts[i].reads_kept, again)
+            Reading(c.layout(name), short in facts[i].reads_kept, again, product=product)
             for again in self._passes(group)
-            for i, c in enumerate(self.configurations[group.name])
+            for (i, c), product in zip(enumerate(self.configurations[group.name]), products, strict=False)
         ]
+
+    def _product_seconds(self, name: str) -> list[WeightProduct | None]:
+        """Per configuration of a tensor's first reader the product beside which the gradient is reduced;
+        bytes are for the simulator."""
+        group = self.graph.group_of[self.products[name].operator]
+        template = self.templates[group.name]
+        found = (
+            self.effects.product(group, name, *of) for of in zip(template.works, template.facts, strict=True)
+        )
+        return [None if product is None else WeightProduct(product.seconds) for product in found]
+
+    def _hub_products(self, name: str, hub: VariableTable) -> list[WeightProduct | None]:
+        """Per placement of a hub the shortest product beside which its gradient is reduced, whichever of its
+        configurations that read the hub as it is the first reader has; None where one of them does not reduce
+        it.
+
+        Where the first reader moves the hub for itself its gradient is reduced by itself, which a table of
+        two ends cannot tell: the simulator finds more then.
+        """
+        if name not in self.products:
+            return [None] * len(hub.layouts)
+        group = self.graph.group_of[self.products[name].operator]
+        inside, seconds = self._inside(name, group), self._product_seconds(name)
+        reads = list(zip(self._reads(group, name), itertools.cycle(seconds), strict=False))
+        found: list[WeightProduct | None] = []
+        for end in _hub_ends(hub):
+            takes = [
+                (takes_over_hub(((), ()), again=read.again, inside=inside), product)
+                for read, product in reads
+                if read.again == end.again or not inside
+                if not any(self.effects.steps(name, end.layout, read.layout))
+            ]
+            all_take = all(takes_over for takes_over, _ in takes)
+            products = [product for _, product in takes if product is not None]
+            found.append(min(products, default=None) if all_take else None)
+        return found
 
     def _writes(self, group: Group, name: str) -> list[Reading]:
         """How a producer leaves a tensor, per configuration; a recomputed one keeps nothing."""
@@ -189,8 +233,10 @@ class EdgeBuilder:
     ) -> np.ndarray:
         """Seconds (sources, targets) of a step in which a tensor moves forward, ``again`` where it is
         recomputed, and its gradient back."""
-        layouts = ([end.layout for end in ends] for ends in (sources, targets))
-        forward_s, back_s = self.effects.moving_s(name, *layouts)
+        rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
+        products = [end.product for end in targets]
+        products_s = [0.0 if product is None else product.seconds for product in products]
+        forward_s, back_s = self.effects.moving_s(name, rows, cols, products_s if any(products) else None)
         times = self.effects.mesh[0]
         # One after the other, as additive() adds effects up: the order of the sums is part of the result.
         there_s = forward_s * times
@@ -236,7 +282,11 @@ class EdgeBuilder:
             apart = again != _flags(hubs, "again") if inside else False
             return _cells(memory, self._moving_s(name, writes, hubs, again), apart)
 
-        ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, _hub_ends(hub)))
+        hubs = [
+            replace(end, product=product)
+            for end, product in zip(_hub_ends(hub), self._hub_products(name, hub), strict=True)
+        ]
+        ends = ((self.variables[producer.name], self._writes(producer, name)), (hub, hubs))
         return self._table(name, ends, inside, costs)
 
     def _hub_reader(self, name: str, reader: Group) -> EdgeTable:

@@ -144,6 +144,8 @@ class Effect:
         workspace_bytes: bytes alive during this moment only.
         local_s: seconds on the device, of ``source``.
         sends: collectives that the device waits for.
+        beside_work_s: seconds of the moment's own work, its last, that begin when the sends do and need
+            nothing of them.
         beside: those that run beside what follows, put together with others of the same moment, until the
             next block begins.
         moves: it brings data from one layout to another; its local seconds count as communication where
@@ -164,6 +166,7 @@ class Effect:
     local_s: float = 0.0
     source: str = ""
     sends: tuple[Send, ...] = ()
+    beside_work_s: float = 0.0
     beside: tuple[Together, ...] = ()
     moves: bool = False
     share: GradientShare | None = None
@@ -221,7 +224,11 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         # Put together with others a collective takes no longer than by itself.
         communication += sum(one.send.seconds for one in effect.beside) * times
         if effect.moves or effect.sends:
-            seconds = max(prices.amid_work(effect.local_s, effect.sends), effect.host_s)
+            device_s = prices.amid_work(effect.local_s, effect.sends)
+            if effect.beside_work_s:
+                sent_s = sum(send.seconds for send in effect.sends)
+                device_s -= float(prices.hidden_s(sent_s, effect.beside_work_s))
+            seconds = max(device_s, effect.host_s)
             communication += (seconds + (max(effect.passing) if effect.sums_passing else 0.0)) * times
         else:
             compute += max(effect.local_s, effect.host_s) * times
@@ -230,6 +237,20 @@ def additive(effects: Effects, prices: Prices) -> Cost:
             part = effect.share.bytes / BUCKET_BYTES
             communication += part * prices.collective_s("all_reduce", effect.share.axes, BUCKET_BYTES)
     return Cost(memory, compute, communication)
+
+
+class WeightProduct(NamedTuple):
+    """The product of a weight's gradient, in the backward of a linear operator.
+
+    Attributes:
+        seconds: that it takes.
+        bytes: of the weight's gradient.
+        spare_bytes: what other parts of the group's backward have more alive at most.
+    """
+
+    seconds: float
+    bytes: int = 0
+    spare_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +263,8 @@ class Reading:
         again: the group is recomputed.
         lies_in: of a writer: the tensor, by its short name there, in whose storage this one lies.
         extent: bytes of the storage where these are not the tensor's own; of a reader that of its gradient.
+        product: of a linear operator that reads the tensor: that of its weight's gradient, beside which the
+            tensor's may be reduced.
     """
 
     layout: Layout
@@ -249,6 +272,7 @@ class Reading:
     again: bool = False
     lies_in: str = ""
     extent: int | None = None
+    product: WeightProduct | None = None
 
 
 class Keeps(Enum):

@@ -8,11 +8,14 @@ from math import prod
 
 import numpy as np
 
-from tensoropt.costs.effects import OUTPUT, OUTPUT_BACK, Effect, When
+from tensoropt.costs.effects import OUTPUT, OUTPUT_BACK, Effect, WeightProduct, When
 from tensoropt.costs.prices import NO_WORK, Prices, Queues, Send
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import Layout, local_shape
-from tensoropt.profiling.workload import memory_orders
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, memory_orders
+from tensoropt.sharding.beside_weights import is_one_reduction, reader_product
+from tensoropt.sharding.groups import Group
 from tensoropt.sharding.reshard.buffers import resharding_elements
 from tensoropt.sharding.reshard.steps import (
     Step,
@@ -44,7 +47,7 @@ class MoveEffects:
         self.orders = memory_orders(self.graph)
         # Kept per instance, that is per mesh and prices: the key does not name them.
         self._moved: dict[object, Effect] = {}
-        self._one_way: dict[tuple[int, int], dict[object, tuple[float, bool]]] = {}
+        self._one_way: dict[tuple[int, int], dict[object, tuple[float, float, float, bool]]] = {}
 
     # -- sizes ------------------------------------------------------------------------------------
 
@@ -121,11 +124,18 @@ class MoveEffects:
         return tuple(self.moved(when, name, source, target) for when in whens)
 
     def moving_s(
-        self, name: str, sources: Sequence[Layout], targets: Sequence[Layout]
+        self,
+        name: str,
+        sources: Sequence[Layout],
+        targets: Sequence[Layout],
+        products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds (sources, targets) that the search counts of a tensor's move, and of its gradient's back.
 
         They are those of :meth:`moved` to the last bit, of all pairs at once: a table has up to millions.
+
+        Args:
+            products_s: per target seconds of the product beside which a gradient is reduced.
         """
         forward_s, goes = self._one_way_s(
             name, [*map(forward_placements, sources)], [*map(forward_placements, targets)]
@@ -135,17 +145,21 @@ class MoveEffects:
         back_s, comes = (
             part.T
             for part in self._one_way_s(
-                name, [*map(gradient_placements, targets)], [*map(gradient_placements, sources)]
+                name, [*map(gradient_placements, targets)], [*map(gradient_placements, sources)], products_s
             )
         )
         pass_s = max(self.prices.passing)
         return forward_s + np.where(goes & ~comes, pass_s, 0.0), back_s + np.where(comes & ~goes, pass_s, 0.0)
 
     def _one_way_s(
-        self, name: str, sources: Sequence[Layout], targets: Sequence[Layout]
+        self,
+        name: str,
+        sources: Sequence[Layout],
+        targets: Sequence[Layout],
+        products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds (sources, targets) from one-directional placements to others, and whether anything is done
-        on the way."""
+        on the way; where that is a single reduction it is beside the product of its source, if any."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ in the other direction only are one here: far fewer are left.
@@ -156,16 +170,40 @@ class MoveEffects:
             cost = known.get(key)
             if cost is None:
                 steps = resharding_steps(atoms, self.mesh, source, target)
-                seconds_of = 0.0
-                if steps:
-                    local, sends = self.prices.steps(steps, element_bytes)
-                    # As additive() counts it.
-                    seconds_of = max(self.prices.amid_work(local.device_s, sends), local.host_s)
-                cost = known[key] = seconds_of, bool(steps)
+                cost = known[key] = self._steps_s(steps, element_bytes)
             found.append(cost)
-        seconds, moves = (np.array(part).reshape(len(rows), len(cols)) for part in zip(*found, strict=True))
         at = np.ix_([rows[p] for p in sources], [cols[p] for p in targets])
-        return seconds[at], moves[at]
+        device_s, host_s, reduced_s, moves = (
+            np.array(part).reshape(len(rows), len(cols))[at] for part in zip(*found, strict=True)
+        )
+        if products_s is not None:
+            device_s = device_s - self.prices.hidden_s(reduced_s, np.array(products_s)[:, None])
+        return np.maximum(device_s, host_s), moves
+
+    def _steps_s(self, steps: Sequence[Step], element_bytes: int) -> tuple[float, float, float, bool]:
+        """Seconds of steps on the device and on its host, as additive() counts them; of a single reduction
+        its collective's; whether there are any steps."""
+        if not steps:
+            return 0.0, 0.0, 0.0, False
+        local, sends = self.prices.steps(steps, element_bytes)
+        reduced_s = sum(send.seconds for send in sends) if is_one_reduction(steps, self.mesh) else 0.0
+        return self.prices.amid_work(local.device_s, sends), local.host_s, reduced_s, True
+
+    def product(self, group: Group, name: str, work: Workload, facts: Facts) -> WeightProduct | None:
+        """The product beside which the gradient of a tensor may be reduced that a group reads.
+
+        Args:
+            work, facts: of the group's configuration.
+        """
+        linear = reader_product(self.graph.atoms.graph, group, name)
+        if linear is None:
+            return None
+        weight = group.short_names[linear.weight]
+        size = next(spec.bytes for short, spec, _ in work.inputs if short == weight)
+        # Facts of before this was known lack the runs.
+        most = max((run.peak_bytes for run in facts.backward_runs if weight in run.reads), default=None)
+        spare = 0 if most is None else max(facts.backward_peak_bytes - most, 0)
+        return WeightProduct(self.prices.compute.weight_gradient_s(work, facts), size, spare)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
         """A result of the model is made whole on every rank; its gradient comes back."""

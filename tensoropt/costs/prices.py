@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from tensoropt.costs.process_memory import NO_PROCESS, ProcessMemory
 from tensoropt.graph import Tensor
 from tensoropt.profiling.facts import Facts
@@ -33,6 +35,11 @@ class ComputeCosts(Protocol):
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
         """(forward, backward) seconds that issuing one micro-batch takes a host that is not the device."""
+        ...
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """Seconds of one product in the backward of the workload's first call, a linear operator: the
+        gradient of its weight."""
         ...
 
     def source_of(self, work: Workload) -> str:
@@ -171,6 +178,13 @@ class Prices:
         between = self._between_work_s(tuple((send.axes, send.bytes) for send in sends)) if sends else 0.0
         return local_s + between + sum(send.seconds for send in sends)
 
+    def hidden_s(self, seconds: Any, work_s: Any) -> Any:
+        """Seconds that collectives take less where ``work_s`` of work begin with them; numbers or arrays.
+
+        Work is slower beside them: in their ``seconds`` it comes ``seconds / (1 + slower_beside)`` far.
+        """
+        return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
+
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
         """A collective with its price; None where its group has one member."""
         real = self._real(axes)
@@ -256,6 +270,9 @@ class _FreeCompute:
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        return 0.0
 
     def source_of(self, work: Workload) -> str:
         return self.source

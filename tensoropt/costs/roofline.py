@@ -23,7 +23,7 @@ from tensoropt.costs.parameters import OPTIMIZER_STATE
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.registry import cost_class_of, launches
 from tensoropt.ops.spec import CostClass
-from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.facts import CallWork, Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.kernel_settings import KernelSettings
 
@@ -220,6 +220,19 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
     return missed or [float("inf")]
 
 
+def weight_gradient_share(facts: Facts) -> float:
+    """What share of a workload's backward is the product of a weight's gradient, if its first call is a
+    linear operator: an estimate.
+
+    Of backward's FLOP a linear operator has two products alike. What else the workload does in backward, most
+    of it bound by memory, is taken to last as long as the FLOP it has, which are few: the share is rather
+    too large.
+    """
+    if not facts.work_of_calls or not facts.forward_flops:
+        return 0.5
+    return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
+
+
 PYTORCHS_OWN = KernelSettings()
 _TF32_BY = {
     CostClass.MATRIX: "matmul",
@@ -263,8 +276,7 @@ class RooflineCompute:
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch."""
         cls, kernels = class_of(work), kernels_of(work)
-        # On CPU ranks what is not fitted stays as it was: nobody compared it call by call.
-        if self.device.type == "cuda" and facts.work_of_calls and self.source_of(work) == DATA_SHEET:
+        if self._counts_calls(work, facts):
             return self._by_call(work, facts)
         found = []
         for direction, ideal, flops, traffic, count in zip(
@@ -290,26 +302,44 @@ class RooflineCompute:
         calls = kernels_of(work)
         return calls * self.host.forward_call_s, calls * self.host.backward_call_s
 
+    def _counts_calls(self, work: Workload, facts: Facts) -> bool:
+        """Whether seconds are those of the calls, one after the other."""
+        # On CPU ranks what is not fitted stays as it was: nobody compared it call by call.
+        return self.device.type == "cuda" and bool(facts.work_of_calls) and self.source_of(work) == DATA_SHEET
+
     def _by_call(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """(forward, backward) on a GPU: its kernels run one after the other, so that a call bound by memory
         does not hide behind a product in its group."""
-        reached = reached_by(self.device)
-        bandwidth = self.device.memory_bandwidth * reached.memory
         forward_s = backward_s = 0.0
         for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
             if not launches(call.function):
                 continue
-            cls = call_class(call)
-            # A norm is one kernel of a GPU, also where a CPU runs several (aten::_fused_rms_norm).
-            traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
-            # Backward's FLOP are known of the whole group: products and attention take their shares of them.
-            share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
-            rate = self.peak(work.dtype, cls) * reached.of(cls)
-            forward_s += max(of.forward_flops / rate, traffic / bandwidth) + self._kernel_s
-            # Twice the traffic and two launches, as in ideal_s() and seconds().
-            back_s = max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth)
+            there_s, back_s = self._of_call(work.dtype, call_class(call), of, facts)
+            forward_s += there_s + self._kernel_s
+            # Two launches, as in seconds().
             backward_s += back_s + 2 * self._kernel_s
         return forward_s, backward_s
+
+    def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
+        """(forward, backward) of a call, without launches."""
+        reached = reached_by(self.device)
+        bandwidth = self.device.memory_bandwidth * reached.memory
+        # A norm is one kernel of a GPU, also where a CPU runs several (aten::_fused_rms_norm).
+        traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+        # Backward's FLOP are known of the whole group: products and attention take their shares of them.
+        share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
+        rate = self.peak(dtype, cls) * reached.of(cls)
+        # Twice the traffic, as in ideal_s().
+        back_s = max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth)
+        return max(of.forward_flops / rate, traffic / bandwidth), back_s
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """Seconds of the product of a weight's gradient: half of what its call takes in backward, and one of
+        its two launches; where calls are not told apart see :func:`weight_gradient_share`."""
+        if not self._counts_calls(work, facts):
+            return self.seconds(work, facts)[1] * weight_gradient_share(facts)
+        (call, _), of = work.calls[0], facts.work_of_calls[0]
+        return self._of_call(work.dtype, call_class(call), of, facts)[1] / 2 + self._kernel_s
 
     def peak(self, dtype: str, cls: CostClass) -> float:
         """FLOP/s at which operators of a class compute at most: float32 ones of GPUs in TF32 where PyTorch's

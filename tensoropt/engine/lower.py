@@ -8,12 +8,14 @@ parameters, then its buffers, all as this rank holds them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
 from tensoropt.engine.ahead import begin_block, begin_block_backward
+from tensoropt.engine.beside_weights import bring, linear_beside
 from tensoropt.engine.nodes import (
     Lowered,
     add_call,
@@ -21,6 +23,7 @@ from tensoropt.engine.nodes import (
     add_function,
     add_results,
     constant_value,
+    item,
 )
 from tensoropt.engine.recompute import REGION, extract_regions
 from tensoropt.engine.runtime import Runtime
@@ -29,6 +32,7 @@ from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
 from tensoropt.profiling.workload import memory_orders
+from tensoropt.sharding.beside_weights import LinearProduct
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, redistribute, take_shard
@@ -92,6 +96,11 @@ class _Lowering:
         # Those of unsharded copies that are gathered ahead, too.
         self.blocks = {edge.block for edge in strategy.unsharded.values()}
         self.begun = -1
+        # Of activations whose gradients are reduced beside a weight's: the product by the operator's name; by
+        # tensor the edge, and the node that takes the gradient back.
+        self.beside = {} if evaluating else dict(strategy.reduced_beside)
+        self.products = {product.operator: product for product, _ in self.beside.values()}
+        self.links: dict[str, tuple[EdgeSpec, fx.Node]] = {}
 
     def lowered(self) -> LoweredStrategy:
         """The module and its signature."""
@@ -147,8 +156,11 @@ class _Lowering:
         def operand(name: str) -> fx.Node:
             return self._operand(name, configuration.layout(name), group, scope)
 
-        node = self._mark(add_call(self.graph, op, call, operand, self.runtime, self.runtime.device))
-        values = {name: self._mark(value) for name, value in add_results(self.graph, op, node).items()}
+        if product := self.products.get(op.name):
+            values = {op.outputs[0]: self._linear_beside(op, product, operand)}
+        else:
+            node = self._mark(add_call(self.graph, op, call, operand, self.runtime, self.runtime.device))
+            values = {name: self._mark(value) for name, value in add_results(self.graph, op, node).items()}
         if configuration.resolved is not None and configuration.resolved[0] in op.outputs:
             name, before, after = configuration.resolved
             edge = Edge(name, before, after, group.name, "resolve")
@@ -159,6 +171,23 @@ class _Lowering:
                 edge = Edge(name, self.strategy.made[name], self.strategy.hubs[name], "", "activation")
                 # At once, where it is made: every reader then starts from this one copy, as it was priced.
                 self.everywhere.nodes[name, edge.target] = self._redistribute(value, edge)
+
+    def _linear_beside(
+        self, op: Operator, product: LinearProduct, operand: Callable[[str], fx.Node]
+    ) -> fx.Node:
+        """A linear operator in whose backward the gradient of what it reads is reduced; further readers of
+        that find it as this one passes it on."""
+        # In the order of the arguments, in which parameters are gathered.
+        nodes = {name: operand(name) for name in op.inputs()}
+        spec, link = self.links[product.read]
+        beside = functools.partial(linear_beside, self.runtime, spec, product.transposed)
+        operands = [nodes[name] for name in (product.read, product.weight, product.bias) if name]
+        node = self._mark(add_function(self.graph, beside, op.name, (link, *operands)))
+        node.meta["operator"] = op.name
+        if product.read in self.strategy.hubs:
+            target = self.strategy.hubs[product.read]
+            self.everywhere.nodes[product.read, target] = self._mark(item(self.graph, node, 0))
+        return self._mark(item(self.graph, node, 1))
 
     # -- parameters gathered ahead ------------------------------------------------------------------
 
@@ -236,6 +265,9 @@ class _Lowering:
 
     def _redistribute(self, value: fx.Node, edge: Edge) -> fx.Node:
         spec = self._spec(edge)
+        _, beside = self.beside.get(edge.tensor, (None, None))
+        if edge == beside:
+            return self._bring(value, edge, spec)
         # An edge that does nothing is no node: an autograd function costs time even then.
         if spec.dtype is None and edge.back is None and not (spec.forward or spec.backward):
             return value
@@ -246,6 +278,16 @@ class _Lowering:
         )
         self._mark(node).meta["edge"] = edge
         return node
+
+    def _bring(self, value: fx.Node, edge: Edge, spec: EdgeSpec) -> fx.Node:
+        """The value that came along an edge whose gradient is reduced beside a weight's."""
+        link = value
+        if spec.forward:
+            node = add_function(self.graph, functools.partial(bring, self.runtime, spec), "bring", (value,))
+            self._mark(node).meta["edge"] = edge
+            value, link = (self._mark(item(self.graph, node, number)) for number in (0, 1))
+        self.links[edge.tensor] = spec, link
+        return value
 
     def _spec(self, edge: Edge) -> EdgeSpec:
         forward, backward = self.strategy.steps(edge)

@@ -82,10 +82,12 @@ def add_results(graph: fx.Graph, op: Operator, node: fx.Node) -> dict[str, fx.No
     # unpack.
     if returns_one_tensor(op.target):
         return dict.fromkeys(op.outputs, node)
-    return {
-        name: graph.call_function(operator.getitem, (node, int(name.rsplit(".", 1)[1])))
-        for name in op.outputs
-    }
+    return {name: item(graph, node, int(name.rsplit(".", 1)[1])) for name in op.outputs}
+
+
+def item(graph: fx.Graph, node: fx.Node, number: int) -> fx.Node:
+    """One of the results of a call that gives several."""
+    return graph.call_function(operator.getitem, (node, number))
 
 
 def add_constant(graph: fx.Graph, root: torch.nn.Module, source: OperatorGraph, name: str) -> fx.Node:

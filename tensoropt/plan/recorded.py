@@ -38,8 +38,15 @@ SCHEMA = "tensoropt.recorded/1"
 
 @dataclass(frozen=True)
 class RecordedWork:
-    """Facts and seconds of one workload, of one micro-batch; on the host those of issuing it (0 where the
-    host is the device, and of explorations that were saved before they were told apart)."""
+    """Facts and seconds of one workload, of one micro-batch.
+
+    Attributes:
+        forward_host_s, backward_host_s: of issuing it on the host; 0 where the host is the device, and of
+            explorations that were saved before these were told apart.
+        weight_gradient_s: of one product of its backward, see
+            :meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`; 0 of earlier explorations
+            likewise.
+    """
 
     facts: Facts
     forward_s: float
@@ -47,6 +54,7 @@ class RecordedWork:
     source: str
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
+    weight_gradient_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,10 @@ class RecordedCompute:
         """(forward, backward) seconds of issuing one micro-batch, as they were saved."""
         found = self.of(work)
         return found.forward_host_s, found.backward_host_s
+
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        """Seconds of the product of a weight's gradient, as they were saved."""
+        return self.of(work).weight_gradient_s
 
     def source_of(self, work: Workload) -> str:
         """Where the saved seconds of a workload came from."""
@@ -200,7 +212,8 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
             work, facts = template.works[index], template.facts[index]
             forward, backward = prices.compute.seconds(work, facts)
             source, host = prices.compute.source_of(work), prices.compute.host_seconds(work)
-            works[work.key] = RecordedWork(facts, forward, backward, source, *host)
+            product_s = prices.compute.weight_gradient_s(work, facts)
+            works[work.key] = RecordedWork(facts, forward, backward, source, *host, product_s)
     if prices is None:
         return None
     compute = RecordedCompute(works, prices.compute.optimizer_s_per_element, prices.compute.source)
@@ -208,19 +221,19 @@ def record(graph: OperatorGraph, used: Iterable[tuple[CostTables, Mapping[str, i
 
 
 def _work_to_list(work: RecordedWork) -> list[Any]:
-    host = [work.forward_host_s, work.backward_host_s]
+    more = [work.forward_host_s, work.backward_host_s, work.weight_gradient_s]
     return [
         work.forward_s,
         work.backward_s,
         work.source,
         work.facts.to_record(),
-        *(host if any(host) else ()),
+        *(more if any(more) else ()),
     ]
 
 
 def _work_from_list(data: list[Any]) -> RecordedWork:
-    forward, backward, source, facts, *host = data
-    return RecordedWork(Facts.from_record(facts), forward, backward, source, *host)
+    forward, backward, source, facts, *more = data
+    return RecordedWork(Facts.from_record(facts), forward, backward, source, *more)
 
 
 def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:

@@ -12,6 +12,12 @@ from functools import cached_property
 
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Atoms, Layout, local_shape
+from tensoropt.sharding.beside_weights import (
+    LinearProduct,
+    is_one_reduction,
+    products_beside,
+    takes_over_hub,
+)
 from tensoropt.sharding.blocks import Blocks, find_blocks
 from tensoropt.sharding.configurations import AxisSizes, Configuration
 from tensoropt.sharding.groups import Group, GroupGraph
@@ -122,6 +128,31 @@ class Strategy:
             if name in self.made:
                 source = self.source_layout(name)
                 yield Edge(name, source, output_layout(source), "", "output")
+
+    @cached_property
+    def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
+        """Per activation whose gradient is reduced beside the product of a weight's gradient: the linear
+        operator, and the edge to it or to the hub."""
+        pairs = ((product, self._edge_beside(name, product)) for name, product in self._products.items())
+        return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
+
+    @cached_property
+    def _products(self) -> Mapping[str, LinearProduct]:
+        return products_beside(self.graph)
+
+    def _edge_beside(self, name: str, product: LinearProduct) -> Edge | None:
+        read = self.configurations[product.group].layout(name)
+        if name in self.hubs:
+            own = self.steps(Edge(name, self.hubs[name], read, product.group, "activation"))
+            region = self.region_of.get(product.group)
+            maker = self.graph.group_of[self.graph.atoms.graph.producer[name].name].name
+            inside = region is not None and region is self.region_of.get(maker)
+            if not takes_over_hub(own, again=region is not None, inside=inside):
+                return None
+            edge = Edge(name, self.made[name], self.hubs[name], "", "activation")
+        else:
+            edge = Edge(name, self.made[name], read, product.group, "activation")
+        return edge if is_one_reduction(self.steps(edge)[1], self.mesh) else None
 
     def way(self, name: str, group: Group) -> Way:
         """From where a parameter lives to its use in a group."""

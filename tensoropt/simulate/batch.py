@@ -153,13 +153,13 @@ class Batch:
         self.graph, self.mesh = candidates.graph, candidates.mesh
         self.schedule = schedule or step_schedule(candidates.graph, candidates.regions)
         self._known = Known() if known is None else known
-        self.readings = Readings(candidates, choices, options, self._known)
-        self.count = self.readings.count
-        self.stored: dict[str, Column[Layout]] = self.readings.stored()
-        self._choices = choices
         known = self._known
         self._of_groups: GroupEffects = known.once("group effects", lambda: GroupEffects(prices))
         self._of_tensors: TensorEffects = known.once("tensor effects", lambda: TensorEffects(prices))
+        self.readings = Readings(candidates, choices, options, self._of_tensors.product, self._known)
+        self.count = self.readings.count
+        self.stored: dict[str, Column[Layout]] = self.readings.stored()
+        self._choices = choices
         told = candidates, self.schedule, self._of_tensors, self.readings
         # Made before the owners: how long a tensor's storage lives depends on who reads its views and gets
         # its gradient.
@@ -279,6 +279,7 @@ class Batch:
             self.schedule.position("forward", "output", group.name, name) >= 0,
             name in self.graph.atoms.graph.mutations.values(),
             name in self.graph.hubs,
+            name in self._of_tensors.products,
         )
 
     def _tensor(self, plan: _TensorPlan) -> Chosen:

@@ -61,7 +61,8 @@ class EffectTables:
     Attributes:
         kept, transient, workspace: bytes by place.
         local, host: seconds on the device and of issuing to it, by place.
-        sends: by place and axes: (seconds of all collectives, bytes of the largest).
+        sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
+            begins with them).
         beside: by place, kind, axes and dtype: bytes that are sent together with those of others.
         kinds: by axes and kind of collective: 1 where it is sent.
         lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
@@ -76,7 +77,7 @@ class EffectTables:
         self.workspace: dict[Place, Cells] = {}
         self.local: dict[Place, Cells] = {}
         self.host: dict[Place, Cells] = {}
-        self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells]] = {}
+        self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells, Cells]] = {}
         self.beside: dict[tuple[Place, str, Axes, str], Cells] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
@@ -103,11 +104,13 @@ class EffectTables:
                 self.local.setdefault(place, Cells()).add(number, local_s)
                 seconds[SOURCES.index(e.source)] += local_s * times
             for send in e.sends:
-                sends = self.sends.setdefault((place, send.axes), (Cells(), Cells()))
+                sends = self.sends.setdefault((place, send.axes), (Cells(), Cells(), Cells()))
                 sends[0].add(number, send.seconds)
                 # What a collective costs the work after it grows with its bytes and does not add up over
                 # several in a row.
                 sends[1].most(number, send.bytes)
+                if e.beside_work_s:
+                    sends[2].most(number, e.beside_work_s)
                 self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
                 seconds[SOURCES.index(send.source)] += send.seconds * times
             for send, dtype in e.beside:

@@ -29,6 +29,7 @@ from tensoropt.costs.effects import (
     READ,
     READ_AGAIN,
     READ_BACK,
+    USED_BACK,
     reader,
 )
 from tensoropt.costs.prices import Send
@@ -92,6 +93,8 @@ class _Forward:
         self.sends, self.strategy, self.graph = sends, sends.strategy, sends.graph
         self.source = self.graph.atoms.graph
         self._inside = {group.name: sends.inside(group) for group in self.graph.groups}
+        # By operator the tensor whose gradient is reduced in its backward.
+        self._beside = {product.operator: name for name, (product, _) in self.strategy.reduced_beside.items()}
         self._nodes: list[Node] = []
         self._made: dict[str, Node] = {}
         self._brought: dict[tuple[str, str], Node | None] = {}
@@ -132,8 +135,12 @@ class _Forward:
         names = tuple(dict.fromkeys(iter_refs((call.args, tuple(call.kwargs.values())))))
         operands = [self._operand(name, group, region) for name in names]
         resolving, own = self._inside[group.name]
+        ways = own[op.name].ways(INNER, INNER_AGAIN, INNER_BACK)
+        if (read := self._beside.get(op.name)) is not None:
+            # The gradient of what it reads is reduced before its weight's is made.
+            ways = ways._replace(back=(*ways.back, *self.sends.tensor(read).at(reader(0, USED_BACK))))
         node = Node(
-            sends=own[op.name].ways(INNER, INNER_AGAIN, INNER_BACK),
+            sends=ways,
             after=tuple(operand for operand in operands if operand is not None),
             region=region,
             gathers_back=tuple(self._gathered_back(op, group, names)),

@@ -58,8 +58,9 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
         return Overlap(False, "all communication is waited for, as was asked for", by_axes)
     slower = slower_beside(cluster)
     words = (
-        "beside computation run gradient buckets, and what is gathered and scattered of parameters that are "
-        f"stored ahead, and make it {slower:.0%} slower; all other collectives are waited for"
+        "beside computation run gradient buckets, what is gathered and scattered of parameters that are "
+        "stored ahead, and reductions of gradients beside the products of weights' gradients, and make "
+        f"it {slower:.0%} slower; all other collectives are waited for"
     )
     return Overlap(True, words, by_axes, slower)
 

@@ -8,9 +8,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from tensoropt.costs.effects import Reading
+from tensoropt.costs.effects import Reading, WeightProduct
 from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.regions import region_of
 from tensoropt.simulate.candidates import Candidates
@@ -52,6 +54,8 @@ class Readings:
 
     Args:
         choices, options: per variable and per group the index of every strategy.
+        product: of a group's configuration that reads a tensor, the product beside which the gradient may be
+            reduced.
         known: of earlier batches of the same candidates. Equal readings and layouts have equal numbers in
             all of them, which is what keeps the combinations of readers few.
     """
@@ -61,9 +65,11 @@ class Readings:
         candidates: Candidates,
         choices: Mapping[str, Indices],
         options: Mapping[str, Indices],
+        product: Callable[[Group, str, Workload, Facts], WeightProduct | None] = lambda *_: None,
         known: Known | None = None,
     ):
         self.candidates, self.choices, self.options = candidates, choices, options
+        self.product = product
         self.known = Known() if known is None else known
         self.graph = candidates.graph
         self.count = len(next(iter(choices.values()))) if choices else 1
@@ -91,9 +97,8 @@ class Readings:
     def _numbers(self, group: Group, name: str, *, writes: bool) -> Indices:
         """Per configuration of a group the number of how it writes or reads a tensor."""
         short, candidates = group.short_names[name], self.candidates
-        looks = zip(
-            candidates.configurations(group), candidates.facts(group), candidates.again(group), strict=True
-        )
+        configurations, again = candidates.configurations(group), candidates.again(group)
+        looks = zip(configurations, candidates.facts(group), again, strict=True)
         if writes:
             found = [
                 Reading(
@@ -107,8 +112,14 @@ class Readings:
             ]
         else:
             found = [
-                Reading(c.layout(name), short in f.reads_kept, again, extent=f.gradient_extents.get(short))
-                for c, f, again in looks
+                Reading(
+                    c.layout(name),
+                    short in f.reads_kept,
+                    again,
+                    extent=f.gradient_extents.get(short),
+                    product=self.product(group, name, work, f),
+                )
+                for (c, f, again), work in zip(looks, candidates.works(group), strict=True)
             ]
         return np.array([self.known.readings.of(reading) for reading in found], dtype=np.int64)
 

@@ -59,6 +59,7 @@ class StepRecorder:
         curve: (time, kept, transient) after every change of memory, in time.
         moments: memory at every moment of the last micro-batch and of the step's end.
         waits: numbers of events before which all that was sent ahead is waited for.
+        together: numbers of collectives that run beside work which begins with them, and the number of that.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,8 @@ class StepRecorder:
         self.curve: list[tuple[float, float, float]] = []
         self.moments: list[MomentMemory] = []
         self.waits: list[int] = []
+        self.together: dict[int, int] = {}
+        self._product = 0
         # When each moment begins, and what the host takes to issue it.
         self._begun: list[tuple[float, float]] = []
         # When the micro-batch began, and how many events, ... there were.
@@ -131,9 +134,19 @@ class StepRecorder:
                 self._moment.words, self._moment.phase, self._moment.group, None, start_s, end_s - start_s
             )
 
-    def send(self, axes: tuple[int, ...], start_s: float, duration_s: float) -> None:
-        """The device waits for a collective."""
+    def begin_product(self) -> None:
+        """The work that is told next begins with a collective."""
+        self._product = len(self.events)
+
+    def send(self, axes: tuple[int, ...], start_s: float, duration_s: float, *, beside: bool = False) -> None:
+        """The device waits for a collective.
+
+        Args:
+            beside: it began with the last product.
+        """
         if duration_s:
+            if beside:
+                self.together[len(self.events)] = self._product
             self._add(self._moment.words, self._moment.phase, self._moment.group, axes, start_s, duration_s)
 
     def reduction(self, axes: tuple[int, ...], start_s: float, duration_s: float) -> None:
@@ -173,9 +186,12 @@ class StepRecorder:
         self.moments.clear()
         events, curve = self.events[starts[0] :], self.curve[starts[1] :]
         begun, waits = self._begun[starts[2] :], self.waits[starts[3] :]
+        together = {one: product for one, product in self.together.items() if one >= starts[0]}
         for number in range(1, count):
             later = number * loop_s
             self.waits += [wait + number * len(events) for wait in waits]
+            before = number * len(events)
+            self.together |= {one + before: product + before for one, product in together.items()}
             self.events += [replace(event, start_s=event.start_s + later) for event in events]
             self.curve += [(time_s + later, kept, transient) for time_s, kept, transient in curve]
             self._begun += [(begun_s + later, host_s) for begun_s, host_s in begun]

@@ -2,7 +2,8 @@
 
 What overlaps is what the executor overlaps: resharding and gathering block, forward and backward; a bucket
 of gradients is reduced from the moment its last gradient is there, beside the rest of backward
-(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches in the last one's. Two collectives
+(:class:`~tensoropt.simulate.overlap.Overlap`); with several micro-batches in the last one's. What a linear
+operator gives back of what it read is reduced beside the product of its weight's gradient. Two collectives
 on one level of links queue. Before the optimizer everything is waited for. A collective to which ranks come
 from work takes longer than one that follows another, and so does the work after it.
 
@@ -86,6 +87,8 @@ class _Sends:
         slowed: per strategy seconds that the work before has taken longer after earlier collectives; None
             where that is 0 of all.
         arriving: per strategy the part of ``seconds`` that comes from the work before.
+        beside_work: per strategy seconds of the moment's last work, which begins with them; None where there
+            is none.
     """
 
     axes: Axes | None
@@ -98,6 +101,7 @@ class _Sends:
     only: str = ""
     slowed: Floats | None = None
     arriving: Floats | None = None
+    beside_work: Floats | None = None
 
 
 def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
@@ -183,21 +187,28 @@ class StepSimulator:
         for (place, axes), of_sends in sorted(tables.sends.items(), key=itemgetter(0)):
             self._lay_out_sends(stack, place, axes, *of_sends)
 
-    def _lay_out_sends(self, stack: Stack, place: Place, axes: Axes, seconds: Cells, size: Cells) -> None:
+    def _lay_out_sends(
+        self, stack: Stack, place: Place, axes: Axes, seconds: Cells, size: Cells, work: Cells
+    ) -> None:
         count = stack.kind.tables.count
         takes, largest = seconds.of(stack.used, count), size.of(stack.used, count)
+        beside = work.of(stack.used, count)
+        hides = self.batch.overlap.beside and beside.any()
         if not largest.any() and not takes.any():
             return
         sending = ((largest > 0) | (takes > 0))[stack.which].any(axis=1)
         owners = np.flatnonzero(sending)
         which = stack.which[owners]
-        for position, of_seconds, of_bytes in zip(
-            stack.positions(place)[owners].tolist(), takes[which], largest[which], strict=True
+        for position, of_seconds, of_bytes, of_work in zip(
+            stack.positions(place)[owners].tolist(), takes[which], largest[which], beside[which], strict=True
         ):
             at = self.sends.setdefault(position, {})
+            beside_work = of_work if hides else None
             if axes in at:
                 of_seconds, of_bytes = at[axes].seconds + of_seconds, np.maximum(at[axes].bytes, of_bytes)
-            at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0)
+                # A group has one product that anything is reduced beside.
+                beside_work = at[axes].beside_work if beside_work is None else beside_work
+            at[axes] = _Sends(axes, of_seconds, of_bytes, of_seconds > 0, beside_work=beside_work)
 
     def _lay_out_ahead(self) -> None:
         """Collectives of several parameters, which are priced by what all of them send."""
@@ -312,11 +323,11 @@ class StepSimulator:
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
         """The collectives of every moment in order: those of every micro-batch and, of the ``first`` and of
         the ``last`` one, their own and the buckets that are complete."""
-        here = {"", *(("first",) if first else ()), *(("last",) if last else ())}
+        issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
         # One order for all strategies, whichever others they are simulated with.
         found = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
         for at, ahead in self.ahead.items():
-            found.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in here)
+            found.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
         if last:
             for at, complete in self.buckets.items():
                 before = found.get(at, [])
@@ -495,6 +506,13 @@ class StepSimulator:
         recorder.begin(self.batch.schedule.moments[position], begun_s, float(self.host[position, 0]))
         alive = float(self.kept[position, 0]), float(self.transient[position, 0])
         recorder.memory(begun_s, self.changed[position], float(self.workspace[position, 0]), alive)
+        # What a collective begins with is told by itself.
+        beside = (s.beside_work for s in self.issued.get(position, ()) if s.beside_work is not None)
+        for work in beside:
+            if work[0] > 0.0:
+                recorder.work(begun_s, done_s - float(work[0]))
+                begun_s = done_s - float(work[0])
+                recorder.begin_product()
         recorder.work(begun_s, done_s)
 
     def _count_slower_work(self, sends: _Sends) -> None:
@@ -517,13 +535,16 @@ class StepSimulator:
             self.turns += sends.arriving
         self.communication += seconds
         # The usual case: before any bucket is on a link nothing can queue.
-        if not self.busy and not self._beside(sends):
+        if not self.busy and not self._beside(sends) and sends.beside_work is None:
             self._tell(sends, float(self.waited[0] + self.worked[0]))
             self.waited += seconds
             return
         self._count_slower_beside(sending)
         links = self.batch.overlap.links(axes)
         now = start = self.time
+        if sends.beside_work is not None:
+            begun = sends.beside_work if sends.slowed is None else sends.beside_work + sends.slowed
+            start = now - np.where(sending, begun, 0.0)
         for link in links:
             # Only links that buckets use are followed. A blocking collective occupies them as well: a later
             # bucket queues.
@@ -539,12 +560,27 @@ class StepSimulator:
             if sends.ahead:
                 self.arrival = np.where(sending, np.maximum(self.arrival, start + seconds), self.arrival)
             return
-        self.waited += np.where(sending, start - now + seconds, 0.0)
+        slower = self._slower_beside_product(sends, now - start)
+        self.waited += np.where(sending, np.maximum(start - now + seconds - slower, 0.0), 0.0)
         self._pass(sending)
         for link in set(links) & set(self.busy):
             # Not start + seconds, which may be a last bit more: a strategy would wait for itself, if another
             # one's buckets are on these links.
             self.busy[link] = np.where(sending, self.time, self.busy[link])
+
+    def _slower_beside_product(self, sends: _Sends, since: Floats) -> Floats:
+        """Count what a product takes longer beside collectives that began ``since`` seconds of it ago."""
+        slower = self.batch.overlap.slower
+        if sends.beside_work is None or not slower:
+            return np.zeros(self.batch.count)
+        beside = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
+        extra = np.where(sends.sending, beside * slower, 0.0)
+        if self.recorder is not None:
+            now_s = float(self.time[0])
+            self.recorder.work(now_s, now_s + float(extra[0]))
+        self.waited, self.slowed = self.waited + extra, self.slowed + extra
+        self.beside_s = self.beside_s + extra
+        return extra
 
     def _tell(self, sends: _Sends, start_s: float) -> None:
         if self.recorder is None:
@@ -553,6 +589,7 @@ class StepSimulator:
             if sends.sending[0]:
                 self.recorder.ahead(sends.kind, sends.axes or (), start_s, float(sends.seconds[0]))
         elif not sends.bucket:
-            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]))
+            beside = sends.beside_work is not None and bool(sends.sending[0])
+            self.recorder.send(sends.axes or (), start_s, float(sends.seconds[0]), beside=beside)
         elif sends.sending[0]:
             self.recorder.reduction(sends.axes or (), start_s, float(sends.seconds[0]))

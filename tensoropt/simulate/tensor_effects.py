@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from tensoropt.costs.effects import (
@@ -33,6 +34,7 @@ from tensoropt.costs.effects import (
     Effects,
     Keeps,
     Reading,
+    WeightProduct,
     When,
     kept_for,
     reader,
@@ -42,6 +44,8 @@ from tensoropt.costs.move_effects import Both, MoveEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import leaves_model
 from tensoropt.ops.layouts import Layout
+from tensoropt.sharding.beside_weights import is_one_reduction, products_beside, takes_over_hub
+from tensoropt.sharding.reshard.steps import Step
 
 SOURCE = -1
 """Stands for the tensor's own group, where a reader's number is asked for."""
@@ -115,6 +119,7 @@ class TensorEffects(MoveEffects):
     def __init__(self, prices: Prices):
         super().__init__(prices)
         self._steps: dict[object, Both] = {}
+        self.products = products_beside(self.graph)
 
     def steps(self, name: str, source: Layout, target: Layout) -> Both:
         # Layers repeat, and the same few moves are asked for by all that share a tensor.
@@ -155,7 +160,7 @@ class TensorEffects(MoveEffects):
         if any(read.again for read in reads) or write.again:
             effects += self._passed(name, write, source, reads, users, view_users, _SECOND)
         if self.learns(name):
-            effects += self._backward(name, write, source, reads, gradients)
+            effects += self._backward(name, write, source, reads, inside, gradients)
             if back is not None:
                 effects.append(back)
         return Effects(tuple(effects))
@@ -280,6 +285,7 @@ class TensorEffects(MoveEffects):
         write: Reading,
         source: Layout,
         reads: Sequence[Reading],
+        inside: Sequence[bool],
         gradients: GradientStorage,
     ) -> list[Effect]:
         """Readers' gradients go to where the tensor was found, add up there, and go to its writer.
@@ -287,6 +293,7 @@ class TensorEffects(MoveEffects):
         Each sum is a new tensor, beside the two that are added: with any dispatch mode that watches, autograd
         adds nothing in place.
         """
+        beside = self._reduced_beside(name, write, source, reads, inside)
         found, size, there = [], self.bytes(name, source), 0
         elsewhere = gradients.elsewhere or (False,) * len(reads)
         for number, end in gradients.common:
@@ -295,6 +302,12 @@ class TensorEffects(MoveEffects):
             found.append(Effect(storage_end(end), transient=-shared))
         # Backward meets the readers in reverse; the gradients that came so far wait as one sum, ``there``.
         for number, read in reversed(tuple(enumerate(reads))):
+            if beside and number == 0:
+                given = self.bytes(name, write.layout)
+                # What came of other readers is added in place, and goes with the node that adds it.
+                found += [beside, Effect(beside.when, after=True, transient=given - there)]
+                there = given
+                continue
             steps, first = self.steps(name, source, read.layout)[1], number == len(reads) - 1
             came = 0 if elsewhere[number] else self._gradient_bytes(name, read)
             found.append(Effect(reader(number, USED_BACK), after=True, transient=came))
@@ -312,7 +325,7 @@ class TensorEffects(MoveEffects):
             found.append(Effect(back, after=True, transient=after - there - came))
             there = after
         steps = self.steps(name, write.layout, source)[1]
-        if steps:
+        if steps and not beside:
             workspace = self.resharding_bytes(steps, name)
             found.append(self.moved(HUB_BACK, name, write.layout, source, workspace_bytes=workspace))
             if reads:
@@ -327,6 +340,40 @@ class TensorEffects(MoveEffects):
             # to the end.
             found.append(Effect(GRADIENT, after=gradients.outlasts, transient=-there))
         return found
+
+    def _reduced_beside(
+        self, name: str, write: Reading, source: Layout, reads: Sequence[Reading], inside: Sequence[bool]
+    ) -> Effect | None:
+        """The reduction of the whole gradient beside the product in the first reader's backward; None where
+        it is reduced by itself, if at all (:mod:`tensoropt.sharding.beside_weights`)."""
+        product = reads[0].product if name in self.products else None
+        if product is None:
+            return None
+        first, found = reads[0], reads[0].layout
+        if name in self.graph.hubs:
+            own = self.steps(name, source, first.layout)
+            if not takes_over_hub(own, again=first.again, inside=inside[0]):
+                return None
+            found = source
+        steps = self.steps(name, write.layout, found)[1]
+        if not is_one_reduction(steps, self.mesh):
+            return None
+        workspace = self._beside_bytes(name, found, steps, product)
+        moved = self.moved(reader(0, USED_BACK), name, write.layout, found, workspace_bytes=workspace)
+        return replace(moved, beside_work_s=product.seconds)
+
+    def _beside_bytes(self, name: str, layout: Layout, steps: Sequence[Step], product: WeightProduct) -> int:
+        """Bytes of a reduction that are alive beside what its group's backward has alive in any case."""
+        made, size = self.resharding_bytes(steps, name), self.bytes(name, layout)
+        if steps[0].kind == "all_reduce":
+            # In place, once the gradient lies as the tensor does.
+            made, copied = (made, True) if name in self.orders else (0, False)
+        else:
+            copied = made > prod(steps[0].after) * self.tensors[name].element_bytes
+        if copied:
+            # As the copy is made the weight's gradient is not there yet, and then the first one not any more.
+            made -= min(size, product.bytes)
+        return max(made - product.spare_bytes, 0)
 
     def _gradient_bytes(self, name: str, read: Reading) -> int:
         """Of the storage in which the gradient that a reader gives lies."""

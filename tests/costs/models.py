@@ -159,6 +159,9 @@ class ToyCompute:
     def host_seconds(self, work: Workload) -> tuple[float, float]:
         return self.host_s
 
+    def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
+        return 0.4 * self.seconds(work, facts)[1]
+
 
 class ToyCommunication:
     """Seconds with a constant and a slope of its own for every kind and every set of axes."""

@@ -21,7 +21,7 @@ from tensoropt.engine import ahead, gradients, runtime
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.reshard import redistribute
+from tensoropt.sharding.reshard import redistribute, reductions
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.differences import difference, largest_of, outputs_difference, worst
 
@@ -82,9 +82,10 @@ def all_gather_into_tensor(out: torch.Tensor, value: torch.Tensor, group: Any) -
     out.copy_(torch.cat([v.flatten() for v in group.exchange("all_gather", value)]).view(out.shape))
 
 
-def reduce_scatter_tensor(out: torch.Tensor, value: torch.Tensor, group: Any) -> None:
+def reduce_scatter_tensor(out: torch.Tensor, value: torch.Tensor, group: Any, async_op: bool = False) -> Any:
     total = torch.stack(group.exchange("reduce_scatter", value)).sum(0)
     out.copy_(total.flatten().chunk(len(group.members))[group.index].view(out.shape))
+    return SimpleNamespace(wait=lambda: None) if async_op else None
 
 
 def all_to_all_single(out: torch.Tensor, value: torch.Tensor, group: Any) -> None:
@@ -131,7 +132,7 @@ class ThreadRuntime(Runtime):
 def threaded_collectives() -> Iterator[None]:
     """The executor's collectives are those of this module."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (gradients, redistribute, runtime):
+        for module in (gradients, redistribute, reductions, runtime):
             patch.setattr(module, "dist", DIST)
         patch.setattr(ahead, "gather", gather_together)
         patch.setattr(ahead, "scatter", scatter_together)

@@ -49,14 +49,18 @@ class Hand:
     optimizer_s_per_element = 0.0
     source = "measured"
 
-    def __init__(self, host_s=(0.0, 0.0)):
+    def __init__(self, host_s=(0.0, 0.0), product_s=0.0):
         self.host_s = host_s
+        self.product_s = product_s
 
     def seconds(self, work, facts):
         return 1.0, 2.0
 
     def host_seconds(self, work):
         return self.host_s
+
+    def weight_gradient_s(self, work, facts):
+        return self.product_s
 
     def source_of(self, work):
         return "measured"
@@ -100,6 +104,7 @@ def scheduled(evaluated: Evaluation) -> Timeline:
     scheduler, which knows only what waits for what and who occupies which links."""
     overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
     recorder, stepped, ahead = recorded(evaluated), False, []
+    before = {}
     for number, event in enumerate(recorder.events):
         if number in recorder.waits:  # as a block begins what was sent ahead is waited for
             last, ahead = (*last, *ahead), []
@@ -109,9 +114,15 @@ def scheduled(evaluated: Evaluation) -> Timeline:
         links = () if event.axes is None else tuple(f"link {name}" for name in overlap.links(event.axes))
         early = event.name in AHEAD.values()
         aside = early or (event.name == REDUCTION and overlap.beside)
-        resources = links if aside else ("device", *links)
-        tasks.append(Task(name=event.name, duration_s=event.duration_s, resources=resources, after=last))
-        if aside:
+        # A product and the reduction beside it begin after the same.
+        product = recorder.together.get(number)
+        resources = links if aside or product is not None else ("device", *links)
+        before[number] = last
+        after = last if product is None else before[product]
+        tasks.append(Task(name=event.name, duration_s=event.duration_s, resources=resources, after=after))
+        if product is not None:
+            last = (*last, len(tasks) - 1)
+        elif aside:
             (ahead if early else beside).append(len(tasks) - 1)
         else:
             last = (len(tasks) - 1,)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, local_atoms, local_shape
+from tensoropt.sharding.reshard.reductions import AllReduce, ReduceScatter, resized
 from tensoropt.sharding.reshard.steps import Step, gradient_placements, permuted_atoms, permuted_steps
 
 Sizes = tuple[int, ...]
@@ -194,12 +195,28 @@ class Route:
         """A shard moved along the route, in the order of its dims again."""
         if not self.moves:
             return value
-        if self.order is not None:
-            value = value.permute(self.order)
-        if self.sizes is not None:
-            value = value.reshape(self.sizes)
+        value = self._entered(value)
         for move in self.moves:
             value = move(value)
+        return self._left(value)
+
+    def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A gradient, which is given up, on its way along a route that is a single reduction.
+
+        Returns:
+            what waits for it, and gives what :meth:`go` would have given.
+        """
+        (move,) = self.moves
+        assert isinstance(move, AllReduce | ReduceScatter)
+        wait = move.begin(self._entered(value))
+        return lambda: self._left(wait())
+
+    def _entered(self, value: torch.Tensor) -> torch.Tensor:
+        if self.order is not None:
+            value = value.permute(self.order)
+        return value if self.sizes is None else value.reshape(self.sizes)
+
+    def _left(self, value: torch.Tensor) -> torch.Tensor:
         if self.shape is not None:
             value = value.reshape(self.shape)
         return value if self.inverse is None else value.permute(self.inverse)
@@ -207,11 +224,21 @@ class Route:
 
 def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
     """A shard moved along an edge, or its gradient back."""
+    return _known_route(runtime, spec, backward=backward).go(value)
+
+
+def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
+    """A gradient, which is given up, on its way back along an edge whose backward is a single reduction; what
+    is returned waits for it."""
+    return _known_route(runtime, spec, backward=True).begin(gradient)
+
+
+def _known_route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     key = spec, backward, runtime.micro_batch
     route = runtime.routes.get(key)
     if route is None:
         route = runtime.routes[key] = _route(runtime, spec, backward=backward)
-    return route.go(value)
+    return route
 
 
 def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
@@ -261,16 +288,7 @@ def _slice(runtime: Rank, step: Step, whole: int) -> Move:
 
 
 def _all_reduce(runtime: Rank, step: Step, whole: int) -> Move:
-    group = runtime.group(step.axes)
-
-    def move(x: torch.Tensor) -> torch.Tensor:
-        # The reduction is done in place, and whoever made the input may still need it.
-        x = x.clone(memory_format=torch.contiguous_format)
-        if group is not None:
-            dist.all_reduce(x, group=group)
-        return x
-
-    return move
+    return AllReduce(runtime.group(step.axes))
 
 
 @dataclass(frozen=True)
@@ -331,14 +349,14 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        shape = _resized(x, atom, shard)
+        shape = resized(x, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
         # The pieces arrive one after the other, whichever atom they are of: they are put together afterwards.
         gathered = flat.view(parts, *shape)
         # `chunk` makes only the last pieces smaller: where the last is full, all are.
         if lengths[-1] == shard:
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
-            return _as_asked(gathered.movedim(0, atom).reshape(_resized(x, atom, whole)))
+            return _as_asked(gathered.movedim(0, atom).reshape(resized(x, atom, whole)))
         own = gathered[position]  # sent from its place in the result: a padded copy would be one more
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -348,39 +366,16 @@ def _all_gather(runtime: Rank, step: Step, whole: int) -> Move | None:
     return move
 
 
-def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
-    return [size if i == atom else n for i, n in enumerate(x.shape)]
-
-
 def _as_asked(x: torch.Tensor) -> torch.Tensor:
     """Pieces of size 1 are put together without a copy, but lie otherwise."""
     return x.contiguous()
 
 
 def _reduce_scatter(runtime: Rank, step: Step, whole: int) -> Move | None:
-    group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
-    position = runtime.coordinate(step.axes)
+    group = runtime.group(step.axes)
     if group is None:
         return None
-
-    def move(x: torch.Tensor) -> torch.Tensor:
-        size = x.shape[atom]
-        shard = -(-size // parts)
-        if size != shard * parts:
-            pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
-            for i in range(parts):
-                start, length = chunk(size, parts, i)
-                pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
-        else:
-            # Each rank's piece in one stretch of memory, in the order of ranks, as the collective wants it.
-            pieces = x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
-        flat = x.new_empty(pieces[0].numel())
-        dist.reduce_scatter_tensor(flat, pieces.flatten(), group=group)
-        result = flat.view(pieces.shape[1:])
-        length = chunk(size, parts, position)[1]
-        return result.narrow(atom, 0, length) if length != shard else result
-
-    return move
+    return ReduceScatter(group, step.atom, runtime.parts(step.axes), runtime.coordinate(step.axes))
 
 
 def _all_to_all(runtime: Rank, step: Step, whole: int) -> Move | None:

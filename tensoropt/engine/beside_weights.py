@@ -1,0 +1,144 @@
+"""Gradients of activations that are reduced beside the product of a weight's gradient.
+
+Which edges these are is said by :mod:`tensoropt.sharding.beside_weights`. Their values move forward where
+they would move anyway (:func:`bring`), but autograd does not see that: it sees one function of the linear
+operator and of its edge (:func:`linear_beside`), whose backward knows both products and the collective
+between them.
+
+Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication`` (Narayanan et al., SC 2021; Korthikanti et
+al., arXiv 2205.05198, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tensoropt.sharding.reshard.redistribute import (
+    EdgeSpec,
+    Rank,
+    begin_reduction,
+    redistribute,
+    travel,
+)
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> Pair:
+    """(``x`` moved along its edge, which no gradient comes to; what takes the gradient back to ``x`` for
+    it)."""
+    # A compiler orders kernels itself: it is given the edge and the product as they are.
+    if torch.compiler.is_compiling():
+        moved = redistribute(runtime, spec, x)
+        return moved, moved
+    pair: Pair = _Bring.apply(x, runtime, spec)
+    return pair
+
+
+def linear_beside(
+    runtime: Rank,
+    spec: EdgeSpec,
+    transposed: bool,
+    link: torch.Tensor,
+    value: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> Pair:
+    """(``value`` for its further readers, the linear operator's result).
+
+    Args:
+        spec: of the edge that ``value`` came along.
+        transposed: the weight lies as (outputs, inputs).
+        link: takes the gradient of ``value`` back along the edge.
+    """
+    if torch.compiler.is_compiling():
+        value = redistribute(runtime, spec, value) if not spec.forward else value
+        return value, _linear(value, weight, bias, transposed=transposed)
+    pair: Pair = _LinearBeside.apply(link, value.detach(), weight, bias, runtime, spec, transposed)
+    return pair
+
+
+def _linear(
+    value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, transposed: bool
+) -> torch.Tensor:
+    # The very calls that were measured (tensoropt/sharding/beside_weights.py lists them).
+    if transposed:
+        return F.linear(value, weight, bias)
+    return torch.mm(value, weight) if bias is None else torch.addmm(bias, value, weight)
+
+
+class _Bring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, runtime: Rank, spec: EdgeSpec) -> Pair:
+        ctx.set_materialize_grads(False)
+        value = travel(runtime, x, spec)
+        value = value.view_as(value) if value is x else value
+        ctx.mark_non_differentiable(value)
+        # It only looks like `x`, which need not be there any more until backward.
+        return value, x.new_empty(()).expand(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, _: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        return grad, None, None
+
+
+class _LinearBeside(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        link: torch.Tensor,
+        value: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        runtime: Rank,
+        spec: EdgeSpec,
+        transposed: bool,
+    ) -> Pair:
+        ctx.set_materialize_grads(False)
+        ctx.runtime, ctx.spec, ctx.micro_batch, ctx.transposed = (
+            runtime,
+            spec,
+            runtime.micro_batch,
+            transposed,
+        )
+        rows = value.reshape(-1, value.shape[-1])
+        flat = _linear(rows, weight, bias, transposed=transposed)
+        result = flat.view(*value.shape[:-1], flat.shape[-1])
+        ctx.shape = value.shape
+        needs_value, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
+        # As PyTorch's own product: each factor is kept for the gradient of the other one.
+        ctx.save_for_backward(rows if needs_weight else None, weight if needs_value else None)
+        return value.view_as(value), result
+
+    @staticmethod
+    def backward(ctx: Any, passed: torch.Tensor | None, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        needs_value, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        # Once: a gathered weight is gathered again as it is asked for.
+        rows, weight = ctx.saved_tensors
+        # As in `_Redistribute`: backward may run after the counter has moved on.
+        ctx.runtime.micro_batch = ctx.micro_batch
+        incoming = None if grad is None else grad.reshape(-1, grad.shape[-1])
+        wait = None
+        if needs_value:
+            wait = begin_reduction(ctx.runtime, _gradient(ctx, incoming, weight, passed), ctx.spec)
+        del weight
+        of_weight = of_bias = None
+        if incoming is not None and needs_weight:
+            of_weight = incoming.t().mm(rows) if ctx.transposed else rows.t().mm(incoming)
+        if incoming is not None and needs_bias:
+            of_bias = incoming.sum(0)
+        return None if wait is None else wait(), None, of_weight, of_bias, None, None, None
+
+
+def _gradient(
+    ctx: Any, incoming: torch.Tensor | None, weight: torch.Tensor, passed: torch.Tensor | None
+) -> torch.Tensor:
+    """The whole gradient of the value, in a tensor that nobody else has: it is reduced in place."""
+    if incoming is None:
+        assert passed is not None, "autograd calls for some gradient"
+        return passed.clone(memory_format=torch.contiguous_format)
+    gradient = incoming.mm(weight if ctx.transposed else weight.t()).view(ctx.shape)
+    return gradient if passed is None else gradient.add_(passed)

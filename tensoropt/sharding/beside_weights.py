@@ -1,0 +1,119 @@
+"""Where the gradient of an activation is reduced beside a product: that of the weight's gradient.
+
+The backward of a linear operator makes two products: the gradient of what it read, and that of its weight.
+The first is what a resharding reduces on its way back, and the second needs nothing of that, so that it is
+computed while the first is on its way. Megatron-LM does so
+(``LinearWithGradAccumulationAndAsyncCommunication``; Narayanan et al., SC 2021; with sequence parallelism,
+where the gradient is scattered: Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+
+The executor and the costs ask here, so that both say the same of every edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tensoropt.graph import Operator, OperatorGraph, Ref
+from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.reshard.steps import Step
+
+# Positions of what is read, of the weight and of the bias among an operator's arguments. These have no kernel
+# of ours: every shard is computed by the operator's own call.
+_ARGUMENTS = {
+    "aten.linear.default": (0, 1, 2),
+    "aten.addmm.default": (1, 2, 0),
+    "aten.mm.default": (0, 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class LinearProduct:
+    """A linear operator and its operands.
+
+    Attributes:
+        operator, group: its name and that of its group, whose anchor it is.
+        read, weight, bias: names of its operands; no bias is "".
+        transposed: the weight lies as (outputs, inputs), and as (inputs, outputs) otherwise.
+    """
+
+    operator: str
+    group: str
+    read: str
+    weight: str
+    bias: str
+    transposed: bool
+
+
+def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
+    """Per activation the linear operator whose backward gives its gradient and computes that of a weight.
+
+    Of several readers it is the first one, which backward comes to last: the gradients of the others are
+    there by then.
+    """
+    source = graph.atoms.graph
+    if not source.training:
+        return {}
+    readers: dict[str, list[Group]] = {}
+    for group in graph.groups:
+        for name in group.reads:
+            readers.setdefault(name, []).append(group)
+    leaving, found = {*source.outputs, *source.mutations.values()}, {}
+    for name, groups in readers.items():
+        product = reader_product(source, groups[0], name)
+        if product is None or name in leaving or not source.tensors[name].requires_grad:
+            continue
+        others = (op.name for group in groups[1:] for op in group.operators if name in op.inputs())
+        # Groups come in the order of their anchors; what joined one of them may come earlier than a later
+        # anchor.
+        if all(source.places[other] > source.places[product.operator] for other in others):
+            found[name] = product
+    return found
+
+
+def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:
+    """The linear operator of a group that alone reads a tensor there; None where there is none."""
+    product = linear_product(source, group.anchor, group.name)
+    if product is None or product.read != name:
+        return None
+    return product if sum(op.inputs().count(name) for op in group.operators) == 1 else None
+
+
+def linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
+    """The operands of a linear operator whose weight is a parameter that learns; None of any other
+    operator."""
+    places = _ARGUMENTS.get(op.target)
+    if places is None or (op.kwargs and op.target != "aten.linear.default"):
+        return None  # `addmm` may scale its operands
+    arguments = (*op.args, *op.kwargs.values())
+    operands = [arguments[place] if place < len(arguments) else None for place in places]
+    read, weight, bias = (one.name if isinstance(one, Ref) else "" for one in operands)
+    if not read or not weight or (set(op.kwargs) - {"bias"}):
+        return None
+    tensors = source.tensors
+    parameter = tensors[weight]
+    learns = parameter.kind == "parameter" and parameter.requires_grad
+    if not learns or len(parameter.shape) != 2 or len(tensors[read].shape) < 2:
+        return None
+    if bias and (len(tensors[bias].shape) != 1 or bias in (read, weight)):
+        return None
+    return LinearProduct(op.name, group, read, weight, bias, op.target == "aten.linear.default")
+
+
+def is_one_reduction(backward: Sequence[Step], mesh: Sequence[int]) -> bool:
+    """Whether a gradient takes a single step on its way back, which adds it up over several ranks."""
+    if len(backward) != 1 or backward[0].kind not in ("all_reduce", "reduce_scatter"):
+        return False
+    return any(axis > 0 and mesh[axis] > 1 for axis in backward[0].axes)
+
+
+def takes_over_hub(own: tuple[Sequence[Step], Sequence[Step]], *, again: bool, inside: bool) -> bool:
+    """Whether the first reader of a hub can give the hub's whole gradient back to where the hub was made.
+
+    Args:
+        own: the (forward, backward) steps from the hub to this reader.
+        again: the reader is recomputed.
+        inside: the hub is made in the reader's region.
+    """
+    # A recomputed reader would pass the hub on once more to readers outside of its region.
+    return not own[0] and not own[1] and (inside or not again)

@@ -1,0 +1,167 @@
+"""Reductions beside the product of a weight's gradient, in time, in memory and in the search, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.memory_curve import memory_curve
+from tensoropt.simulate.overlap import BLOCKING, Overlap
+from tensoropt.verify.fake_ranks import step_on
+from tensoropt.verify.steps import tracked_memory
+from tests.costs.models import Recipe, facts_of, problem
+from tests.simulate.test_simulator import (
+    BESIDE,
+    Hand,
+    PerByte,
+    assert_recorded_as_scheduled,
+    evaluated_at,
+    figures,
+    one_gradient_each,
+    recorded,
+)
+
+X = 16 * 24 * 4
+"""Bytes of what the middle one of three layers reads."""
+
+
+class Three(nn.Module):
+    """Three products and a loss, four groups of 1 s forward and 2 s backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(12, 24, bias=False)
+        self.first = nn.Linear(24, 32, bias=False)
+        self.second = nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.second(F.relu(self.first(self.enter(x)))), y)
+
+
+def three() -> Recipe:
+    return Three(), (torch.randn(16, 12), torch.randn(16, 8)), {}
+
+
+def columns_then_rows(mesh: tuple[int, ...] = (1, 2), enter: str = "none") -> Strategy:
+    """Megatron's pair behind a first layer that is whole, or split along the batch; further axes split the
+    batch."""
+    graph, data = problem(three).graph, len(mesh) - 2
+    micro = "d0" if mesh[0] > 1 else "none"
+    labels = (enter, "out_features", "in_features", "none")
+    partial = ["R/P"] * data
+    stored = {
+        "p_model_enter_weight": [*partial, "R/P" if enter == "d0" else "R"],
+        "p_model_first_weight": [*partial, "S(0)"],
+        "p_model_second_weight": [*partial, "S(1)"],
+    }
+    return strategy_from_dict(
+        {
+            "mesh": list(mesh),
+            "groups": {
+                group.name: [micro, *["d0"] * data, label]
+                for group, label in zip(graph.groups, labels, strict=True)
+            },
+            "hubs": {},
+            "stored": {n: ["R/P" if mesh[0] > 1 else "R", *layout] for n, layout in stored.items()},
+        },
+        graph,
+    )
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize(
+    ("each_s", "product_s", "slower", "exposed_s", "longer_s"),
+    [
+        (0.5, 0.8, 0.0, 0.0, 0.0),
+        (0.8, 0.5, 0.0, 0.3, 0.0),
+        # In 0.5 s of the collective 0.4 s of the product are computed.
+        (0.5, 0.8, 0.25, 0.0, 0.1),
+        # The product takes 0.625 s, all beside the collective.
+        (0.8, 0.5, 0.25, 0.175, 0.125),
+        (0.5, 0.0, 0.25, 0.5, 0.0),
+    ],
+)
+def test_a_reduction_is_hidden_behind_the_product(
+    micro: int, each_s: float, product_s: float, slower: float, exposed_s: float, longer_s: float
+) -> None:
+    """The gradient of what the pair reads takes ``each_s``, the reduction of its result a third of that."""
+    assert len(columns_then_rows().reduced_beside) == 1
+    compute, overlap = Hand(product_s=product_s), replace(BESIDE, slower=slower)
+    evaluated = evaluated_at(columns_then_rows((micro, 2)), compute, PerByte(each_s * micro / X), overlap)
+    total, computed, communication, exposed = figures(evaluated)
+    forward_s = each_s / 3
+    assert communication == pytest.approx(micro * (each_s + forward_s))
+    assert exposed == pytest.approx(micro * (exposed_s + forward_s))
+    assert computed == pytest.approx(micro * (12.0 + longer_s))
+    assert total == pytest.approx(computed + exposed)
+    if not slower:
+        assert_recorded_as_scheduled(evaluated)
+    assert evaluated.metrics.sources.sum() == pytest.approx(computed + communication)
+
+
+def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
+    for product_s in (0.0, 0.8):
+        evaluated = evaluated_at(columns_then_rows(), Hand(product_s=product_s), PerByte(0.5 / X), BLOCKING)
+        _, compute, communication, exposed = figures(evaluated)
+        assert (compute, exposed) == pytest.approx((12.0, communication))
+        assert_recorded_as_scheduled(evaluated)
+
+
+def test_the_event_lies_beside_the_product() -> None:
+    """Forward takes 4 s and a third of 0.6 s, the backward of two groups 4 s: of the pair's first layer 2 s,
+    the last 0.8 of which are the product."""
+    evaluated = evaluated_at(columns_then_rows(), Hand(product_s=0.8), PerByte(0.6 / X), BESIDE)
+    events = recorded(evaluated).events
+    reduced = next(event for event in events if event.phase == "backward" and event.axes is not None)
+    begun_s = 4.2 + 4.0 + 2.0 - 0.8
+    assert (reduced.start_s, reduced.duration_s) == pytest.approx((begun_s, 0.6))
+    (product,) = (e for e in events if e.axes is None and e.start_s == pytest.approx(begun_s))
+    assert product.duration_s == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("axis_links", "late_s"), [(("a", "a"), 0.5), (("a", "b"), 0.0)], ids=["one", "two"])
+def test_it_queues_behind_a_bucket_on_its_links(
+    monkeypatch: pytest.MonkeyPatch, axis_links: tuple[str, str], late_s: float
+) -> None:
+    """Over another axis the bucket of the second layer's weight is reduced, 1.5 s from the beginning of the
+    first layer's backward of 2 s, whose product takes 1 s. On links of its own the reduction of 1 s begins a
+    second before the end; on the bucket's half a second later."""
+    one_gradient_each(monkeypatch)
+    strategy = columns_then_rows((1, 2, 2))
+    bucket, gradient = 8 * 16 * 4, X / 2
+    links = {(0,): (axis_links[0],), (1,): (axis_links[1],), (0, 1): ("a", "b")}
+
+    class Each(PerByte):
+        def time_s(self, kind: str, axes: Any, num_bytes: float) -> float:
+            if tuple(axes) == (0,) and num_bytes == bucket:
+                return 1.5
+            return 1.0 if tuple(axes) == (1,) and num_bytes == gradient else 0.0
+
+    evaluated = evaluated_at(strategy, Hand(product_s=1.0), Each(0.0), Overlap(True, "", links))
+    total, compute, communication, exposed = figures(evaluated)
+    assert (compute, communication) == pytest.approx((12.0, 2.5))
+    assert (total, exposed) == pytest.approx((12.0 + late_s, late_s))
+    assert_recorded_as_scheduled(evaluated)
+
+
+@pytest.mark.parametrize("enter", ["none", "d0"], ids=["all_reduce", "reduce_scatter"])
+def test_bytes_beside_the_product_are_those_of_a_rank(enter: str) -> None:
+    """An all-reduce is in place; a reduce-scatter's shard and, where they are copied, pieces are there
+    too."""
+    loaded = load_model(ModelSpec("tests.simulate.test_beside_weights:three", 0))
+    strategy = strategy_from_dict(strategy_to_dict(columns_then_rows(enter=enter)), loaded.graph)
+    assert strategy.reduced_beside
+    facts = {n: facts_of(workload(loaded.graph, c, (1, 2))) for n, c in strategy.configurations.items()}
+    peak = memory_curve(strategy, facts, "sgd").peak.total
+    with step_on(0, loaded, strategy, "sgd") as step:
+        step()
+        assert tracked_memory(step)["peak"] == pytest.approx(peak, abs=16)

@@ -9,7 +9,7 @@ capture              ``precision``
 sharding             ``rule``, ``localiser``, ``kernels``, ``samples``, ``random``, ``draws``,
                      ``batch_statistics``
 profiling            ``samples``, ``flops``
-costs                ``cost_class``, ``kernel_class``, ``launches``
+costs                ``cost_class``, ``kernel_class``, ``launches``, ``linear``
 engine               ``evaluated``, ``counted_targets``
 ===================  ============================================================================
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,6 +85,20 @@ class Samples:
     adjust: Adjust | None = None
 
 
+class LinearOperands(NamedTuple):
+    """Operands of a linear operator, whose backward is a product for each of what it reads and its weight.
+
+    Attributes:
+        read, weight, bias: their positions among its arguments.
+        transposed: the weight lies as (outputs, inputs), and as (inputs, outputs) otherwise.
+    """
+
+    read: int
+    weight: int
+    bias: int
+    transposed: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpSpec:
     """All that is said of an operator, or of several that are alike.
@@ -115,6 +129,7 @@ class OpSpec:
             each other, refuse it.
         evaluated: the call as ``model.eval()`` makes it.
         counted_targets: a mean over targets that are not ignored, which are counted before the step.
+        linear: its operands, where it is linear in what it reads and has no kernel of ours.
     """
 
     targets: tuple[str, ...] = ()
@@ -134,3 +149,4 @@ class OpSpec:
     batch_statistics: bool = False
     evaluated: Callable[[Operator, LocalCall], LocalCall] | None = None
     counted_targets: bool = False
+    linear: LinearOperands | None = None

@@ -15,16 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensoropt.graph import Operator, OperatorGraph, Ref
+from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.reshard.steps import Step
-
-# Positions of what is read, of the weight and of the bias among an operator's arguments. These have no kernel
-# of ours: every shard is computed by the operator's own call.
-_ARGUMENTS = {
-    "aten.linear.default": (0, 1, 2),
-    "aten.addmm.default": (1, 2, 0),
-    "aten.mm.default": (0, 1, 2),
-}
 
 
 @dataclass(frozen=True)
@@ -82,13 +75,14 @@ def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProd
 def linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
     """The operands of a linear operator whose weight is a parameter that learns; None of any other
     operator."""
-    places = _ARGUMENTS.get(op.target)
-    if places is None or (op.kwargs and op.target != "aten.linear.default"):
-        return None  # `addmm` may scale its operands
+    places = spec_of(op.target).linear
+    # Other arguments scale its operands.
+    if places is None or set(op.kwargs) - {"bias"}:
+        return None
     arguments = (*op.args, *op.kwargs.values())
-    operands = [arguments[place] if place < len(arguments) else None for place in places]
+    operands = [arguments[place] if place < len(arguments) else None for place in places[:3]]
     read, weight, bias = (one.name if isinstance(one, Ref) else "" for one in operands)
-    if not read or not weight or (set(op.kwargs) - {"bias"}):
+    if not read or not weight:
         return None
     tensors = source.tensors
     parameter = tensors[weight]
@@ -97,7 +91,7 @@ def linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPro
         return None
     if bias and (len(tensors[bias].shape) != 1 or bias in (read, weight)):
         return None
-    return LinearProduct(op.name, group, read, weight, bias, op.target == "aten.linear.default")
+    return LinearProduct(op.name, group, read, weight, bias, places.transposed)
 
 
 def is_one_reduction(backward: Sequence[Step], mesh: Sequence[int]) -> bool:

@@ -194,6 +194,9 @@ def _go_together(
     kinds = [[step.kind for step in steps] for steps in (forward, backward)]
     if kinds != [["all_gather"], ["reduce_scatter"] if learns else []]:
         return False
+    # Axes of one rank send nothing.
+    if prod(mesh[axis] for axis in forward[0].axes) == 1:
+        return False
     whole = [prod(forward[0].after), *(prod(step.before) for step in backward)]
     return [step.payload(mesh) for step in (*forward, *backward)] == whole
 

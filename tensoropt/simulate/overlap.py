@@ -52,7 +52,7 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
         for axes in combinations(range(len(mesh.shape)), count)
     }
     if cluster.device_type == "cpu":
-        words = "collectives run on the ranks' own cores: no communication is hidden"
+        words = "collectives run on the ranks' own cores: no communication is hidden, as measured"
         return Overlap(False, words, by_axes)
     if not beside:
         return Overlap(False, "all communication is waited for, as was asked for", by_axes)

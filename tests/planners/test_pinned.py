@@ -52,10 +52,20 @@ def test_stages_shard_more_and_more():
     assert sent(three, "all_gather") > 2 * sent(two, "all_gather") > 0
 
 
-def test_stage_one_in_mixed_precision_is_said_to_be_stage_two():
-    found = pinned(data=4, stage=1, micro_batches=2)
+def test_stage_one_of_one_micro_batch_is_said_to_be_stage_two():
+    found = pinned(data=4, stage=1)
     assert "stage 2" in found.notes[0]
-    assert found.point.collectives == pinned(data=4, stage=2, micro_batches=2).point.collectives
+    assert found.point.collectives == pinned(data=4, stage=2).point.collectives
+
+
+def test_stage_one_reduces_gradients_once():
+    first, second = (pinned(data=4, stage=stage, micro_batches=2) for stage in (1, 2))
+    assert not first.notes
+    reduced = [
+        sum(c.count * c.bytes for c in found.point.collectives if c.kind == "reduce_scatter")
+        for found in (first, second)
+    ]
+    assert 0 < 2 * reduced[0] == reduced[1]
 
 
 def test_recomputing_runs_each_blocks_forward_twice():

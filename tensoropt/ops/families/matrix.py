@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.ops.builder import Builder, Opaque
-from tensoropt.ops.spec import CostClass, OpSpec, Precision
+from tensoropt.ops.spec import CostClass, LinearOperands, OpSpec, Precision
 
 
 def linear(b: Builder) -> None:
@@ -139,11 +139,22 @@ _PRODUCTS = {
     "aten.matmul.default": matmul,
     "aten.einsum.default": einsum,
 }
+_LINEAR = {
+    "aten.linear.default": LinearOperands(0, 1, 2, transposed=True),
+    "aten.addmm.default": LinearOperands(1, 2, 0, transposed=False),
+    "aten.mm.default": LinearOperands(0, 1, 2, transposed=False),
+}
 _RARE = {"aten.dot.default": dot, "aten.mv.default": mv, "aten.bilinear.default": bilinear}
 
 SPECS = (
     *(
-        OpSpec(targets=(target,), rule=rule, cost_class=CostClass.MATRIX, precision=Precision.NARROW)
+        OpSpec(
+            targets=(target,),
+            rule=rule,
+            cost_class=CostClass.MATRIX,
+            precision=Precision.NARROW,
+            linear=_LINEAR.get(target),
+        )
         for target, rule in _PRODUCTS.items()
     ),
     *(OpSpec(targets=(target,), rule=rule, precision=Precision.NARROW) for target, rule in _RARE.items()),

@@ -112,6 +112,8 @@ class Prices:
         process: memory that a process takes beside tensors; by default tensors only are counted.
         beside: collectives that nobody waits for run beside computation.
         slower_beside: how much longer, as a share, computing takes meanwhile.
+        packs: gradients that are scattered together are packed into one tensor, as on CPU ranks, where gloo
+            would reduce one after the other.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Prices:
         *,
         beside: bool = False,
         slower_beside: float = 0.0,
+        packs: bool = True,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -136,6 +139,7 @@ class Prices:
         self.process = process
         self.beside = beside
         self.slower_beside = slower_beside
+        self.packs = packs
         self._of_block: dict[tuple[str, tuple[int, ...]], float] = {}
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
@@ -143,7 +147,7 @@ class Prices:
     def described(self) -> str:
         """All that prices follow from but seconds of workloads: equal where these are the same."""
         compute_s = self.compute.optimizer_s_per_element
-        others = self.communication.described, self.beside, self.slower_beside
+        others = self.communication.described, self.beside, self.slower_beside, self.packs
         return repr((self.mesh, self.optimizer, self.overheads, compute_s, *others))
 
     @property

@@ -521,6 +521,7 @@ def build_tables(
             process,
             beside=costs.beside,
             slower_beside=slower_beside(costs.cluster),
+            packs=costs.cluster.device_type == "cpu",
         )
         arrays = costs.kept.at(repr((costs.training, prices.described)))
         tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()

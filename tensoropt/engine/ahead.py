@@ -23,9 +23,6 @@ from torch.distributed import _functional_collectives as _  # noqa: F401
 from tensoropt.engine.runtime import Runtime
 from tensoropt.sharding.reshard.redistribute import EdgeSpec, Packed, packed_gather, packed_scatter
 
-SMALL_BYTES = 2**18
-"""Of gradients that are scattered together on gloo: smaller ones are packed into one. An assumption; a block
-of GPT-2's then took 16 ms instead of 30 on a busy machine."""
 Deliver = Callable[[str, torch.Tensor], None]
 """Takes the shard of a parameter's gradient."""
 
@@ -82,27 +79,22 @@ def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.
     Args:
         values: afterwards it holds what has to stay until then.
     """
-    places: list[int] = []
-    if dist.get_backend(group) == "gloo":
-        # Gloo reduces one value after the other, however small. Large ones are left as they are: packed they
-        # would be there twice.
-        places = [i for i, value in enumerate(values) if value.nbytes < SMALL_BYTES]
-    if len(places) < 2:
+    # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
+    if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
-    sizes = [values[i].numel() // group.size() for i in places]
-    small = _packed([values[i] for i in places], sizes, group.size())
-    values[:] = [*(value for i, value in enumerate(values) if i not in places), small]
-    *large, packed = _scatter(values, group)
-    # All small ones lie in one storage, which is what is waited for.
-    arriving = dict(zip(places, packed.split(sizes), strict=True))
-    return [arriving[i] if i in arriving else large.pop(0) for i in range(len(large) + len(places))]
+    sizes = [value.numel() // group.size() for value in values]
+    packed = _packed(values, sizes, group.size())
+    values.append(packed)
+    (found,) = _scatter([packed], group)
+    # All lie in one storage, which is what is waited for.
+    return list(found.split(sizes))
 
 
 def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
-    """Values side by side, rank after rank."""
+    """Values side by side, rank after rank; each is let go of as it is packed."""
     packed = values[0].new_empty(ranks, sum(sizes))
-    for value, place in zip(values, packed.split(list(sizes), 1), strict=True):
-        place.copy_(value.view(place.shape))
+    for place in packed.split(list(sizes), 1):
+        place.copy_(values.pop(0).view(place.shape))
     return packed.flatten()
 
 

@@ -126,7 +126,16 @@ class Recorded:
         """
         communication = CommunicationModel(cluster, mesh, self.links.get(mesh.label))
         process = process_memory(cluster, self.graph) if with_process else NO_PROCESS
-        return Prices(self.grouped, sizes, self.compute, communication, optimizer, self.overheads, process)
+        return Prices(
+            self.grouped,
+            sizes,
+            self.compute,
+            communication,
+            optimizer,
+            self.overheads,
+            process,
+            packs=cluster.device_type == "cpu",
+        )
 
     def save(self, path: Path) -> None:
         """Write everything into one gzip'd JSON file, read back by :func:`load_recorded`."""

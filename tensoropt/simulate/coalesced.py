@@ -10,6 +10,8 @@ import numpy as np
 from tensoropt.simulate.batch import Batch
 from tensoropt.types import Indices
 
+_Key = tuple[int, bool, str, str, tuple[int, ...], str]
+
 
 @dataclass(frozen=True)
 class Coalesced:
@@ -22,6 +24,7 @@ class Coalesced:
         position: of the moment in the step schedule.
         dtype: of what is sent.
         bytes: (strategies,) of all parameters in it; 0 where a strategy has none.
+        members: (strategies,) how many parameters these are.
     """
 
     position: int
@@ -31,24 +34,27 @@ class Coalesced:
     axes: tuple[int, ...]
     dtype: str
     bytes: Indices
+    members: Indices
 
 
 def coalesced(batch: Batch) -> list[Coalesced]:
     """All of a batch in the order in which they are issued: at one moment first what is waited for at once,
     then gathers before scatters, and what every micro-batch sends before what one of them does."""
-    found: dict[tuple[int, bool, str, str, tuple[int, ...], str], Indices] = {}
+    found: dict[_Key, tuple[Indices, Indices]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():
-            sizes = cells.of(stack.used, stack.kind.tables.count).astype(np.int64)
+            sizes, members = (of.of(stack.used, stack.kind.tables.count).astype(np.int64) for of in cells)
             if not sizes.any():
                 continue
             only = place.when.phase if place.when.once else ""
-            for position, of_owner in zip(stack.positions(place).tolist(), sizes[stack.which], strict=True):
+            of_owners = sizes[stack.which], members[stack.which]
+            for position, *of_owner in zip(stack.positions(place).tolist(), *of_owners, strict=True):
                 key = position, place.when.at_once, only, kind, axes, dtype
-                found[key] = found[key] + of_owner if key in found else of_owner
-    return [Coalesced(*key, size) for key, size in sorted(found.items(), key=_issued)]
+                before = found.get(key, (0, 0))
+                found[key] = before[0] + of_owner[0], before[1] + of_owner[1]
+    return [Coalesced(*key, *of_all) for key, of_all in sorted(found.items(), key=_issued)]
 
 
-def _issued(one: tuple[tuple[int, bool, str, str, tuple[int, ...], str], Indices]) -> tuple[object, ...]:
+def _issued(one: tuple[_Key, object]) -> tuple[object, ...]:
     position, at_once, only, kind, axes, dtype = one[0]
     return position, not at_once, kind, only, axes, dtype

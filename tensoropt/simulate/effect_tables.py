@@ -63,7 +63,8 @@ class EffectTables:
         local, host: seconds on the device and of issuing to it, by place.
         sends: by place and axes: (seconds of all collectives, bytes of the largest, seconds of work that
             begins with them).
-        beside: by place, kind, axes and dtype: bytes that are sent together with those of others.
+        beside: by place, kind, axes and dtype: bytes that are sent together with those of others, and of how
+            many parameters.
         kinds: by axes and kind of collective: 1 where it is sent.
         lasting: per number the bytes that are there all through the step: (parameters, gradients, optimizer).
         seconds: per number the seconds of a step by where they come from, as in ``SOURCES``.
@@ -78,7 +79,7 @@ class EffectTables:
         self.local: dict[Place, Cells] = {}
         self.host: dict[Place, Cells] = {}
         self.sends: dict[tuple[Place, Axes], tuple[Cells, Cells, Cells]] = {}
-        self.beside: dict[tuple[Place, str, Axes, str], Cells] = {}
+        self.beside: dict[tuple[Place, str, Axes, str], tuple[Cells, Cells]] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
         self.lasting: list[tuple[int, int, int]] = []
         self.seconds: list[list[float]] = []
@@ -115,7 +116,9 @@ class EffectTables:
                 seconds[SOURCES.index(send.source)] += send.seconds * times
             for send, dtype in e.beside:
                 key = place, send.kind, send.axes, dtype
-                self.beside.setdefault(key, Cells()).add(number, send.bytes)
+                size, members = self.beside.setdefault(key, (Cells(), Cells()))
+                size.add(number, send.bytes)
+                members.add(number, 1.0)
                 self.kinds.setdefault((send.axes, send.kind), Cells()).most(number, 1.0)
             if shared is None:
                 shared = e.share

@@ -227,6 +227,11 @@ class StepSimulator:
                 only=one.only,
             )
             self.ahead.setdefault(one.position, []).append(sends)
+            if self.batch.prices.packs and one.kind == "reduce_scatter":
+                # Beside the gradients, of which one after the other is let go of. What the packed ones of
+                # this moment have before them is gone by then.
+                packed = np.where(one.members > 1, one.bytes, 0)
+                self.workspace[one.position] = np.maximum(self.workspace[one.position], packed)
             times = 1 if one.only else micro
             self.sources[:, SOURCES.index(costs.source(one.kind, one.axes))] += seconds * times
 

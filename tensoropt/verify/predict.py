@@ -119,7 +119,15 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         facts = {name: costs.facts_of(w) for name, w in of_strategy.items()}
         found = predicted_collectives(strategy, facts)
         optimizer = costs.settings.optimizer
-        prices = Prices(strategy.graph, strategy.mesh, compute, models[mesh.label], optimizer, overheads)
+        prices = Prices(
+            strategy.graph,
+            strategy.mesh,
+            compute,
+            models[mesh.label],
+            optimizer,
+            overheads,
+            packs=costs.cluster.device_type == "cpu",
+        )
         overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
         simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
         rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]

@@ -262,7 +262,8 @@ def crossing_bytes(plan) -> int:
 
 
 def test_the_chosen_plan_keeps_off_a_slow_link(tmp_path):
-    """A tenth of the bandwidth between the nodes: within the same memory, less goes there."""
+    """A tenth of the bandwidth between the nodes: within the same memory less goes there, where that is not
+    hidden behind computing."""
     # Wide, so that a further communicator's buffers are little beside tensors.
     with torch.device("meta"):
         layers = [m for _ in range(3) for m in (nn.Linear(8192, 8192), nn.ReLU())]
@@ -286,4 +287,4 @@ def test_the_chosen_plan_keeps_off_a_slow_link(tmp_path):
             continue
         after = slow.choose(memory_bytes=point.memory_bytes)
         spared += crossing_bytes(after) < crossing_bytes(before)
-    assert spared >= 3
+    assert spared >= 2

@@ -12,7 +12,7 @@ import math
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -243,12 +243,25 @@ _TF32_BY = {
 """By class of operator the setting that decides whether float32 numbers are computed in TF32."""
 
 
+_FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
+"""Classes of operators that share a kernel with their like, where they are fused."""
+
+
+def _as_one(chain: Sequence[CallWork]) -> CallWork:
+    """A chain of calls as one kernel, which reads and writes what the largest of them does: what passes
+    between them stays on the chip."""
+    size = max(of.traffic_bytes for of in chain)
+    return CallWork(sum(of.forward_flops for of in chain), size, size)
+
+
 class RooflineCompute:
     """Ideal seconds over efficiencies, plus launches; see the module.
 
     Args:
         efficiencies: fitted ones; what they do not cover has fixed efficiencies.
         kernels: PyTorch's settings, by which GPUs compute with float32 numbers in TF32.
+        fused: on GPUs neighbouring element-wise operators and norms of a group are one kernel, as a compiler
+            or hand-written kernels make them.
     """
 
     source = DATA_SHEET
@@ -259,7 +272,10 @@ class RooflineCompute:
         optimizer: str,
         efficiencies: Efficiencies = NOTHING,
         kernels: KernelSettings = PYTORCHS_OWN,
+        *,
+        fused: bool = False,
     ):
+        self.fused = fused
         self.device = device
         self.optimizer = optimizer
         self.efficiencies = efficiencies
@@ -311,14 +327,30 @@ class RooflineCompute:
         """(forward, backward) on a GPU: its kernels run one after the other, so that a call bound by memory
         does not hide behind a product in its group."""
         forward_s = backward_s = 0.0
-        for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
-            if not launches(call.function):
-                continue
-            there_s, back_s = self._of_call(work.dtype, call_class(call), of, facts)
+        for cls, of in self._kernels(work, facts):
+            there_s, back_s = self._of_call(work.dtype, cls, of, facts)
             forward_s += there_s + self._kernel_s
             # Two launches, as in seconds().
             backward_s += back_s + 2 * self._kernel_s
         return forward_s, backward_s
+
+    def _kernels(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
+        """Class and work of each kernel of a group's forward."""
+        chain: list[CallWork] = []
+        for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
+            if not launches(call.function):
+                continue
+            cls = call_class(call)
+            if self.fused and cls in _FUSED:
+                size = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
+                chain.append(CallWork(of.forward_flops, size, size))
+                continue
+            if chain:
+                yield CostClass.ELEMENT_WISE, _as_one(chain)
+                chain = []
+            yield cls, of
+        if chain:
+            yield CostClass.ELEMENT_WISE, _as_one(chain)
 
     def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
         """(forward, backward) of a call, without launches."""

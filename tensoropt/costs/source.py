@@ -108,6 +108,8 @@ class CostSource:
         expect: is called with a part of the work and the seconds that are left of it.
         kept: tables that were made before.
         timing: progress of timing, which says itself how long it takes; by default as all else.
+        fused: price GPUs that are not here as if neighbouring element-wise operators were one kernel
+            (:class:`~tensoropt.costs.roofline.RooflineCompute`).
     """
 
     cluster: Cluster
@@ -127,6 +129,7 @@ class CostSource:
     expect: Callable[[str, float], None] = lambda part, seconds: None
     kept: KeptTables = field(default_factory=lambda: KeptTables(None))
     timing: Progress | None = None
+    fused: bool = False
 
     @property
     def training(self) -> bool:
@@ -394,7 +397,9 @@ class CostSource:
         return MeasuredCompute(records, rest.optimizer_s_per_element, rest, lost=self.lost)
 
     def _roofline(self, kind: DeviceKind) -> RooflineCompute:
-        return RooflineCompute(kind, self.settings.optimizer, self.efficiencies, self.kernels)
+        return RooflineCompute(
+            kind, self.settings.optimizer, self.efficiencies, self.kernels, fused=self.fused
+        )
 
     @cached_property
     def efficiencies(self) -> Efficiencies:

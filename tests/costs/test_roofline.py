@@ -204,6 +204,18 @@ def test_a_norm_is_one_kernel_of_a_gpu(device):
     assert forward == pytest.approx(1e9 / (device.memory_bandwidth * MEMORY_EFFICIENCY) + KERNEL_S)
 
 
+def test_fused_neighbours_are_one_kernel_of_a_gpu(device):
+    """A chain reads and writes what its largest member does; a product cuts it."""
+    wide, narrow = CallWork(0.0, 3 * 10**9, 3 * 10**9), CallWork(0.0, 2 * 10**9, 2 * 10**9)
+    product = CallWork(0.0, 10**9, 10**9)
+    chain = work("aten.mul.Tensor", "aten.gelu.default", "aten.linear.default", "aten.gelu.default")
+    calls = by_call(0.0, wide, narrow, product, narrow)
+    apart, fused = (RooflineCompute(device, "adam", fused=f).seconds(chain, calls) for f in (False, True))
+    byte_s = 1 / (device.memory_bandwidth * MEMORY_EFFICIENCY)
+    assert apart[0] == pytest.approx(8e9 * byte_s + 4 * KERNEL_S)
+    assert fused == pytest.approx((6e9 * byte_s + 3 * KERNEL_S, 12e9 * byte_s + 6 * KERNEL_S))
+
+
 def test_cpu_ranks_are_priced_as_a_group():
     core = load_cluster("cpu:1").device
     product, activation = CallWork(1e10, 10**6, 10**6), CallWork(0.0, 10**8, 10**8)

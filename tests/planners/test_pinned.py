@@ -62,7 +62,7 @@ def test_stage_one_reduces_gradients_once():
     first, second = (pinned(data=4, stage=stage, micro_batches=2) for stage in (1, 2))
     assert not first.notes
     reduced = [
-        sum(c.count * c.bytes for c in found.point.collectives if c.kind == "reduce_scatter")
+        sum(size * count for kind, _, size, count in found.point.collectives if kind == "reduce_scatter")
         for found in (first, second)
     ]
     assert 0 < 2 * reduced[0] == reduced[1]

@@ -61,7 +61,7 @@ def simulate_run(
         dtype="bfloat16", micro_batches=(pinned.micro_batches,), measure="never", overlap=overlap
     )
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
-    costs = CostSource(cluster, store, settings)
+    costs = CostSource(cluster, store, settings, fused=run.fused)
     return simulate_pinned(prepare(captured, store), costs, pinned)
 
 
@@ -129,7 +129,12 @@ def predict(
         return {**row, "refused": str(refusal)}
     finally:
         gc.collect()  # graphs of thousands of operators lie in cycles
-    return {**row, **found, "notes": [*of.notes, *recompute_notes(run)]}
+    return {**row, **found, "notes": [*of.notes, *recompute_notes(run), *fused_notes(run)]}
+
+
+def fused_notes(run: Run) -> list[str]:
+    """What is assumed of the run's kernels."""
+    return ["neighbouring element-wise operators of a group as one kernel"] if run.fused else []
 
 
 def recompute_notes(run: Run) -> list[str]:

@@ -78,6 +78,14 @@ class Run:
         raise RefusedRunError(f"recomputes parts ({self.recompute}); blocks are recomputed whole")
 
     @property
+    def fused(self) -> bool:
+        """Whether element-wise operators share kernels: compiled, or written by hand as in Transformer
+        Engine, on which NeMo and Megatron-LM compute."""
+        compiled = self.row.get("compile", "")
+        by_hand = self.row.get("framework", "").startswith(("NeMo", "Megatron"))
+        return by_hand or compiled.startswith("yes") or "fused" in compiled
+
+    @property
     def single_node(self) -> bool:
         """Whether all of its GPUs are in one node."""
         return int(float(self.row["n_gpus"])) <= int(float(self.row["gpus_per_node"] or 8))

@@ -145,9 +145,8 @@ class TableBuilder:
         return choice.work.key, choice.facts, *seconds
 
     def _offers_ahead(self, group: Group) -> bool:
-        """Whether parameters of a group may be gathered ahead, in one collective for each block: that takes
-        less than one for each of them also where it is waited for."""
-        return self.effects.blocks.neighbours(group.name) is not None
+        """Whether parameters of a group may be gathered ahead: where that runs beside anything."""
+        return self.prices.beside and self.effects.blocks.neighbours(group.name) is not None
 
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False

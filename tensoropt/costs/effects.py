@@ -221,8 +221,8 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         # micro-batch has given them back before the next one begins.
         if effect.when.phase == "forward":
             memory += effect.kept
-        # What is put together with it is not known to a single parameter: it pays by its bytes.
-        communication += sum(prices.together_s(one.send) for one in effect.beside) * times
+        # Put together with others a collective takes no longer than by itself.
+        communication += sum(one.send.seconds for one in effect.beside) * times
         if effect.moves or effect.sends:
             device_s = prices.amid_work(effect.local_s, effect.sends)
             if effect.beside_work_s:

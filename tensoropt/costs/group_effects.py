@@ -135,8 +135,7 @@ class GroupEffects(ParameterEffects):
                 ends = effect.when.what == "next" and not (use.neighbours and use.neighbours.before)
                 if effect.beside and not effect.when.at_once and not ends:
                     key = effect.when.phase in forward, effect.when.once
-                    together_s = sum(self.prices.together_s(one.send) for one in effect.beside)
-                    sent[key] = sent.get(key, 0.0) + together_s
+                    sent[key] = sent.get(key, 0.0) + sum(one.send.seconds for one in effect.beside)
         if not sent:
             return 0.0
         computed = {True: 0.0, False: 0.0}

@@ -7,7 +7,6 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +16,6 @@ from tensoropt.graph import Tensor
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.overheads import NO_OVERHEADS, Overheads
 from tensoropt.profiling.workload import Workload
-from tensoropt.sharding.blocks import find_blocks
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.steps import COLLECTIVES, Step
@@ -140,7 +138,6 @@ class Prices:
         self.beside = beside
         self.slower_beside = slower_beside
         self.packs = packs
-        self._of_block: dict[tuple[str, tuple[int, ...]], float] = {}
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @property
@@ -203,25 +200,6 @@ class Prices:
     def _both(self, seconds: Callable[[Overheads], float]) -> Queues:
         """What overheads come to on the device and on its host."""
         return Queues(seconds(self.overheads), seconds(self.overheads.host))
-
-    def together_s(self, send: Send) -> float:
-        """Seconds of a collective's part in one that is put together with others of its block, by its bytes:
-        as if that had the bytes of an average block's whole parameters. Never more than by itself."""
-        size = self._block_bytes
-        if not send.bytes or send.bytes >= size:
-            return send.seconds
-        key = send.kind, send.axes
-        if key not in self._of_block:
-            self._of_block[key] = self.communication.time_s(*key, size)
-        return min(send.bytes / size * self._of_block[key], send.seconds)
-
-    @cached_property
-    def _block_bytes(self) -> float:
-        """Of the parameters of an average block that are gathered together."""
-        tensors, shared = self.graph.atoms.graph.parameters, self.graph.shared
-        whole = sum(tensor.bytes for tensor in tensors if tensor.name not in shared)
-        blocks = sum(last is not None for last in find_blocks(self.graph).last)
-        return whole / max(blocks, 1)
 
     def steps(self, steps: Sequence[Step], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
         """A resharding: seconds of the copies around its collectives and of issuing it; its collectives."""

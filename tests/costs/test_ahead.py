@@ -14,15 +14,6 @@ from tests.costs.models import facts_of, four, problem, tables_of
 from tests.simulate.test_simulator import Hand, PerByte
 
 W = 24 * 24 * 4
-
-
-class WithLatency(PerByte):
-    """A second for each collective beside its bytes."""
-
-    def time_s(self, kind, axes, num_bytes):
-        return 1.0 + super().time_s(kind, axes, num_bytes)
-
-
 NAMES = [f"p_model_layers_{i}_weight" for i in range(4)]
 
 
@@ -66,8 +57,7 @@ def test_two_average_blocks_are_counted_of_weights_and_of_gradients() -> None:
     assert effects.ahead_bytes(NAMES[1], (-1, 0), use) == 0.0
 
 
-def test_it_is_offered_whether_or_not_anything_runs_beside() -> None:
-    """Together a block's parameters take one collective, where one after the other each takes one."""
+def test_it_is_offered_where_anything_runs_beside() -> None:
     prepared = problem(four)
     offered = [
         {
@@ -78,16 +68,4 @@ def test_it_is_offered_whether_or_not_anything_runs_beside() -> None:
         }
         for beside in (False, True)
     ]
-    assert offered == [{group.name for group in prepared.graph.groups if group.parameters}] * 2
-
-
-def test_a_part_of_a_collective_is_paid_by_its_bytes() -> None:
-    """A weight is as large as an average block of this model; half of it pays half of what that takes."""
-    graph = problem(four).graph
-    prices = Prices(graph, (1, 2), Hand(), WithLatency(1e-3), "sgd")
-    whole, half = (prices.send("all_gather", (1,), size) for size in (W, W // 2))
-    assert whole is not None
-    assert half is not None
-    assert prices.together_s(whole) == pytest.approx(1.0 + 1e-3 * W)
-    assert half.seconds == pytest.approx(1.0 + 1e-3 * W / 2)
-    assert prices.together_s(half) == pytest.approx((1.0 + 1e-3 * W) / 2)
+    assert offered == [set(), {group.name for group in prepared.graph.groups if group.parameters}]

@@ -30,13 +30,8 @@ Deliver = Callable[[str, torch.Tensor], None]
 class Copies(Protocol):
     """Unsharded copies of parameters, which the first micro-batch's forward makes block by block."""
 
-    @property
-    def shards(self) -> Mapping[EdgeSpec, torch.Tensor]:
-        """What they are made from."""
-        ...
-
-    def of(self, block: int) -> Sequence[EdgeSpec]:
-        """Those that a block uses."""
+    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
+        """Those that a block uses, each with the shard that it is made from."""
         ...
 
     def put(self, name: str, whole: torch.Tensor) -> None:
@@ -204,9 +199,9 @@ class CallAhead:
         self._begin_gathering(following, block + 1)
 
     def _begin_gathering(self, specs: Sequence[EdgeSpec], block: int) -> None:
-        self._gathering += self._sent(specs, self._shards)
+        self._gathering += self._sent({spec: self._shards[spec] for spec in specs})
         if self._copies is not None:
-            self._copying += self._sent(self._copies.of(block), self._copies.shards)
+            self._copying += self._sent(self._copies.of(block))
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that was gathered ahead, at its use."""
@@ -241,7 +236,7 @@ class CallAhead:
     def _gather_again(self, block: int) -> None:
         wanted = {*self._noted.get(block, ()), *self._recomputed.get(block, ())}
         # In the order in which forward gathered them, which is the same on all ranks.
-        self._gathering += self._sent([spec for spec in self._shards if spec in wanted], self._shards)
+        self._gathering += self._sent({spec: one for spec, one in self._shards.items() if spec in wanted})
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
         """A parameter that backward asks for, if it was gathered ahead; until it has asked as often as
@@ -285,11 +280,12 @@ class CallAhead:
 
     # -- collectives ------------------------------------------------------------------------------
 
-    def _sent(self, specs: Sequence[EdgeSpec], shards: Mapping[EdgeSpec, torch.Tensor]) -> list[UnderWay]:
-        """Parameters that are gathered from now on."""
+    def _sent(self, shards: Mapping[EdgeSpec, torch.Tensor]) -> list[UnderWay]:
+        """Parameters that are gathered from now on, from their shards."""
         self._runtime.micro_batch = self.micro_batch
         sent = [
-            (spec, route := packed_gather(self._runtime, spec), route.pack(shards[spec])) for spec in specs
+            (spec, route := packed_gather(self._runtime, spec), route.pack(shard))
+            for spec, shard in shards.items()
         ]
         return _coalesced(sent, gather)
 

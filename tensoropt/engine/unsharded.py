@@ -14,7 +14,7 @@ still to come keeps the one it saw.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -90,14 +90,9 @@ class UnshardedParameters:
                 narrow = spec.dtype or self.leaves[name].dtype
                 self.runtime.unsharded[name] = torch.empty(0, dtype=narrow, device=self.leaves[name].device)
 
-    @property
-    def shards(self) -> Mapping[EdgeSpec, torch.Tensor]:
-        """What copies are made from."""
-        return {spec: self.leaves[name].detach() for name, spec in self.specs.items()}
-
-    def of(self, block: int) -> Sequence[EdgeSpec]:
-        """The copies that a block uses and that are made for it."""
-        return self._of_block.get(block, ())
+    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
+        """The copies that a block uses and that are made for it, each with its shard."""
+        return {spec: self.leaves[spec.name].detach() for spec in self._of_block.get(block, ())}
 
     @torch.no_grad()
     def put(self, name: str, whole: torch.Tensor) -> None:

@@ -262,12 +262,11 @@ class StepSimulator:
         # All micro-batches but the first and the last are alike, and what one keeps it has given back at its
         # end: one of them is stepped through. In the first, copies are gathered that serve the whole step; in
         # the last, buckets come between its collectives.
-        makes_copies = any(sends.only == "first" for of in self.ahead.values() for sends in of)
         if micro > 1:
-            alike = [(1, True), (micro - 2, False)] if makes_copies else [(micro - 1, False)]
-            for count, first in alike:
-                if count:
-                    self._micro_batches(count, self._to_issue(first=first, last=False))
+            # By itself also where no strategy makes copies: to the last bit none depends on what others do.
+            self._micro_batches(1, self._to_issue(first=True, last=False))
+        if micro > 2:
+            self._micro_batches(micro - 2, self._to_issue(first=False, last=False))
         self.issued = self._to_issue(first=micro == 1, last=True)
         # The work after the last collective is counted before the micro-batch is over, so that every one pays
         # for it.

@@ -42,6 +42,19 @@ class TwoLayers(nn.Module):
         return F.mse_loss(self.second(F.relu(self.first(x))), y)
 
 
+class Three(nn.Module):
+    """Two layers behind another one, so that what they read needs a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(12, 24, bias=False)
+        self.first = nn.Linear(24, 32, bias=False)
+        self.second = nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.second(F.relu(self.first(self.enter(x)))), y)
+
+
 class Gates(nn.Module):
     """Two projections of one input multiplied with it: a hub with three readers, and biases."""
 
@@ -89,6 +102,10 @@ class Unrolled(nn.Module):
 
 def unrolled() -> Recipe:
     return Unrolled(), (torch.randn(16, 3, 16), torch.randn(16, 4)), {}
+
+
+def three() -> Recipe:
+    return Three(), (torch.randn(16, 12), torch.randn(16, 8)), {}
 
 
 def four() -> Recipe:

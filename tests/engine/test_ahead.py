@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,14 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
+from tests.engine.loops import (
+    Loop,
+    added_up,
+    kept_graph,
+    two_calls_and_one_backward,
+    usual,
+    with_calls_that_nobody_uses,
+)
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 X = torch.randn(8, 8)
@@ -82,35 +89,6 @@ def test_a_block_is_gathered_together_as_the_one_before_begins() -> None:
     assert sent[forward:] == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
 
 
-Loop = Callable[[ShardedEngine], None]
-
-
-def usual(engine: ShardedEngine) -> None:
-    engine(X)[0].backward()
-
-
-def two_calls_and_one_backward(engine: ShardedEngine) -> None:
-    (engine(X)[0] + 2 * engine(X.flip(0) * 0.5)[0]).backward()
-
-
-def kept_graph(engine: ShardedEngine) -> None:
-    loss = engine(X)[0]
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-def with_calls_that_nobody_uses(engine: ShardedEngine) -> None:
-    engine(X)
-    with torch.no_grad():
-        engine(X, evaluating=True)
-    engine(X)[0].backward()
-
-
-def added_up(engine: ShardedEngine) -> None:
-    for factor in (1.0, 0.5):
-        (factor * engine(X)[0]).backward()
-
-
 def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
     monkeypatch.setattr(parameters, "gradient_buckets", partial(gradient_buckets, limit_bytes=1))
@@ -145,13 +123,13 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, stored: str, micro
         pytest.skip("the backward of micro-batches comes once")
     graph, values = captured_stack()
     whole = ShardedEngine(unsplit_strategy(graph), values, runtime=Runtime((1,), rank=0))
-    loop(whole)
+    loop(whole, X)
     strategy = data_parallel(graph, stored, micro, copies)
     assert len(strategy.blocks.first) == 4
 
     def work(own: ThreadRuntime) -> tuple[int, dict[str, torch.Tensor]]:
         engine = ShardedEngine(strategy, values, runtime=own)
-        loop(engine)
+        loop(engine, X)
         return own.position[0], {n: g.clone() for n, g in engine.shards.gradients.items()}
 
     for shard, gradients in on_ranks(strategy.mesh, work):
@@ -179,7 +157,7 @@ def test_narrow_copies_add_up_wide() -> None:
 
     def work(own: ThreadRuntime) -> None:
         engine = ShardedEngine(strategy, values, runtime=own)
-        usual(engine)
+        usual(engine, X)
         assert {g.dtype for g in engine.unsharded.unreduced.values()} == {torch.float32}
         assert not any(g.any() for g in engine.unsharded.unreduced.values())
         assert {w.dtype for w in engine.unsharded.values.values()} == {torch.bfloat16}
@@ -196,7 +174,7 @@ def test_nothing_is_left_of_a_call(stored: str) -> None:
 
     def work(own: ThreadRuntime) -> None:
         engine = ShardedEngine(data_parallel(graph, stored, micro=2), values, runtime=own)
-        usual(engine)
+        usual(engine, X)
         assert engine._calls == []
         ahead: Any = own.ahead
         assert not ahead._ready

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -25,6 +24,7 @@ from tensoropt.sharding.regions import Region
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import fake_job
+from tests.engine.loops import Loop, kept_graph, two_calls_and_one_backward, usual
 from tests.engine.threads import ThreadRuntime, on_ranks
 
 X = torch.randn(4, 6, 8)
@@ -87,30 +87,13 @@ def strategy(graph: GroupGraph, source: tuple[str, str], micro: int = 1) -> Stra
     return strategy_from_dict({"mesh": [micro, 2], "groups": labels, "hubs": hubs, "stored": stored}, graph)
 
 
-Loop = Callable[[ShardedEngine], None]
-
-
-def usual(engine: ShardedEngine) -> None:
-    engine(X)[0].backward()
-
-
-def two_calls_and_one_backward(engine: ShardedEngine) -> None:
-    (engine(X)[0] + 2 * engine(X.flip(0) * 0.5)[0]).backward()
-
-
-def kept_graph(engine: ShardedEngine) -> None:
-    loss = engine(X)[0]
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
 def assert_as_unsplit(found: Strategy, values: dict[str, torch.Tensor], loop: Loop = usual) -> None:
     whole = ShardedEngine(unsplit_strategy(found.graph), values, runtime=Runtime((1,), rank=0))
-    loop(whole)
+    loop(whole, X)
 
     def work(own: ThreadRuntime) -> None:
         engine = ShardedEngine(found, values, runtime=own)
-        loop(engine)
+        loop(engine, X)
         for name, gradient in engine.shards.gradients.items():
             want = shard_of(own, name, found.atoms(name), found.stored[name], whole.shards.gradients[name])
             torch.testing.assert_close(gradient, want, msg=name)

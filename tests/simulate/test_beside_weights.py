@@ -6,9 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
 
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
@@ -18,7 +15,7 @@ from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.simulate.overlap import BLOCKING, Overlap
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.steps import tracked_memory
-from tests.costs.models import Recipe, facts_of, problem
+from tests.costs.models import facts_of, problem, three
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
@@ -32,23 +29,6 @@ from tests.simulate.test_simulator import (
 
 X = 16 * 24 * 4
 """Bytes of what the middle one of three layers reads."""
-
-
-class Three(nn.Module):
-    """Three products and a loss, four groups of 1 s forward and 2 s backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(12, 24, bias=False)
-        self.first = nn.Linear(24, 32, bias=False)
-        self.second = nn.Linear(32, 8, bias=False)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.second(F.relu(self.first(self.enter(x)))), y)
-
-
-def three() -> Recipe:
-    return Three(), (torch.randn(16, 12), torch.randn(16, 8)), {}
 
 
 def columns_then_rows(mesh: tuple[int, ...] = (1, 2), enter: str = "none") -> Strategy:

@@ -18,7 +18,7 @@ from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tests.costs.models import facts_of, problem, two_layers
+from tests.costs.models import facts_of, problem, three, two_layers
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
@@ -76,23 +76,6 @@ def test_column_then_row_reduces_once_forward(micro):
         mesh=(micro, 2),
     )
     assert found == {Collective("all_reduce", (0,), 16 // micro * 8 * 4): micro}
-
-
-class Three(nn.Module):
-    """An embedding layer in front: now the pair's input needs a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(12, 24, bias=False)
-        self.first = nn.Linear(24, 32, bias=False)
-        self.second = nn.Linear(32, 8, bias=False)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.mse_loss(self.second(F.relu(self.first(self.enter(x)))), y)
-
-
-def three():
-    return Three(), (torch.randn(16, 12), torch.randn(16, 8)), {}
 
 
 def test_column_then_row_reduces_once_backward():

@@ -10,8 +10,8 @@ import pytest
 from tensoropt.sharding.storage import Gather, Reduce, Storage
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.issue_order import collectives_in_order
-from tests.costs.models import two_layers
-from tests.simulate.test_collectives import FIRST, SECOND, W1, W2, three, written
+from tests.costs.models import three, two_layers
+from tests.simulate.test_collectives import FIRST, SECOND, W1, W2, written
 
 BATCH = [["d0"], ["d0"], ["d0"]]
 LOSS = Collective("all_reduce", (0,), 4)

@@ -275,9 +275,7 @@ class ParameterEffects(MoveEffects):
         arrival = self.prices.gradient_arrival(size, copied=copied, once=waits)
         found = []
         if joins:
-            # With gradients reduced last, whole gradients of the copy are added up; else those of the stored
-            # shard.
-            summed = self._copy_of_shared(name, stored)[1] or size
+            summed = self._summed_bytes(name, stored)
             found.append(Effect(FIRST_ARRIVED, after=True, transient=summed))
             found.append(Effect(ARRIVED, transient=-summed, workspace_bytes=summed))
         elements = self.elements(name, stored)
@@ -307,12 +305,13 @@ class ParameterEffects(MoveEffects):
             return BACK_LEFT if use.neighbours and use.neighbours.before else REDUCE_LAST
         return REDUCE_LAST if way.reduced_last else ARRIVED
 
-    def _copy_of_shared(self, name: str, stored: Layout) -> tuple[int, int]:
-        """Bytes of the unsharded copy of a parameter that several groups share, and of its gradient."""
-        if name not in self.graph.shared:  # else the copy is its only group's
-            return 0, 0
-        copy = self.unsharded(name, stored, Use(whole_layout(self.tensors[name], self.mesh), 0))
-        return copy.parameters, copy.gradients
+    def _summed_bytes(self, name: str, stored: Layout) -> int:
+        """Bytes of a sum of gradients of several groups: whole ones of the copy, in its type, where they are
+        reduced last; else those of the stored shard."""
+        if name not in self.graph.shared:
+            return self.stored_bytes(name, stored)
+        way = self.way(name, stored, whole_layout(self.tensors[name], self.mesh))
+        return self.bytes(name, way.source) if way.reduced_last else self.stored_bytes(name, stored)
 
     def unsharded(self, name: str, stored: Layout, use: Use) -> Effects:
         """The copy of a sharded parameter that stays gathered over the step: its bytes, and what is done

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.workload import workload
+from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.serialise import strategy_from_dict
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.memory_curve import memory_curve
 from tensoropt.simulate.overlap import BLOCKING
 from tensoropt.simulate.recorder import AHEAD
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.costs.models import facts_of, four, problem
 from tests.simulate.test_simulator import (
     BESIDE,
@@ -164,3 +167,23 @@ def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) 
 def test_computing_is_as_slow_in_every_micro_batch(micro: int) -> None:
     evaluated = evaluated_at(strategy(micro=micro), Hand(), PerByte(0.4 / W), replace(BESIDE, slower=0.25))
     assert figures(evaluated)[1] == pytest.approx(micro * (15.0 + 6 * 0.08))
+
+
+def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
+    """Autograd adds the embedding's and the head's in bfloat16; only micro-batches add up in float32."""
+    loaded = load_model(ModelSpec("zoo:gpt2-tiny", compute_dtype="bfloat16"))
+    graph = loaded.graph
+    (tied,) = graph.shared
+    data = {
+        "mesh": [2, 2],
+        "groups": {name: [str(along.label)] * 2 for name, along in batch_strategies(graph).items()},
+        "hubs": {name: ["S(0)", "S(0)"] for name in graph.hubs},
+        "stored": {
+            t.name: ["held/P", "S(0)"] if t.name == tied else ["R/P", "R/P"]
+            for t in graph.atoms.graph.parameters
+        },
+    }
+    found = strategy_from_dict(data, graph)
+    facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
+    tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
+    assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)

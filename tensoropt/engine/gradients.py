@@ -207,6 +207,15 @@ class Gradients:
         if name not in self.delivered:
             self._count(name)
 
+    def take_in(self, name: str) -> None:
+        """Take in what was added to a leaf's gradient without autograd's hooks, if anything was."""
+        self._arrived(name, self.leaves[name])
+
+    def wait(self) -> None:
+        """Reduce what is not reduced yet, and wait until all is."""
+        self.start_rest()
+        self._wait()
+
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
         """Whether a gradient can stay where autograd put it: nothing reduces it, and its memory is all its
         own (those of two parameters that are added up may share theirs, some are slices of larger ones)."""

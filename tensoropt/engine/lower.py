@@ -28,6 +28,7 @@ from tensoropt.engine.nodes import (
 from tensoropt.engine.recompute import REGION, extract_regions
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator
+from tensoropt.ops.families.stages import ARRIVE, DEPART, departs_as_it_lies
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
@@ -48,7 +49,8 @@ class LoweredStrategy(Lowered):
 
     Attributes:
         inputs: names of the arguments before the parameters.
-        outputs: names of the model outputs among the results; the mutated buffers follow.
+        outputs: names of the model outputs among the results, and of what departs for the next stage of a
+            pipeline; the mutated buffers follow.
         mutations: buffers whose new values follow the outputs.
         ahead: per block the edges of its parameters that are gathered ahead in its forward's order, and
             whether their groups are recomputed.
@@ -123,7 +125,11 @@ class _Lowering:
             self._operator(op, group, scopes.setdefault(group.name, _Scope()))
             self._begin_backward(op, group)
         self.region = None
-        results = [self._output(name) for name in (*source.outputs, *source.mutations.values())]
+        departing = tuple(op.outputs[0] for op in source.operators if op.target == DEPART)
+        outputs = [self._output(name) for name in source.outputs]
+        changed = [self._output(name) for name in source.mutations.values()]
+        # What departs stays as it lies: the next stage takes it up so.
+        results = [*outputs, *(self.made[name] for name in departing), *changed]
         self.graph.output(tuple(results))
         graph = extract_regions(self.root, self.graph, self.runtime)
         graph.lint()
@@ -134,7 +140,13 @@ class _Lowering:
             for block, of in self.ahead.items()
         }
         return LoweredStrategy(
-            module, parameters, buffers, source.inputs, source.outputs, tuple(source.mutations), ahead
+            module,
+            parameters,
+            buffers,
+            source.inputs,
+            (*source.outputs, *departing),
+            tuple(source.mutations),
+            ahead,
         )
 
     def _mark(self, node: fx.Node) -> fx.Node:
@@ -156,7 +168,13 @@ class _Lowering:
         def operand(name: str) -> fx.Node:
             return self._operand(name, configuration.layout(name), group, scope)
 
-        if product := self.products.get(op.name):
+        if op.target == ARRIVE:
+            # It is received as it lies here, whatever the whole of it is.
+            values = {op.outputs[0]: self.places[op.inputs()[0]]}
+        elif op.target == DEPART:
+            departs = functools.partial(departs_as_it_lies)
+            values = {op.outputs[0]: add_function(self.graph, departs, "depart", (operand(op.inputs()[0]),))}
+        elif product := self.products.get(op.name):
             values = {op.outputs[0]: self._linear_beside(op, product, operand)}
         else:
             node = self._mark(add_call(self.graph, op, call, operand, self.runtime, self.runtime.device))

@@ -64,14 +64,17 @@ class ShardedEngine(Engine[LoweredStrategy, Pending]):
         self.buffers = {
             name: values[name].detach().to(self.runtime.device, copy=True) for name in self.lowered.buffers
         }
-        # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
-        self.counts = (
-            TargetCounts(strategy.graph, self.runtime.device) if strategy.micro_batches > 1 else None
-        )
+        self.counts = self._make_counts()
         self._in_backward = False
         # Those whose backward has begun, and how many wait for theirs.
         self._calls: list[CallAhead] = []
         self._waiting = 0
+
+    def _make_counts(self) -> TargetCounts | None:
+        # With one micro-batch the loss's own kernel counts, by a collective where rows are split.
+        if self.strategy.micro_batches == 1:
+            return None
+        return TargetCounts(self.strategy.graph, self.runtime.device)
 
     def _lower(self, *, evaluating: bool) -> LoweredStrategy:
         return lower(self.strategy, self.runtime, evaluating=evaluating)

@@ -17,6 +17,9 @@ from tensoropt.engine.parallel_model import ParallelModel
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.engine.sharded_model import ShardedModel
 from tensoropt.errors import PlanError
+from tensoropt.pipeline.execute.engine import PipelinedEngine
+from tensoropt.pipeline.execute.model import PipelinedModel
+from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, pipelined_to_dict
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.model import PlacedModel
 from tensoropt.placement.plans import PlacedStrategy, placed_from_dict, placed_strategy, placed_to_dict
@@ -25,7 +28,7 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
 
-AnyStrategy = Strategy | PlacedStrategy
+AnyStrategy = Strategy | PlacedStrategy | PipelinedStrategy
 
 
 class Executable(ABC):
@@ -182,9 +185,57 @@ class PlacedExecutable(Executable):
         return {"placed": placed_to_dict(self.strategy)}
 
 
+@dataclass(frozen=True)
+class PipelinedExecutable(Executable):
+    """A strategy that cuts the model into stages."""
+
+    spmd = False
+
+    strategy: PipelinedStrategy
+
+    @property
+    def graph(self) -> GroupGraph:
+        return self.strategy.graph
+
+    @property
+    def devices(self) -> int:
+        return self.strategy.devices
+
+    @property
+    def micro_batches(self) -> int:
+        return self.strategy.micro_batches
+
+    @property
+    def mesh_text(self) -> str:
+        axes = [str(size) for size in self.strategy.mesh[2:] if size > 1]
+        return "x".join([f"pp{self.strategy.places}", *axes])
+
+    def engine(
+        self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
+    ) -> PipelinedEngine:
+        return PipelinedEngine(self.strategy, values, seed=seed, device=device)
+
+    def parallel_model(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ) -> PipelinedModel:
+        return PipelinedModel(model, captured, self.strategy, values, device, seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pipeline": pipelined_to_dict(self.strategy)}
+
+
 def executable_of(strategy: AnyStrategy) -> Executable:
     """A strategy of any kind as something that runs."""
-    return PlacedExecutable(strategy) if isinstance(strategy, PlacedStrategy) else ShardedExecutable(strategy)
+    if isinstance(strategy, PlacedStrategy):
+        return PlacedExecutable(strategy)
+    if isinstance(strategy, PipelinedStrategy):
+        return PipelinedExecutable(strategy)
+    return ShardedExecutable(strategy)
 
 
 def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
@@ -207,11 +258,15 @@ def executable_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> Executab
     if "placed" in data:
         # The one key that tells the kinds apart in plain data; `PlacedExecutable.to_dict` writes it.
         return PlacedExecutable(placed_from_dict(data["placed"], graph))
+    if "pipeline" in data:
+        return PipelinedExecutable(pipelined_from_dict(data["pipeline"], graph))
     return ShardedExecutable(strategy_from_dict(data, graph))
 
 
 def is_spmd(data: Mapping[str, Any]) -> bool:
     """:attr:`Executable.spmd` of a strategy, from its plain data alone."""
+    if "pipeline" in data:
+        return PipelinedExecutable.spmd
     return (PlacedExecutable if "placed" in data else ShardedExecutable).spmd
 
 
@@ -223,6 +278,8 @@ def devices_in(data: Mapping[str, Any]) -> int:
     """
     if "placed" in data:
         return len(data["placed"]["forward"])
+    if "pipeline" in data:
+        return int(data["pipeline"]["places"]) * prod(data["pipeline"]["stages"][0]["mesh"][1:])
     mesh = data.get("mesh")
     if not isinstance(mesh, Sequence) or not mesh:
         raise PlanError("the plan has no mesh")

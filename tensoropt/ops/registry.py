@@ -26,6 +26,7 @@ from tensoropt.ops.families import (
     recurrent,
     reductions,
     scans,
+    stages,
     views,
     writes,
 )
@@ -38,7 +39,7 @@ Value = TypeVar("Value")
 
 FAMILIES = (
     matrix, convolution, attention, embedding, losses, norms, scans, reductions, pooling, pointwise, views,
-    rearranging, indexing, writes, recurrent, experts, generators,
+    rearranging, indexing, writes, recurrent, experts, generators, stages,
 )  # fmt: skip
 SPECS: tuple[OpSpec, ...] = tuple(spec for family in FAMILIES for spec in family.SPECS)
 

@@ -109,6 +109,8 @@ class GroupGraph:
         hubs: activations read by two groups or more; each is a variable: the placement it is materialised in.
         shared: parameters used by two groups or more; each is a variable with one stored placement.
         group_of: operator name -> group.
+        regions: of a part of a graph the blocks of the whole that lie in it, with the names of their groups;
+            None of a whole graph (:func:`tensoropt.sharding.regions.find_regions`).
     """
 
     atoms: AtomGraph
@@ -116,6 +118,7 @@ class GroupGraph:
     hubs: tuple[str, ...]
     shared: tuple[str, ...]
     group_of: Mapping[str, Group]
+    regions: tuple[tuple[str, tuple[str, ...]], ...] | None = None
 
     @cached_property
     def users(self) -> Mapping[str, int]:

@@ -37,10 +37,13 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
     Blocks are submodules with a number in their path (the items of a ``ModuleList``), two at least. Where
     lists are nested (stages of blocks), the level is taken at which recomputing everything needs the least
-    memory: what enters the blocks, what lies outside, and the largest inside. Empty for inference.
+    memory: what enters the blocks, what lies outside, and the largest inside. Empty for inference. A part of a
+    graph has those blocks of the whole that lie in it.
     """
     if not graph.atoms.graph.training:
         return ()
+    if graph.regions is not None:
+        return tuple(Region(name, groups) for name, groups in graph.regions)
     levels = (_blocks(graph, depth) for depth in range(_deepest(graph)))
     candidates = [blocks for blocks in levels if len(blocks) > 1]
     return min(candidates, key=lambda blocks: _bytes_when_recomputed(graph, blocks), default=())

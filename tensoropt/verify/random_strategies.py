@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from math import prod
 
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
-from tensoropt.sharding.configurations import AxisSizes, enumerate_configurations, micro_batch_strategies
+from tensoropt.sharding.configurations import (
+    AxisSizes,
+    Configuration,
+    enumerate_configurations,
+    micro_batch_strategies,
+)
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph, canonical
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
@@ -41,6 +46,8 @@ def random_strategy(
     micro: Mapping[str, AxisStrategy],
     rng: random.Random,
     recompute: float = 0.0,
+    given: Mapping[str, Configuration] | None = None,
+    stored_so: Mapping[str, Layout] | None = None,
 ) -> Strategy:
     """Any legal strategy: a random configuration per group, random materialised placements of hubs
     among what their producer and readers use, random stored placements, as used or sharded further.
@@ -50,9 +57,12 @@ def random_strategy(
         micro: from :func:`micro_strategies`.
         rng: the source of randomness; the result depends on nothing else.
         recompute: how often a repeated block is recomputed, between 0 and 1.
+        given: configurations of groups that are not drawn.
+        stored_so: stored layouts of parameters that are not drawn.
     """
+    given, stored_so = given or {}, stored_so or {}
     configurations = {
-        g.name: rng.choice(enumerate_configurations(graph.atoms, g, mesh, micro[g.name]))
+        g.name: given.get(g.name) or rng.choice(enumerate_configurations(graph.atoms, g, mesh, micro[g.name]))
         for g in graph.groups
     }
     made = {
@@ -72,7 +82,8 @@ def random_strategy(
         for name in (*g.parameters, *g.shared):
             uses.setdefault(name, []).append(configurations[g.name].layout(name))
     stored = {
-        tensor.name: random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
+        tensor.name: stored_so.get(tensor.name)
+        or random_stored(graph, tensor.name, rng.choice(uses[tensor.name]), mesh, rng)
         for tensor in graph.atoms.graph.parameters
     }
     recomputed = tuple(r for r in find_regions(graph) if rng.random() < recompute)

@@ -1,0 +1,98 @@
+"""Where a pipeline's stages begin and end: tensors that arrive from one stage and depart for the next.
+
+Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
+lowered as that of any other. They compute nothing: an executor sends and receives in their place. What their
+kernels keep for backward is what a stage keeps of a micro-batch meanwhile: what it was given, and what it gave.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tensoropt.ops.builder import Builder
+from tensoropt.ops.calls import LocalCall, OperatorShard
+from tensoropt.ops.context import ShardContext
+from tensoropt.ops.spec import OpSpec
+
+ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
+"""Targets: of what another stage has made, and of what the next stage needs."""
+
+
+class _Arrive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        place = torch.empty_like(value)
+        ctx.save_for_backward(place)
+        return place
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+class _Depart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(value)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
+    """A place for what is received, kept until its gradient is sent back."""
+    found: torch.Tensor = _Arrive.apply(value)
+    return found
+
+
+def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
+    """What is sent, kept until its gradient comes."""
+    found: torch.Tensor = _Depart.apply(value)
+    return found
+
+
+class _AsItLies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        # The same memory, but no view: schedules that take a backward apart detach results in place.
+        return value.new_empty(0).set_(value)  # type: ignore[call-overload,no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+def departs_as_it_lies(value: torch.Tensor) -> torch.Tensor:
+    """What an executor sends, with a backward of its own also where the stage only passes it on."""
+    found: torch.Tensor = _AsItLies.apply(value)
+    return found
+
+
+def passed(b: Builder) -> None:
+    """Every dim is a loop of its own."""
+    loops = b.loops(b.output().shape)
+    b.read(b.arg(0), loops)
+    b.write(loops)
+    b.linear = True
+
+
+def _arriving(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    return LocalCall("kernels.arrive", call.args, {}, call.name)
+
+
+def _departing(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    return LocalCall("kernels.depart", call.args, {}, call.name)
+
+
+SPECS = (
+    OpSpec(
+        targets=(ARRIVE,), rule=passed, localiser=_arriving, kernels={"kernels.arrive": arrive}, launches=False
+    ),
+    OpSpec(
+        targets=(DEPART,), rule=passed, localiser=_departing, kernels={"kernels.depart": depart}, launches=False
+    ),
+)

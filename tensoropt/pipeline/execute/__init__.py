@@ -1,0 +1,1 @@
+"""Running pipelined strategies, through ``torch.distributed.pipelining``."""

@@ -1,0 +1,227 @@
+"""One training step of a pipelined plan on this rank: its stages, run by one of PyTorch's schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from tensoropt.engine.counts import TargetCounts
+from tensoropt.engine.engine import Engine, device_of
+from tensoropt.engine.gradients import Pending
+from tensoropt.engine.lower import LoweredStrategy
+from tensoropt.engine.runtime import Runtime
+from tensoropt.pipeline.execute.parameters import StagedParameters, TiedParameters
+from tensoropt.pipeline.execute.stage import RunningStage, StageEngine
+from tensoropt.pipeline.strategy import PipelinedStrategy
+
+SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+"""PyTorch's schedules of one stage to a rank, and of several."""
+
+
+class PipelinedEngine(Engine[LoweredStrategy, Pending]):
+    """Runs the stages of a pipelined plan that lie on this rank.
+
+    The loss is that of the last stage; every rank gets it. A buffer that a step changes is up to date on the
+    ranks of its stage, and everywhere after :meth:`sync_buffers`.
+
+    Args:
+        strategy: the plan.
+        values: the model's parameters and buffers by graph name; of the parameters only those of the stages here
+            are asked for.
+        seed: of dropout.
+        device: that this rank computes on; by default that of the values.
+        runtime: where this rank stands; by default its place in the ``torch.distributed`` job.
+
+    Attributes:
+        stages: those on this rank, by number.
+    """
+
+    def __init__(
+        self,
+        strategy: PipelinedStrategy,
+        values: Mapping[str, torch.Tensor],
+        *,
+        seed: int = 0,
+        device: torch.device | None = None,
+        runtime: Runtime | None = None,
+    ):
+        job = runtime or Runtime(strategy.mesh, seed=seed, device=device or device_of(values))
+        super().__init__(strategy.graph.atoms.graph, job)
+        self.strategy = strategy
+        place = job.position[0]
+        self.stages = {
+            number: StageEngine(strategy.parts[number], strategy.stages[number], values, self._at(number))
+            for number in strategy.stages_at(place)
+        }
+        self.shards: Any = StagedParameters([stage.shards for stage in self.stages.values()])
+        self.tied = TiedParameters(strategy, job)
+        self.buffers = {
+            tensor.name: values[tensor.name].detach().to(job.device, copy=True)
+            for tensor in self.source.tensors.values()
+            if tensor.kind == "buffer"
+        }
+        self._share_buffers()
+        self.counts = TargetCounts(strategy.graph, job.device) if strategy.micro_batches > 1 else None
+        group = job.group((1,))
+        assert group is not None
+        self._along = group
+        self._schedule = self._make_schedule(group)
+
+    def _at(self, stage: int) -> Runtime:
+        job, mesh = self.runtime, self.strategy.stages[stage].mesh
+        return Runtime(mesh, seed=job.seed, device=job.device, job=job)
+
+    def _make_schedule(self, group: dist.ProcessGroup) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        count, micro_batches = len(self.strategy.stages), self.strategy.micro_batches
+        running: list[Any] = [
+            RunningStage(engine, number, count, group) for number, engine in self.stages.items()
+        ]
+
+        def loss_of(output: torch.Tensor, _: Any) -> torch.Tensor:
+            return output
+
+        # Means divide by the whole batch's count already.
+        settings: dict[str, Any] = {"loss_fn": loss_of, "scale_grads": False}
+        if self.strategy.schedule in SINGLE:
+            return SINGLE[self.strategy.schedule](running[0], micro_batches, **settings)
+        return SEVERAL[self.strategy.schedule](running, micro_batches, **settings)
+
+    # -- modules ------------------------------------------------------------------------------------------
+
+    def _lower(self, *, evaluating: bool) -> LoweredStrategy:
+        raise AssertionError("a pipeline has a lowered module for each of its stages")
+
+    @property
+    def module(self) -> Any:
+        """The lowered modules of the stages here."""
+        return torch.nn.ModuleList([stage.module for stage in self.stages.values()])
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _call(
+        self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
+    ) -> tuple[torch.Tensor, ...]:
+        pending = {number: Pending() for number in self.stages} if training else {}
+        for number, stage in self.stages.items():
+            stage.runtime.step, stage.runtime.counts = self.runtime.step, self.runtime.counts
+            stage.begin_step(inputs, pending.get(number), evaluating=evaluating)
+        self._run(training=training)
+        for stage in self.stages.values():
+            stage.end_step()
+        if not evaluating:
+            self._take_buffers()
+        outputs = self._outputs()
+        if not training:
+            return outputs
+        for stage in self.stages.values():
+            stage.shards.accumulated.wait()
+        self.tied.add_up(self.shards.gradients)
+        for stage in self.stages.values():
+            stage.shards.accumulated.hide()
+        return (self._defer(outputs[0], StagedPending(pending)),)
+
+    def _run(self, *, training: bool) -> None:
+        """All micro-batches through the stages here."""
+        numbers = torch.arange(self.strategy.micro_batches, device=self.runtime.device)
+        # Schedules cut what they are given into micro-batches: these are their numbers, and nobody reads them.
+        given = (numbers,) if 0 in self.stages else ()
+        target = numbers if len(self.strategy.stages) - 1 in self.stages else None
+        run = self._schedule.step if training else self._schedule.eval
+        run(*given, target=target, return_outputs=False)
+
+    def _outputs(self) -> tuple[torch.Tensor, ...]:
+        """The model's results, which the ranks of the stage that makes them send along the pipeline."""
+        found = []
+        for name in self.source.outputs:
+            maker = self._maker(name)
+            place = self.strategy.place_of(maker)
+            tensor = self.source.tensors[name]
+            if maker in self.stages:
+                stage = self.stages[maker]
+                number = stage.source.outputs.index(name)
+                parts = [stage.outputs[i][number] for i in range(self.strategy.micro_batches)]
+                value = torch.stack(parts).sum(0) if self.training else torch.cat(parts)
+                value = value.contiguous()
+            else:
+                # A place for what is sent.
+                value = torch.empty(
+                    tensor.shape, dtype=getattr(torch, tensor.dtype), device=self.runtime.device
+                )
+            dist.broadcast(value, dist.get_global_rank(self._along, place), group=self._along)
+            found.append(value)
+        return tuple(found)
+
+    def _maker(self, name: str) -> int:
+        """The stage that makes a result of the model, or a buffer's new value."""
+        for number, part in enumerate(self.strategy.parts):
+            if name in part.graph.atoms.graph.producer:
+                return number
+        return len(self.strategy.parts) - 1
+
+    # -- backward -------------------------------------------------------------------------------------------
+
+    def _finish_backward(self, step: Any, gradient: torch.Tensor) -> None:
+        """Scale what the micro-batches accumulated by the loss's gradient."""
+        for number, pending in step.of.items():
+            self.stages[number]._finish_backward(pending, gradient)
+            pending.done = True
+
+    # -- buffers --------------------------------------------------------------------------------------------
+
+    def _share_buffers(self) -> None:
+        for stage in self.stages.values():
+            for name in stage.buffers:
+                stage.buffers[name] = self.buffers[name]
+
+    def _take_buffers(self) -> None:
+        """Buffers have the values that the stages here gave them."""
+        for stage in self.stages.values():
+            for name in stage.source.mutations:
+                self.buffers[name] = stage.buffers[name]
+        self._share_buffers()
+
+    @torch.no_grad()
+    def sync_buffers(self) -> None:
+        """Bring the buffers that steps change up to date on all ranks; all of them call it."""
+        for name, new in self.source.mutations.items():
+            place = self.strategy.place_of(self._maker(new))
+            dist.broadcast(
+                self.buffers[name], dist.get_global_rank(self._along, place), group=self._along
+            )
+
+    # -- what lies on this rank -----------------------------------------------------------------------------
+
+    def parameter_tensors(self) -> list[torch.Tensor]:
+        return [tensor for stage in self.stages.values() for tensor in stage.parameter_tensors()]
+
+    def gradient_tensors(self) -> list[torch.Tensor]:
+        return [tensor for stage in self.stages.values() for tensor in stage.gradient_tensors()]
+
+
+class StagedPending(Pending):
+    """A step whose micro-batches have run, in all stages of a rank.
+
+    Attributes:
+        of: per stage its own; each stage's buckets know theirs.
+    """
+
+    def __init__(self, of: Mapping[int, Pending]) -> None:
+        super().__init__()
+        self.of = of

@@ -1,0 +1,265 @@
+"""One stage of a pipeline on one rank: a sharded engine whose micro-batches a schedule runs.
+
+The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for forward and backward
+of single micro-batches, and for what is sent and received between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+from tensoropt.engine.counts import TargetCounts
+from tensoropt.engine.gradients import Pending
+from tensoropt.engine.runtime import Runtime
+from tensoropt.engine.sharded_engine import ShardedEngine
+from tensoropt.ops.layouts import local_shape
+from tensoropt.pipeline.stages import Stage, arriving_group, departing_group
+from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead
+from tensoropt.sharding.strategy import Strategy
+
+
+class StageEngine(ShardedEngine):
+    """The strategy of one stage on this rank.
+
+    Args:
+        part: the stage.
+        strategy: of its graph.
+        values: the whole model's parameters and buffers by graph name; only the stage's are asked for.
+        runtime: where this rank stands in the stage's mesh.
+
+    Attributes:
+        given: the model's inputs of the call that runs.
+        outputs: what the model returns and this stage has made, per micro-batch.
+    """
+
+    def __init__(self, part: Stage, strategy: Strategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
+        super().__init__(strategy, values, runtime=runtime)
+        self.part = part
+        self.given: tuple[torch.Tensor, ...] = ()
+        self.evaluating = False
+        self.outputs: dict[int, tuple[torch.Tensor, ...]] = {}
+        # What is gathered ahead of the micro-batches whose backward is still to come.
+        self._ahead_of: dict[int, Ahead] = {}
+
+    def _make_counts(self) -> TargetCounts | None:
+        # Of the whole model, which also knows the targets of a loss that other stages prepare.
+        return None
+
+    # -- a step ---------------------------------------------------------------------------------------
+
+    def begin_step(self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool) -> None:
+        """Make ready for a call of the model.
+
+        Args:
+            pending: of one that is followed by a backward; its gradients wait for the script's.
+        """
+        self.given, self.evaluating = tuple(inputs), evaluating
+        self.outputs.clear()
+        self.unsharded.gather()
+        if pending is not None:
+            self.shards.accumulated.occupy(pending)
+            self.unsharded.clear()
+
+    def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What departs of one micro-batch; of the last stage its results."""
+        self.runtime.micro_batch = micro_batch
+        found = self._micro_batch((*self.given, *arriving), self.evaluating)
+        self._ahead_of[micro_batch], self.runtime.ahead = self.runtime.ahead, AT_THE_USE
+        results, departing = found[: len(self.source.outputs)], found[len(self.source.outputs) :]
+        self.outputs[micro_batch] = tuple(value.detach() for value in results)
+        return departing or results
+
+    def begin_backward_of(self, micro_batch: int, *, last: bool) -> None:
+        """The backward of a micro-batch begins, with ``last`` that of the last one to come."""
+        self.runtime.micro_batch = micro_batch
+        self.runtime.ahead = self._ahead_of.pop(micro_batch, AT_THE_USE)
+        self.shards.accumulated.one_call = True
+        self.unsharded.last = last
+        if last:
+            self.shards.accumulated.begin_last()
+
+    def end_backward_of(self) -> None:
+        """The backward of a micro-batch is over."""
+        self._finish_ahead()
+        self.runtime.ahead = AT_THE_USE
+
+    def take_in_weights(self) -> None:
+        """Take in the gradients of parameters that were made apart from those of what arrived."""
+        for name in self.shards.accumulated.views:
+            self.shards.accumulated.take_in(name)
+
+    def end_step(self) -> None:
+        """All micro-batches are over: reduce what is not reduced yet."""
+        self.runtime.micro_batch = 0
+        self.given = ()
+        self.unsharded.reduce_last(self.shards.accumulated)
+
+    # -- what crosses -----------------------------------------------------------------------------------
+
+    def shown(self, names: Sequence[str], *, arriving: bool) -> tuple[torch.Tensor, ...]:
+        """What arrives, or departs, as tensors without data: shapes and types of this rank's parts."""
+        found = []
+        for name in names:
+            group = (arriving_group if arriving else departing_group)(name)
+            layout, tensor = self.strategy.configurations[group].layout(name), self.source.tensors[name]
+            # What is whole on the micro-batch axis is the same in all of them.
+            shape = local_shape(self.strategy.atoms(name), layout, self.strategy.mesh, self.runtime.place)
+            found.append(
+                torch.empty(
+                    shape,
+                    dtype=getattr(torch, tensor.dtype),
+                    device="meta",
+                    requires_grad=tensor.requires_grad,
+                )
+            )
+        return tuple(found)
+
+
+class _StageModule(nn.Module):
+    """What the schedule takes for the stage's module."""
+
+    def __init__(self, engine: StageEngine):
+        super().__init__()
+        # Not a submodule, nor one of its attributes: parameters are given by name below.
+        object.__setattr__(self, "engine", engine)
+        self.micro_batch = 0
+
+    def forward(self, *arriving: torch.Tensor) -> Any:
+        found = self.engine.forward_of(self.micro_batch, arriving if self.engine.part.arriving else ())
+        return found[0] if not self.engine.part.departing else found
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The leaves that learn; zero-bubble schedules ask for them."""
+        leaves: Any = [leaf for leaf in self.engine.shards.leaves.values() if leaf.requires_grad]
+        return iter(leaves)
+
+
+class _Voted:
+    """The outcome of a vote in which every stage knows its shapes."""
+
+    def item(self) -> int:
+        return 1
+
+
+class RunningStage(PipelineStage):
+    """A stage as schedules run it; what is received is there only from then until its backward is over.
+
+    Args:
+        engine: of the stage on this rank.
+        index, count: of the stage, and how many there are.
+        group: the ranks at the same place of the stages' meshes, along the pipeline.
+    """
+
+    def __init__(self, engine: StageEngine, index: int, count: int, group: dist.ProcessGroup):
+        self.engine = engine
+        self._module = _StageModule(engine)
+        part = engine.part
+        first = (torch.empty(1, device="meta"),)  # schedules want an argument of the first stage
+        super().__init__(
+            self._module,
+            index,
+            count,
+            engine.runtime.device,
+            input_args=engine.shown(part.arriving, arriving=True) or first,
+            output_args=engine.shown(part.departing, arriving=False) or first,
+            group=group,
+        )
+
+    # -- without messages before the first step ------------------------------------------------------------
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Any = None) -> Any:
+        # Every stage is told its shapes; nobody has to be asked.
+        return _Voted()
+
+    def _warmup_backward_result(self, received_result: Any = None) -> Any:
+        return _Voted()
+
+    # -- buffers --------------------------------------------------------------------------------------------
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        self._let_go(self.args_recv_info)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(num_microbatches)
+        self._let_go(self.grad_recv_info)
+
+    @staticmethod
+    def _let_go(infos: Mapping[int, Sequence[Any]]) -> None:
+        """PyTorch makes the buffers of all micro-batches beforehand and keeps them for all steps."""
+        for of in infos.values():
+            for info in of:
+                info.buffer = None
+
+    def _make_room(self, infos: Sequence[Any]) -> None:
+        for info in infos:
+            if not info.is_root_arg and info.tensor_meta is not None:
+                meta = info.tensor_meta
+                info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The receipts before a forward, into buffers made now."""
+        self._make_room(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The receipts before a backward, into buffers made now."""
+        if self.has_backward and not self.is_last:
+            self._make_room(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Gradients from a stage of the same rank."""
+        if any(gradient is None for gradient in next_stage_bwd_outputs):
+            self._make_room(self.grad_recv_info[mb_index])
+        super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    # -- micro-batches ----------------------------------------------------------------------------------------
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The forward of one micro-batch."""
+        self._module.micro_batch = fwd_chunk_id
+        found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        for info in self.args_recv_info[fwd_chunk_id]:
+            info.buffer = None
+        if not self.has_backward:
+            # Nobody comes back for it once it was sent.
+            outputs, _ = self.fwd_cache[fwd_chunk_id]
+            self.fwd_cache[fwd_chunk_id] = outputs, []
+        return found
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """The backward of one micro-batch, or with ``full_backward`` unset that of what it was given."""
+        if not self.has_backward:
+            return
+        self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        self.engine.end_backward_of()
+        if not self.is_last:
+            for info in self.grad_recv_info[bwd_chunk_id]:
+                info.buffer = None
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """What is left of a micro-batch's backward: the gradients of parameters."""
+        if not self.has_backward:
+            return
+        self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        # PyTorch adds these up itself, so that no hook of the leaves sees them; the first stage, which nobody waits
+        # for, has a whole backward here.
+        if not self.is_first:
+            self.engine.take_in_weights()
+        self.engine.end_backward_of()
+

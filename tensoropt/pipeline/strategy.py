@@ -1,0 +1,155 @@
+"""A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from tensoropt.errors import PlanError
+from tensoropt.pipeline.schedules import check_schedule, stage_rank
+from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.sharding.configurations import AxisSizes
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
+from tensoropt.sharding.strategy import Strategy
+
+
+def takes_backward_apart(schedule: str) -> bool:
+    """Whether a schedule runs the gradients of parameters apart from those of what a stage was given."""
+    return schedule in ("zero_bubble", "zbv")
+
+
+@dataclass(frozen=True)
+class PipelinedStrategy:
+    """Stages of a model on parts of the devices that are alike.
+
+    Rank ``r`` of a job lies at place ``r // k`` of the pipeline, ``k`` devices to a place, and has the stages
+    that the schedule gives to that place.
+
+    Attributes:
+        graph: the whole model.
+        cuts: positions among its groups at which stages after the first begin.
+        again: activations that stages make for themselves instead of receiving them.
+        stages: per stage its strategy, all on equal meshes with as many micro-batches.
+        schedule: one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
+        places: how many parts the devices are in; a multiple of it are the stages.
+
+    Raises:
+        PlanError: the strategies do not make one step; says where.
+    """
+
+    graph: GroupGraph
+    cuts: tuple[int, ...]
+    again: frozenset[str]
+    stages: tuple[Strategy, ...]
+    schedule: str
+    places: int
+
+    def __post_init__(self) -> None:
+        meshes = {strategy.mesh for strategy in self.stages}
+        if len(meshes) != 1:
+            raise PlanError(f"the stages of a pipeline have one mesh, but these have {sorted(meshes)}")
+        if len(self.stages) % self.places:
+            raise PlanError(f"{len(self.stages)} stages do not divide over {self.places} parts of the devices")
+        check_schedule(self.schedule, self.places, len(self.stages) // self.places, self.micro_batches)
+        for number, (stage, left, right) in enumerate(
+            zip(self.parts, self.stages, self.stages[1:], strict=False)
+        ):
+            for name in stage.departing:
+                leaves = left.configurations[departing_group(name)].layout(name)
+                enters = right.configurations[arriving_group(name)].layout(name)
+                if leaves != enters:
+                    raise PlanError(
+                        f"{name} leaves stage {number} as {leaves} but enters stage {number + 1} as {enters}; a "
+                        "tensor crosses in one placement"
+                    )
+        for name in self.tied:
+            layouts = {strategy.stored[name] for strategy in self.stages if name in strategy.stored}
+            if len(layouts) > 1:
+                raise PlanError(f"{name} is used in several stages, which have to store it alike")
+            held = [s for s, strategy in enumerate(self.stages) if name in strategy.stored]
+            if len({self.place_of(stage) for stage in held}) < len(held):
+                raise PlanError(
+                    f"{name} is used in stages {held}, two of which the schedule {self.schedule} puts on the same "
+                    "devices; use a schedule that keeps them apart, such as 1f1b"
+                )
+
+    @cached_property
+    def parts(self) -> tuple[Stage, ...]:
+        """The graphs of the stages."""
+        return Cutter(self.graph).stages(self.cuts, self.again)
+
+    @property
+    def mesh(self) -> AxisSizes:
+        """Micro-batches, places of the pipeline, then the axes of a stage's mesh."""
+        micro_batches, *axes = self.stages[0].mesh
+        return micro_batches, self.places, *axes
+
+    @property
+    def micro_batches(self) -> int:
+        """How many pieces the batch is run in."""
+        return self.stages[0].mesh[0]
+
+    @property
+    def devices_per_place(self) -> int:
+        """How many devices compute a stage together."""
+        return prod(self.stages[0].mesh[1:])
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are altogether."""
+        return self.places * self.devices_per_place
+
+    def place_of(self, stage: int) -> int:
+        """The part of the devices on which a stage lies."""
+        return stage_rank(self.schedule, self.places, len(self.stages), stage)
+
+    def stages_at(self, place: int) -> tuple[int, ...]:
+        """The stages that a part of the devices has, in order."""
+        return tuple(s for s in range(len(self.stages)) if self.place_of(s) == place)
+
+    @cached_property
+    def tied(self) -> tuple[str, ...]:
+        """Parameters that several stages use."""
+        names = [name for strategy in self.stages for name in strategy.stored]
+        return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
+
+    def holders(self, name: str) -> tuple[int, ...]:
+        """The stages that use a parameter."""
+        return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)
+
+
+def pipelined_to_dict(strategy: PipelinedStrategy) -> dict[str, Any]:
+    """As plain data: the schedule, with which groups stages begin, the strategy of each."""
+    return {
+        "schedule": strategy.schedule,
+        "places": strategy.places,
+        "begins": [strategy.graph.groups[cut].name for cut in strategy.cuts],
+        "again": sorted(strategy.again),
+        "stages": [strategy_to_dict(stage) for stage in strategy.stages],
+    }
+
+
+def pipelined_from_dict(data: Mapping[str, Any], graph: GroupGraph) -> PipelinedStrategy:
+    """Inverse of :func:`pipelined_to_dict` for the same model.
+
+    Raises:
+        PlanError: the data do not describe a pipelined strategy of this graph; names the first difference.
+    """
+    cutter = Cutter(graph)
+    begins, stages = data.get("begins"), data.get("stages")
+    if not isinstance(begins, Sequence) or not isinstance(stages, Sequence) or len(stages) != len(begins) + 1:
+        raise PlanError("the plan's pipeline does not say with which operators its stages begin")
+    cuts, again = tuple(map(cutter.beginning, begins)), frozenset(data.get("again", ()))
+    parts = cutter.stages(cuts, again)
+    return PipelinedStrategy(
+        graph,
+        cuts,
+        again,
+        tuple(strategy_from_dict(one, part.graph) for one, part in zip(stages, parts, strict=True)),
+        str(data.get("schedule")),
+        int(data.get("places", len(stages))),
+    )

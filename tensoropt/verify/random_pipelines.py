@@ -1,0 +1,135 @@
+"""Random legal pipelines of a model: random cuts, schedules, and a random strategy for every stage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.source import real_shape
+from tensoropt.engine.models import CapturedModel
+from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.pipeline.schedules import SCHEDULES, check_schedule, stages_per_rank
+from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.pipeline.strategy import PipelinedStrategy, takes_backward_apart
+from tensoropt.session.meshes import MAX_AXES
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+
+AGAIN = 0.6
+"""How often a stage makes a tensor again that it could be sent: an assumption."""
+TRIES = 200
+"""Pipelines that are drawn until one is legal."""
+
+
+def draw_pipelines(
+    loaded: CapturedModel,
+    cluster: Cluster,
+    places: int,
+    counts: Sequence[int],
+    count: int,
+    seed: int,
+    recompute: float,
+) -> list[tuple[PipelinedStrategy, Mesh]]:
+    """Random pipelines of a model on a cluster, each with the mesh of a place.
+
+    Args:
+        places: of the pipeline; the others of the cluster's devices compute a stage together.
+        counts: of micro-batches, of which one is drawn.
+        recompute: how often a repeated block is recomputed.
+
+    Raises:
+        TensorOptError: the cluster or the model cannot be cut so.
+    """
+    if places < 2 or cluster.device_count % places:
+        raise TensorOptError(
+            f"{cluster.device_count} devices are not in {places} equal parts of a pipeline of two or more; "
+            "give a divisor of the number of devices that is at least 2"
+        )
+    meshes = cluster.subset(cluster.device_count // places).meshes(MAX_AXES)
+    rng = random.Random(seed)
+    drawer = _Drawer(loaded.graph, places, rng, recompute)
+    drawn = []
+    for _ in range(count):
+        mesh = rng.choice(meshes)
+        drawn.append((drawer.draw(real_shape(mesh), counts), mesh))
+    return drawn
+
+
+class _Drawer:
+    def __init__(self, graph: GroupGraph, places: int, rng: random.Random, recompute: float):
+        self.graph, self.places, self.rng, self.recompute = graph, places, rng, recompute
+        self.cutter = Cutter(graph)
+
+    def draw(self, axes: Sequence[int], counts: Sequence[int]) -> PipelinedStrategy:
+        """A pipeline whose places have these mesh axes."""
+        error: PlanError | None = None
+        for _ in range(TRIES):
+            try:
+                return self._once(axes, counts)
+            except PlanError as refused:  # a stage that does not learn, copies of a tied parameter on one rank
+                error = refused
+        raise TensorOptError(f"no pipeline of {self.places} places was found: {error}")
+
+    def _once(self, axes: Sequence[int], counts: Sequence[int]) -> PipelinedStrategy:
+        schedule, micro_batches = self._schedule(axes, counts)
+        stages = self.places * stages_per_rank(schedule)
+        cuts, again, parts = self._cut(stages)
+        whole = micro_strategies(self.graph, micro_batches)
+        mesh, apart = (micro_batches, *axes), takes_backward_apart(schedule)
+        strategies: list[Strategy] = []
+        stored: dict[str, tuple[int, ...]] = {}
+        for part in parts:
+            given = self._entering(strategies[-1], part) if strategies else {}
+            strategy = random_strategy(
+                part.graph,
+                mesh,
+                part.micro(whole),
+                self.rng,
+                0.0 if apart else self.recompute,
+                given,
+                stored,
+            )
+            strategies.append(strategy)
+            stored.update(strategy.stored)
+        return PipelinedStrategy(self.graph, cuts, again, tuple(strategies), schedule, self.places)
+
+    def _schedule(self, axes: Sequence[int], counts: Sequence[int]) -> tuple[str, int]:
+        found = []
+        for name in SCHEDULES:
+            # A backward taken apart passes no collectives.
+            if takes_backward_apart(name) and axes:
+                continue
+            if self.places * stages_per_rank(name) > len(self.cutter.cuts) + 1:
+                continue
+            for micro_batches in counts:
+                try:
+                    check_schedule(name, self.places, stages_per_rank(name), micro_batches)
+                except PlanError:
+                    continue
+                found.append((name, micro_batches))
+        if not found:
+            raise TensorOptError(
+                f"the model has {len(self.cutter.cuts)} places to cut it and can be run in {list(counts)} "
+                f"micro-batches, which no schedule of {self.places} stages takes"
+            )
+        name = self.rng.choice(sorted({name for name, _ in found}))
+        return name, self.rng.choice([m for other, m in found if other == name])
+
+    def _cut(self, stages: int) -> tuple[tuple[int, ...], frozenset[str], tuple[Stage, ...]]:
+        cuts = tuple(sorted(self.rng.sample(self.cutter.cuts, stages - 1)))
+        again = frozenset(name for name in sorted(self.cutter.can_be_made_again) if self.rng.random() < AGAIN)
+        return cuts, again, self.cutter.stages(cuts, again)
+
+    @staticmethod
+    def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
+        """What arrives comes as it departed."""
+        found = {}
+        for name in part.arriving:
+            group = part.graph.group_of[arriving_group(name)]
+            labels = [s.label for s in before.configurations[departing_group(name)].strategies]
+            of = {s.label: s for s in group.strategies}
+            found[group.name] = Configuration(group, tuple(of[label] for label in labels))
+        return found

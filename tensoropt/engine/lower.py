@@ -28,7 +28,7 @@ from tensoropt.engine.nodes import (
 from tensoropt.engine.recompute import REGION, extract_regions
 from tensoropt.engine.runtime import Runtime
 from tensoropt.graph import Operator
-from tensoropt.ops.families.stages import ARRIVE, DEPART, departs_as_it_lies
+from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout
 from tensoropt.ops.localise import localise
 from tensoropt.ops.registry import evaluated
@@ -171,9 +171,6 @@ class _Lowering:
         if op.target == ARRIVE:
             # It is received as it lies here, whatever the whole of it is.
             values = {op.outputs[0]: self.places[op.inputs()[0]]}
-        elif op.target == DEPART:
-            departs = functools.partial(departs_as_it_lies)
-            values = {op.outputs[0]: add_function(self.graph, departs, "depart", (operand(op.inputs()[0]),))}
         elif product := self.products.get(op.name):
             values = {op.outputs[0]: self._linear_beside(op, product, operand)}
         else:

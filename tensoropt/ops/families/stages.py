@@ -1,8 +1,9 @@
 """Where a pipeline's stages begin and end: tensors that arrive from one stage and depart for the next.
 
 Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
-lowered as that of any other. They compute nothing: an executor sends and receives in their place. What their
-kernels keep for backward is what a stage keeps of a micro-batch meanwhile: what it was given, and what it gave.
+lowered as that of any other. They compute nothing: what arrives is given to the lowered graph, and what departs is
+one of its results. What their kernels keep for backward is what a stage keeps of a micro-batch meanwhile: what it
+was given, and what it gave.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ class _Arrive(torch.autograd.Function):
 class _Depart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(value)
-        return value.view_as(value)
+        whole = value.contiguous()  # messages are
+        # The same memory, but no view: schedules that take a backward apart detach results in place.
+        found: torch.Tensor = whole.new_empty(0).set_(whole)  # type: ignore[call-overload]
+        ctx.save_for_backward(found)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -50,25 +54,8 @@ def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tenso
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """What is sent, kept until its gradient comes."""
+    """What is sent, kept until its gradient comes; a result of its own also where a stage only passes it on."""
     found: torch.Tensor = _Depart.apply(value)
-    return found
-
-
-class _AsItLies(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        # The same memory, but no view: schedules that take a backward apart detach results in place.
-        return value.new_empty(0).set_(value)  # type: ignore[call-overload,no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return grad
-
-
-def departs_as_it_lies(value: torch.Tensor) -> torch.Tensor:
-    """What an executor sends, with a backward of its own also where the stage only passes it on."""
-    found: torch.Tensor = _AsItLies.apply(value)
     return found
 
 

@@ -220,6 +220,15 @@ class RunningStage(PipelineStage):
             self._make_room(self.grad_recv_info[mb_index])
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The gradients that go back."""
+        if self.has_backward and not self.is_first:
+            gradients = self.bwd_cache[bwd_chunk_id]
+            self.bwd_cache[bwd_chunk_id] = tuple(
+                None if gradient is None else gradient.contiguous() for gradient in gradients
+            )
+        return super().get_bwd_send_ops(bwd_chunk_id)
+
     # -- micro-batches ----------------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "--placed", action="store_true",
         help="with --random: random placements, every operator or piece of one on one device",
     )  # fmt: skip
+    verb.add_argument(
+        "--pipeline", type=int, metavar="P", help="with --random: pipelines of P parts of the devices"
+    )
     verb.add_argument("--seed", type=int, default=0, help="of weights and strategies; default: %(default)s")
     verb.add_argument("--batch", type=int, metavar="N", help="with --random: global batch of a zoo model")
     verb.add_argument(
@@ -59,11 +62,11 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
-    given = (options.cluster, options.batch, options.dtype, options.loss)
+    given = (options.cluster, options.batch, options.dtype, options.loss, options.pipeline)
     if any(one is not None for one in given) or options.dim or options.output or options.placed:
         raise TensorOptError(
-            "--cluster, --batch, --dtype, --dim, --output, --loss and --placed belong to --random N; a "
-            "plan names its own"
+            "--cluster, --batch, --dtype, --dim, --output, --loss, --placed and --pipeline belong to --random N; "
+            "a plan names its own"
         )
     # A colon looks like a model source (zoo:NAME); a file may have one in its name as well.
     if ":" in options.target and not Path(options.target).exists():
@@ -87,7 +90,9 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
     from tensoropt.verify import verify_random
 
     cluster = options.cluster or RANDOM_CLUSTER
-    what = "placements" if options.placed else "strategies"
+    if options.placed and options.pipeline is not None:
+        raise TensorOptError("--placed and --pipeline are two kinds of plans; give one of them")
+    what = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"
     progress.note(
         f"verifying {options.random} random {what} of {options.target} on cluster {cluster}"
         + ("" if options.cluster else " (the default; another: --cluster)")
@@ -102,6 +107,7 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
         onnx=onnx_options(options, training=True),
         where=options.where,
         placed=options.placed,
+        pipeline=options.pipeline,
         progress=progress,
     )
     data["cluster"] = cluster

@@ -9,17 +9,12 @@ from math import prod
 from typing import Any
 
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.schedules import check_schedule, stage_rank
+from tensoropt.pipeline.schedules import check_schedule, schedule_named, stage_place
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.serialise import strategy_from_dict, strategy_to_dict
 from tensoropt.sharding.strategy import Strategy
-
-
-def takes_backward_apart(schedule: str) -> bool:
-    """Whether a schedule runs the gradients of parameters apart from those of what a stage was given."""
-    return schedule in ("zero_bubble", "zbv")
 
 
 @dataclass(frozen=True)
@@ -55,6 +50,8 @@ class PipelinedStrategy:
         if len(self.stages) % self.places:
             raise PlanError(f"{len(self.stages)} stages do not divide over {self.places} parts of the devices")
         check_schedule(self.schedule, self.places, len(self.stages) // self.places, self.micro_batches)
+        if schedule_named(self.schedule).apart:
+            self._check_apart()
         for number, (stage, left, right) in enumerate(
             zip(self.parts, self.stages, self.stages[1:], strict=False)
         ):
@@ -75,6 +72,17 @@ class PipelinedStrategy:
                 raise PlanError(
                     f"{name} is used in stages {held}, two of which the schedule {self.schedule} puts on the same "
                     "devices; use a schedule that keeps them apart, such as 1f1b"
+                )
+
+    def _check_apart(self) -> None:
+        """What takes a backward apart runs its nodes twice, each time for a part of their results."""
+        for number, strategy in enumerate(self.stages):
+            moves = any(any(strategy.steps(edge)) for edge in strategy.edges() if edge.kind != "output")
+            if moves or strategy.recomputed:
+                what = "recomputes a block" if strategy.recomputed else "passes collectives in forward or backward"
+                raise PlanError(
+                    f"the schedule {self.schedule} takes backward apart, so that stages pass no collectives within a "
+                    f"micro-batch and recompute nothing, but stage {number} {what}; use 1f1b or interleaved_1f1b"
                 )
 
     @cached_property
@@ -105,7 +113,7 @@ class PipelinedStrategy:
 
     def place_of(self, stage: int) -> int:
         """The part of the devices on which a stage lies."""
-        return stage_rank(self.schedule, self.places, len(self.stages), stage)
+        return stage_place(self.schedule, self.places, stage)
 
     def stages_at(self, place: int) -> tuple[int, ...]:
         """The stages that a part of the devices has, in order."""

@@ -54,6 +54,7 @@ class StepMetrics:
         host_s: what issuing all of it takes the host; 0 where the host is the device.
         idle_s: what the device waits for the host; ``total_s - compute_s - exposed_s``.
         sources: (n, 3) seconds by where they come from, as in ``SOURCES``.
+        parts: of the device's seconds and of tensors, micro-batch by micro-batch.
     """
 
     memory: Floats
@@ -65,11 +66,35 @@ class StepMetrics:
     host_s: Floats
     idle_s: Floats
     sources: Floats
+    parts: StepParts
 
     @property
     def memory_bytes(self) -> Floats:
         """(n,) all of it: tensors and what a process takes beside them."""
         return self.memory.sum(axis=1) + self.terms.sum(axis=1)
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """A step taken apart, as the stage of a pipeline runs it: forward and backward of single micro-batches.
+
+    Attributes:
+        forward_s, backward_s: (n, 3) of the first, of each one between, and of the last micro-batch; of a step
+            of fewer those of the last.
+        end_s: (n,) from where the last backward is over to the end of the step.
+        lasting_bytes: (n,) parameters, gradients and optimizer state.
+        between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward begins.
+        within_bytes: (n,) the most that one has alive in forward or backward, workspace included.
+        end_bytes: (n,) the most that is alive behind the last backward.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    end_s: Floats
+    lasting_bytes: Floats
+    between_bytes: Floats
+    within_bytes: Floats
+    end_bytes: Floats
 
 
 @dataclass
@@ -114,8 +139,14 @@ def simulate(batch: Batch, recorder: StepRecorder | None = None) -> StepMetrics:
     if batch.count <= part:
         return StepSimulator(batch, recorder).simulate()
     parts = [batch.part(slice(start, start + part)) for start in range(0, batch.count, part)]
-    found = [vars(StepSimulator(one).simulate()) for one in parts]
-    return StepMetrics(**{name: np.concatenate([one[name] for one in found]) for name in found[0]})
+    found = [StepSimulator(one).simulate() for one in parts]
+    figures = _joined([{k: v for k, v in vars(one).items() if k != "parts"} for one in found])
+    return StepMetrics(**figures, parts=StepParts(**_joined([vars(one.parts) for one in found])))
+
+
+def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
+    """Figures of batches of strategies as those of one batch."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 class StepSimulator:
@@ -159,6 +190,9 @@ class StepSimulator:
         # Seconds that collectives run on beside computation, since when, and what was computed by then.
         self.flying, self.since, self.since_computed = np.zeros(n), np.zeros(n), np.zeros(n)
         self.beside_s = np.zeros(n)  # what computing took longer
+        # When the micro-batch that runs began, when its forward was over, and seconds of those that are over.
+        self.began, self.turned = np.zeros(n), np.zeros(n)
+        self.micro_batches: list[tuple[Floats, Floats]] = []
         self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
 
     def _lay_out(self, stack: Stack) -> None:
@@ -274,8 +308,11 @@ class StepSimulator:
         self._count_turns(
             [*self._issued(micro_batch), (schedule.last, over), *self._issued(end), (moments, done)]
         )
-        self._advance(micro_batch)
+        self.began = self.time
+        self._pass_micro_batch()
         self._count_slower_work(over)
+        self._note_micro_batch()
+        backward_end = self.time
         # What is reduced last completes buckets, and the optimizer's step waits for every one.
         step = max(schedule.position("optimizer", "step", ""), schedule.last)
         self._advance(range(schedule.last, step))
@@ -296,7 +333,46 @@ class StepSimulator:
         host = self._host_seconds(micro)
         idle = np.maximum(host - device, 0.0)
         return StepMetrics(
-            memory, terms, device + idle, compute, self.communication, exposed, host, idle, self.sources
+            memory,
+            terms,
+            device + idle,
+            compute,
+            self.communication,
+            exposed,
+            host,
+            idle,
+            self.sources,
+            self._parts(device - backward_end),
+        )
+
+    def _pass_micro_batch(self) -> None:
+        """Go through the forward and the backward of a micro-batch."""
+        schedule = self.batch.schedule
+        self._advance(range(schedule.forward_end))
+        self.turned = self.time
+        if schedule.last > schedule.forward_end:
+            self._advance(range(schedule.forward_end, schedule.last))
+
+    def _note_micro_batch(self) -> None:
+        """Note the seconds of the micro-batch that is over."""
+        self.micro_batches.append((self.turned - self.began, self.time - self.turned))
+
+    def _parts(self, end_s: Floats) -> StepParts:
+        forward, backward = zip(*self.micro_batches, strict=True)
+        # Of a step of one or two micro-batches there is none between, and of one no first but the last.
+        chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
+        schedule, alive = self.batch.schedule, self.kept + self.transient
+        end, last, count = schedule.forward_end, schedule.last, len(schedule.moments)
+        used = alive[:-1] + self.workspace[:-1]
+        none = np.zeros(self.batch.count)
+        return StepParts(
+            np.stack([forward[i] for i in chosen], axis=1),
+            np.stack([backward[i] for i in chosen], axis=1),
+            end_s,
+            self.lasting.sum(axis=1),
+            alive[end],
+            used[:last].max(axis=0) if last else none,
+            used[last:].max(axis=0) if count > last else none,
         )
 
     def _host_seconds(self, micro: int) -> Floats:
@@ -319,9 +395,11 @@ class StepSimulator:
         micro_batch, over = range(self.batch.schedule.last), self._nothing()
         self.issued = issued
         begun = self._begin_micro_batch()
+        self.began = self.time
         self._count_turns([*self._issued(micro_batch), (micro_batch.stop, over)])
-        self._advance(micro_batch)
+        self._pass_micro_batch()
         self._count_slower_work(over)
+        self._note_micro_batch()
         self._repeat(count, begun)
 
     def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.execute.executable import Executable
@@ -47,9 +47,14 @@ def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> 
     those predicted, one by one and in this order. Memory and time are shown beside their predictions and
     decide nothing. None stands for what was not looked at.
     """
-    issued = [row | {"axes": shown_axes(row)} for row in found.collectives_issued]
+    issued = _shown(found.collectives_issued)
+    expected = predicted.collectives
+    if predicted.of_ranks:
+        # Each rank has its own, so that what one misses is not made up for by another.
+        issued = _together([_shown(rows) for rows in found.collectives_of_ranks])
+        expected = _together([predicted.of_ranks[rank] for rank in found.ranks_checked or ()])
     # A strategy that failed issued nothing, or not all: the error says more than a list of what is missing.
-    unlike = [] if found.error else compare_collectives(predicted.collectives, issued)
+    unlike = [] if found.error else _unlike(predicted, found, expected, issued)
     unlike += found.ranks_unlike
     order_unlike = _order_unlike(predicted, found)
     return {
@@ -77,14 +82,48 @@ def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> 
         "memory_tracked_of_ranks": found.memory_tracked_of_ranks,
         "time_measured_s": found.time_measured_s,
         "error": found.error,
-        "collectives_predicted": predicted.collectives,
+        "collectives_predicted": expected,
         "collectives_issued": issued,
         "collectives_unlike": unlike,
         "collectives_in_order": None if order_unlike is None else not order_unlike,
         "order_unlike": order_unlike or [],
         "memory_predicted_bytes": round(predicted.memory_bytes),
+        "memory_predicted_of_places": [round(size) for size in predicted.of_places],
         "time_predicted_s": predicted.time_s,
     }
+
+
+def _shown(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "axes": shown_axes(row)} for row in rows]
+
+
+def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of several ranks as one list, with the sums of their counts."""
+    counts: dict[tuple[str, tuple[int, ...], int], int] = {}
+    for rows in of_ranks:
+        for row in rows:
+            key = row["kind"], tuple(row["axes"]), row["bytes"]
+            counts[key] = counts.get(key, 0) + row["count"]
+    return [
+        {"kind": kind, "axes": list(axes), "bytes": size, "count": count}
+        for (kind, axes, size), count in sorted(counts.items())
+    ]
+
+
+def _unlike(
+    predicted: Prediction,
+    found: Findings,
+    expected: Sequence[Mapping[str, Any]],
+    issued: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """What was issued other than predicted, rank by rank where each has its own."""
+    if not predicted.of_ranks:
+        return compare_collectives(expected, issued)
+    return [
+        f"rank {rank}: {line}"
+        for rank, rows in zip(found.ranks_checked or (), found.collectives_of_ranks, strict=True)
+        for line in compare_collectives(predicted.of_ranks[rank], _shown(rows))
+    ]
 
 
 def _order_unlike(predicted: Prediction, found: Findings) -> list[str] | None:

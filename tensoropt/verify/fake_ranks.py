@@ -117,6 +117,7 @@ def _each_its_own(
             memory.append(tracked_memory(step))
     return Findings(
         collectives_issued=all_sent(sent),
+        collectives_of_ranks=sent,
         ranks_checked=list(ranks),
         memory_tracked=max(memory, key=lambda m: m["peak"]),
         memory_tracked_of_ranks=[m["peak"] for m in memory],

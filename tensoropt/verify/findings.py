@@ -27,6 +27,7 @@ class Findings:
             where all run the same program, else of all ranks.
         issued_order: of that first rank, per collective in the order of issue its row in
             ``collectives_issued``; None where ranks run programs of their own.
+        collectives_of_ranks: likewise of each of ``ranks_checked``, where ranks run programs of their own.
         ranks_checked: their numbers.
         ranks_unlike: where ranks that should issue the same collectives do not, a line each.
         memory_tracked: bytes of the fullest rank by what they are for, and their ``peak``; on GPUs the
@@ -48,6 +49,7 @@ class Findings:
     narrow: Differences | None = None
     collectives_issued: list[dict[str, Any]] = field(default_factory=list)
     issued_order: list[int] | None = None
+    collectives_of_ranks: list[list[dict[str, Any]]] = field(default_factory=list)
     ranks_checked: list[int] | None = None
     ranks_unlike: list[str] = field(default_factory=list)
     memory_tracked: Mapping[str, int] = field(default_factory=dict)

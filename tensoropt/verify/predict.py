@@ -10,6 +10,9 @@ from typing import Any
 from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource
+from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import PlacedStrategy, ValueTransfer
 from tensoropt.placement.prices import PricedGraph
@@ -33,7 +36,9 @@ class Prediction:
     where the simulator was asked, seconds of its collectives.
 
     ``order`` has the collectives in the order in which each rank issues them, None where that is not known.
-    Of a placed one: messages with their ends instead of axes, bytes of the fullest device.
+    Of a placed one: messages with their ends instead of axes, bytes of the fullest device. Of a pipelined one
+    ``collectives`` are those of all ranks together, ``of_ranks`` each rank's own, and ``of_places`` the bytes of
+    a rank of each part of the devices.
     """
 
     collectives: Rows
@@ -41,6 +46,8 @@ class Prediction:
     time_s: float
     network_s: float | None = None
     order: tuple[Collective, ...] | None = None
+    of_ranks: tuple[Rows, ...] = ()
+    of_places: tuple[float, ...] = ()
 
 
 def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
@@ -130,11 +137,42 @@ def predict(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[P
         )
         overlap = overlap_of(costs.cluster, mesh, beside=costs.beside)
         simulated = evaluate_strategy(strategy, of_strategy, facts, prices, overlap).metrics
-        rows = [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
+        rows = rows_of(found)
         seconds = float(simulated.total_s[0]), float(simulated.communication_s[0])
         order = _order(strategy, of_strategy, facts, costs)
         predictions.append(Prediction(rows, float(simulated.memory.sum()), *seconds, order))
     return predictions
+
+
+def rows_of(found: Mapping[Collective, int]) -> Rows:
+    """Collectives as the rows that are shown of them."""
+    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(found.items())]
+
+
+def predict_pipelines(
+    drawn: Sequence[tuple[PipelinedStrategy, Mesh]], costs: CostSource
+) -> list[tuple[PipelinedStrategy, Prediction]]:
+    """Pipelined strategies, each with the mesh of its job, and what the simulator says of them."""
+    works = [stage_works(strategy) for strategy, _ in drawn]
+    every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
+    costs.find_facts_of(every.values())
+    costs.measure(every)
+    predictions = []
+    for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
+        facts = [{name: costs.facts_of(w) for name, w in of_stage.items()} for of_stage in of_strategy]
+        found = evaluate_pipeline(strategy, of_strategy, facts, PipelinePrices.of(costs, mesh))
+        sent = [found.sent_by(rank) for rank in range(strategy.devices)]
+        predictions.append(
+            Prediction(
+                rows_of(sum(sent, Counter())),
+                found.memory_bytes,
+                found.total_s,
+                found.communication_s,
+                of_ranks=tuple(map(rows_of, sent)),
+                of_places=tuple(found.memory.sum(axis=1).tolist()),
+            )
+        )
+    return [(strategy, one) for (strategy, _), one in zip(drawn, predictions, strict=True)]
 
 
 def predicted(drawn: Sequence[tuple[Strategy, Mesh]], costs: CostSource) -> list[tuple[Strategy, Prediction]]:

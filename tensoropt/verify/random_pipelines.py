@@ -6,12 +6,11 @@ import random
 from collections.abc import Sequence
 
 from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.source import real_shape
 from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError, TensorOptError
-from tensoropt.pipeline.schedules import SCHEDULES, check_schedule, stages_per_rank
+from tensoropt.pipeline.schedules import SCHEDULES, check_schedule
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
-from tensoropt.pipeline.strategy import PipelinedStrategy, takes_backward_apart
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.session.meshes import MAX_AXES
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import GroupGraph
@@ -27,35 +26,54 @@ TRIES = 200
 def draw_pipelines(
     loaded: CapturedModel,
     cluster: Cluster,
-    places: int,
+    degrees: Sequence[int],
     counts: Sequence[int],
     count: int,
     seed: int,
     recompute: float,
 ) -> list[tuple[PipelinedStrategy, Mesh]]:
-    """Random pipelines of a model on a cluster, each with the mesh of a place.
+    """Random pipelines of a model on a cluster, each with the mesh of its job.
 
     Args:
-        places: of the pipeline; the others of the cluster's devices compute a stage together.
+        degrees: numbers of places of which one is drawn; so many devices of the cluster as there are for each
+            place compute a stage together.
         counts: of micro-batches, of which one is drawn.
         recompute: how often a repeated block is recomputed.
 
     Raises:
         TensorOptError: the cluster or the model cannot be cut so.
     """
+    rng = random.Random(seed)
+    drawn = []
+    for _ in range(count):
+        places = rng.choice(degrees)
+        mesh = rng.choice(job_meshes(cluster, places))
+        drawer = _Drawer(loaded.graph, places, rng, recompute)
+        drawn.append((drawer.draw(mesh.shape[1:], counts), mesh))
+    return drawn
+
+
+def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
+    """The numbers of places that pipelines of a model can have on a cluster."""
+    cuts, devices = len(Cutter(graph).cuts), cluster.device_count
+    divisors = [p for p in range(2, min(devices, cuts + 1) + 1) if devices % p == 0]
+    shapes = {mesh.shape[0] for mesh in cluster.meshes(MAX_AXES + 1)}
+    return tuple(p for p in divisors if p in shapes)
+
+
+def job_meshes(cluster: Cluster, places: int) -> tuple[Mesh, ...]:
+    """The meshes of a cluster whose first axis is a pipeline of so many places."""
     if places < 2 or cluster.device_count % places:
         raise TensorOptError(
             f"{cluster.device_count} devices are not in {places} equal parts of a pipeline of two or more; "
             "give a divisor of the number of devices that is at least 2"
         )
-    meshes = cluster.subset(cluster.device_count // places).meshes(MAX_AXES)
-    rng = random.Random(seed)
-    drawer = _Drawer(loaded.graph, places, rng, recompute)
-    drawn = []
-    for _ in range(count):
-        mesh = rng.choice(meshes)
-        drawn.append((drawer.draw(real_shape(mesh), counts), mesh))
-    return drawn
+    found = [mesh for mesh in cluster.meshes(MAX_AXES + 1) if mesh.shape[0] == places]
+    if not found:
+        raise TensorOptError(
+            f"the levels of {cluster.name} cannot be cut into {places} equal parts; give another degree"
+        )
+    return tuple(found)
 
 
 class _Drawer:
@@ -75,10 +93,10 @@ class _Drawer:
 
     def _once(self, axes: Sequence[int], counts: Sequence[int]) -> PipelinedStrategy:
         schedule, micro_batches = self._schedule(axes, counts)
-        stages = self.places * stages_per_rank(schedule)
+        stages = self.places * (2 if SCHEDULES[schedule].several else 1)
         cuts, again, parts = self._cut(stages)
         whole = micro_strategies(self.graph, micro_batches)
-        mesh, apart = (micro_batches, *axes), takes_backward_apart(schedule)
+        mesh, apart = (micro_batches, *axes), SCHEDULES[schedule].apart
         strategies: list[Strategy] = []
         stored: dict[str, tuple[int, ...]] = {}
         for part in parts:
@@ -98,15 +116,16 @@ class _Drawer:
 
     def _schedule(self, axes: Sequence[int], counts: Sequence[int]) -> tuple[str, int]:
         found = []
-        for name in SCHEDULES:
-            # A backward taken apart passes no collectives.
-            if takes_backward_apart(name) and axes:
+        for name, schedule in SCHEDULES.items():
+            # A backward that is taken apart passes no collectives.
+            if schedule.apart and axes:
                 continue
-            if self.places * stages_per_rank(name) > len(self.cutter.cuts) + 1:
+            per_place = 2 if schedule.several else 1
+            if self.places * per_place > len(self.cutter.cuts) + 1:
                 continue
             for micro_batches in counts:
                 try:
-                    check_schedule(name, self.places, stages_per_rank(name), micro_batches)
+                    check_schedule(name, self.places, per_place, micro_batches)
                 except PlanError:
                     continue
                 found.append((name, micro_batches))

@@ -21,7 +21,8 @@ from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_str
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, place_for
-from tensoropt.verify.predict import predict_placed, predicted
+from tensoropt.verify.predict import predict_pipelines, predict_placed, predicted
+from tensoropt.verify.random_pipelines import draw_pipelines, pipeline_degrees
 from tensoropt.verify.random_placements import random_placement, random_splits
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.run import Predicted, predict_and_run
@@ -29,6 +30,8 @@ from tensoropt.verify.run import Predicted, predict_and_run
 RECOMPUTE = 0.3
 """How often a repeated block of a random strategy is recomputed: an assumption, often enough for most
 strategies to recompute something and to leave something."""
+PIPELINED = 3
+"""Of so many random strategies one is a pipeline, unless pipelines are asked for: an assumption."""
 
 
 def verify_random(
@@ -42,6 +45,7 @@ def verify_random(
     onnx: OnnxOptions | None = None,
     where: Wanted = "auto",
     placed: bool = False,
+    pipeline: int | None = None,
     store: ProfileStore | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -60,6 +64,8 @@ def verify_random(
         onnx: what an ONNX file leaves open.
         where: as for :func:`tensoropt.verify.verify_plans`.
         placed: random placements instead, some operators in pieces, in random orders.
+        pipeline: pipelines only, of so many places; by default a third of the strategies are pipelines of any
+            degree, where the model can be cut.
         store: of measurements that predictions need; by default that of this machine.
 
     Raises:
@@ -80,7 +86,7 @@ def verify_random(
             _placements, loaded, target, count, seed
         )
     else:
-        drawn = functools.partial(predicted, draw_strategies(loaded, problem, target, count, seed))
+        drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
     return predict_and_run(spec, drawn, target, place, Settings(dtype=dtype), store, progress)
 
 
@@ -106,6 +112,29 @@ def _problem(loaded: CapturedModel) -> Problem:
     except MicroBatchRefused as refusal:
         # The refusal is passed on: the problem then offers one micro-batch only.
         return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
+
+
+def _strategies(
+    loaded: CapturedModel,
+    problem: Problem,
+    cluster: Cluster,
+    count: int,
+    seed: int,
+    pipeline: int | None,
+    costs: CostSource,
+) -> list[Predicted]:
+    """Random strategies and pipelines of a model, with what to expect of them."""
+    counts = micro_batch_counts(problem, Settings())
+    degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
+    piped = count if pipeline is not None else (count // PIPELINED if degrees else 0)
+    sharded = draw_strategies(loaded, problem, cluster, count - piped, seed)
+    pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, RECOMPUTE)
+    found: list[Predicted] = []
+    if sharded:
+        found += predicted(sharded, costs)
+    if pipelines:
+        found += predict_pipelines(pipelines, costs)
+    return found
 
 
 def _placements(

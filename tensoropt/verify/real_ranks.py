@@ -183,6 +183,7 @@ def _joined(ranks: Sequence[RankFindings], *, spmd: bool) -> Findings:
     found = Findings(
         collectives_issued=ranks[0].collectives if spmd else all_sent([r.collectives for r in ranks]),
         issued_order=ranks[0].order if spmd else None,
+        collectives_of_ranks=[] if spmd else [r.collectives for r in ranks],
         ranks_checked=list(range(len(ranks))),
         ranks_unlike=_unlike(ranks) if spmd else [],
         time_measured_s=statistics.median(steps) if steps else None,

@@ -76,12 +76,14 @@ class CollectiveRecorder(TorchDispatchMode):
             return
         if func.namespace == "c10d":
             kind, position = _COUNTED.get(name, (name, 0))
-            if kind == "send":
-                self.issued.append(Collective(kind, (dist.get_rank(), int(args[2])), _nbytes(args[0])))
-                return
             groups = [_ranks(a) for a in args if isinstance(a, torch.ScriptObject)]
             # The group is the script object among the arguments that is one; its place differs by operator.
             ranks = next((g for g in groups if g is not None), ())
+            if kind == "send":
+                # The receiver is told by its place in the group.
+                ends = dist.get_rank(), ranks[int(args[2])]
+                self.issued.append(Collective(kind, ends, _nbytes(args[0])))
+                return
             self.issued.append(Collective(kind, self.axes(ranks), _nbytes(args[position])))
             return
         kind = _FUNCTIONAL.get(name, name)

@@ -1,0 +1,150 @@
+"""Prices of the stages of a pipeline: one place of a job's mesh, whose other places do the same meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tensoropt.cluster import Cluster, Mesh, slower_beside
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.prices import ComputeCosts, Prices
+from tensoropt.costs.source import CostSource
+from tensoropt.profiling.overheads import Overheads
+from tensoropt.sharding.configurations import AxisSizes
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.simulate.overlap import Overlap, overlap_of
+
+
+class PlaceCommunication:
+    """Collectives among the ranks of one place of a pipeline, while those of the other places have theirs.
+
+    Args:
+        job: of the mesh of the whole job, whose first axis is the pipeline.
+    """
+
+    def __init__(self, job: CommunicationModel):
+        self.job = job
+
+    @property
+    def described(self) -> str:
+        """All that predictions follow from."""
+        return f"a place of {self.job.described}"
+
+    @staticmethod
+    def _axes(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(axis + 1 for axis in axes)
+
+    def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
+        """Seconds of one collective over axes of the stage's mesh."""
+        return self.job.time_s(kind, self._axes(axes), num_bytes)
+
+    def source(self, kind: str, axes: Sequence[int]) -> str:
+        """``measured``, ``fitted`` or ``data sheet``."""
+        return self.job.source(kind, self._axes(axes))
+
+    def arriving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        """Seconds longer when ranks come from ``work_s`` of work."""
+        return self.job.arriving_s(self._axes(axes), work_s, num_bytes)
+
+    def leaving_s(self, axes: Sequence[int], work_s: Any, num_bytes: Any) -> Any:
+        """Seconds that ``work_s`` of work afterwards takes longer."""
+        return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
+
+
+class PipelinePrices:
+    """Prices of a pipeline on one mesh of a cluster.
+
+    Args:
+        mesh: of the whole job; its first axis is the pipeline.
+        compute, overheads: of ranks that all compute at once.
+
+    Attributes:
+        beside: whether communication that nobody waits for runs beside computation.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        mesh: Mesh,
+        compute: ComputeCosts,
+        communication: CommunicationModel,
+        overheads: Overheads,
+        optimizer: str,
+        *,
+        beside: bool,
+    ):
+        self.cluster, self.mesh, self.beside = cluster, mesh, beside
+        self.compute, self.overheads, self.optimizer = compute, overheads, optimizer
+        self.communication = communication
+        self.of_place = PlaceCommunication(communication)
+
+    @classmethod
+    def of(cls, costs: CostSource, mesh: Mesh) -> PipelinePrices:
+        """The prices that a cost source gives; what is to be priced was measured before."""
+        communication = costs.communication(mesh, pairs=True)
+        return cls(
+            costs.cluster,
+            mesh,
+            costs.compute(),
+            communication,
+            costs.overheads(),
+            costs.settings.optimizer,
+            beside=costs.beside,
+        )
+
+    def of_stage(self, graph: GroupGraph, sizes: AxisSizes) -> Prices:
+        """Prices of a stage's graph.
+
+        Args:
+            sizes: micro-batches, then the axes of a place.
+        """
+        return Prices(
+            graph,
+            sizes,
+            self.compute,
+            self.of_place,
+            self.optimizer,
+            self.overheads,
+            beside=self.beside,
+            slower_beside=slower_beside(self.cluster),
+            packs=self.cluster.device_type == "cpu",
+        )
+
+    @property
+    def overlap(self) -> Overlap:
+        """What runs beside what at a place, and the links that it occupies."""
+        whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
+        of_place = {
+            tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes
+        }
+        return replace(whole, by_axes=of_place)
+
+    @property
+    def devices_per_place(self) -> int:
+        """How many devices compute a stage together."""
+        return self.mesh.size // self.mesh.shape[0]
+
+    def message_s(self, source: int, target: int, size: float) -> float:
+        """Seconds of a message of each rank at one place to its like at another, all at once; 0 at one place."""
+        if source == target or not size:
+            return 0.0
+        first, second = source * self.devices_per_place, target * self.devices_per_place
+        alone_s = self.communication.pair_time_s(first, second, size)
+        if self.communication.pair_source(first, second) != "data sheet":
+            return alone_s
+        return alone_s + size / self._rate(first, second) * (self._sharing(first, second) - 1.0)
+
+    def _rate(self, first: int, second: int) -> float:
+        return self.cluster.link(first, second).bandwidth_bytes_per_s
+
+    def _sharing(self, first: int, second: int) -> float:
+        """How many ranks share a link of the level that a message crosses."""
+        level = self.cluster.crossing_level(first, second)
+        inner = 1
+        for one in reversed(self.cluster.levels):
+            if one.name == level.name:
+                break
+            inner *= one.size
+        # Ranks of a place that leave one child of the level together, over as many links as that has.
+        return max(min(self.devices_per_place, inner) / level.link_count, 1.0)

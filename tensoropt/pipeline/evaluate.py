@@ -1,0 +1,204 @@
+"""What a pipelined strategy takes: each stage's step simulated, then the schedule that runs their micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.messages import arriving_bytes, departing_bytes, sent_by_rank, stored_bytes
+from tensoropt.pipeline.schedules import Action, place_actions
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.pipeline.timing import ScheduleTimes, StageSeconds, simulate_schedule
+from tensoropt.plan.evaluate import Evaluation, evaluate_strategy
+from tensoropt.profiling.facts import Facts
+from tensoropt.profiling.workload import Workload, workload
+from tensoropt.simulate.collectives import Collective
+
+HOLDS_SENDS = frozenset({"interleaved_1f1b", "zero_bubble", "zbv"})
+"""Schedules of PyTorch that let go of what they send at the end of a step only."""
+
+
+@dataclass(frozen=True)
+class PipelineEvaluation:
+    """A pipelined strategy with the simulator's figures.
+
+    Attributes:
+        stages: each stage's own step, as if its micro-batches followed one another.
+        times: of the schedule.
+        memory: (places, 5) the peak of tensors of a rank of each place by kind, as in
+            :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        total_s: the step.
+        compute_s, communication_s, exposed_s: of the busiest place; communication holds collectives and messages.
+        idle_s: what the busiest place waits for others, the bubble.
+    """
+
+    strategy: PipelinedStrategy
+    stages: tuple[Evaluation, ...]
+    times: ScheduleTimes
+    memory: np.ndarray
+    total_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+
+    @property
+    def memory_bytes(self) -> float:
+        """Tensors of the fullest rank."""
+        return float(self.memory.sum(axis=1).max())
+
+    @property
+    def fullest(self) -> int:
+        """The place whose ranks need most memory."""
+        return int(self.memory.sum(axis=1).argmax())
+
+    def sent_by(self, rank: int) -> Counter[Collective]:
+        """What one rank issues in a step."""
+        return sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
+
+
+def stage_works(strategy: PipelinedStrategy) -> list[dict[str, Workload]]:
+    """Per stage the workload of each group's configuration."""
+    return [
+        {name: workload(one.graph, configuration, one.mesh) for name, configuration in one.configurations.items()}
+        for one in strategy.stages
+    ]
+
+
+def evaluate_pipeline(
+    strategy: PipelinedStrategy,
+    works: Sequence[Mapping[str, Workload]],
+    facts: Sequence[Mapping[str, Facts]],
+    prices: PipelinePrices,
+) -> PipelineEvaluation:
+    """Simulate a pipelined strategy.
+
+    Args:
+        works, facts: per stage those of its groups' configurations.
+    """
+    overlap = prices.overlap
+    stages = tuple(
+        evaluate_strategy(one, of_stage, known, prices.of_stage(one.graph, one.mesh), overlap)
+        for one, of_stage, known in zip(strategy.stages, works, facts, strict=True)
+    )
+    return assemble(strategy, stages, prices)
+
+
+def assemble(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], prices: PipelinePrices
+) -> PipelineEvaluation:
+    """A pipelined strategy of stages whose own steps were simulated."""
+    per_place = len(strategy.stages) // strategy.places
+    actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
+    times = simulate_schedule(
+        actions,
+        [_seconds(strategy, number, stage, prices) for number, stage in enumerate(stages)],
+        blocking_sends=prices.cluster.device_type == "cpu",
+    )
+    after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)
+    communication, compute = _split(strategy, stages)
+    busiest = int(np.argmax(compute + communication[:, 1]))
+    total = times.total_s + after_s
+    messages_s = float(times.sending_s[busiest])
+    exposed = float(communication[busiest, 1]) + messages_s + after_s
+    return PipelineEvaluation(
+        strategy,
+        tuple(stages),
+        times,
+        memory_of_places(strategy, stages, actions),
+        total,
+        float(compute[busiest]),
+        float(communication[busiest, 0]) + messages_s + after_s,
+        exposed,
+        max(total - float(compute[busiest]) - exposed, 0.0),
+    )
+
+
+def _seconds(
+    strategy: PipelinedStrategy, number: int, stage: Evaluation, prices: PipelinePrices
+) -> StageSeconds:
+    parts, place = stage.metrics.parts, strategy.place_of(number)
+    forward = tuple(float(x) for x in parts.forward_s[0])
+    backward = tuple(float(x) for x in parts.backward_s[0])
+    send_s = back_s = 0.0
+    if number + 1 < len(strategy.stages):
+        behind = strategy.place_of(number + 1)
+        send_s = prices.message_s(place, behind, departing_bytes(strategy, number))
+    if number:
+        before = strategy.place_of(number - 1)
+        back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
+    return StageSeconds(
+        forward=forward, backward=backward, sync_s=float(parts.end_s[0]), send_s=send_s, send_back_s=back_s
+    )
+
+
+def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
+    """(places, 2) seconds of collectives, all and exposed; (places,) of computation."""
+    communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
+    for number, stage in enumerate(stages):
+        place, metrics = strategy.place_of(number), stage.metrics
+        communication[place] += float(metrics.communication_s[0]), float(metrics.exposed_s[0])
+        compute[place] += float(metrics.compute_s[0])
+    return communication, compute
+
+
+def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
+    """Seconds of adding up the gradients of parameters that several stages use, when all is over."""
+    seconds = 0.0
+    for name in strategy.tied:
+        if strategy.graph.atoms.graph.tensors[name].requires_grad:
+            holders = [strategy.place_of(stage) for stage in strategy.holders(name)]
+            size = stored_bytes(strategy.stages[strategy.holders(name)[0]], name)
+            # A ring among few ranks: each sends its part on as often as there are others, twice.
+            share = 2.0 * (len(holders) - 1) / len(holders)
+            seconds += prices.message_s(holders[0], holders[-1], share * size)
+    return seconds
+
+
+def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
+    """Seconds in which all ranks get the model's results."""
+    tensors = strategy.graph.atoms.graph.tensors
+    sizes = [tensors[name].bytes for name in strategy.graph.atoms.graph.outputs]
+    return sum(prices.communication.time_s("broadcast", (0,), size) for size in sizes)
+
+
+def memory_of_places(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
+) -> np.ndarray:
+    """(places, 5) the peak of a rank of each place by kind.
+
+    What a rank has alive is gone through action by action: parameters, gradients and optimizer state of its
+    stages, what micro-batches keep between their forward and their backward, what the action itself needs, and
+    what PyTorch's schedules hold of what they sent.
+    """
+    found = []
+    for place, own in enumerate(actions):
+        numbers = strategy.stages_at(place)
+        lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
+        lasting[3:] = 0.0
+        end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
+        peak, kept_at_peak, kept, held, last_back = end, 0.0, 0.0, 0.0, 0.0
+        for action in own:
+            parts = stages[action.stage].metrics.parts
+            between, within = float(parts.between_bytes[0]), float(parts.within_bytes[0])
+            sent_back = arriving_bytes(strategy, action.stage, learning=True)
+            if action.kind != "F":
+                kept -= between if action.kind in "BI" else 0.0
+            alive = kept + within + held + last_back
+            if alive > peak:
+                peak, kept_at_peak = alive, kept
+            if action.kind == "F":
+                kept += between
+                held += departing_bytes(strategy, action.stage) if strategy.schedule in HOLDS_SENDS else 0
+            elif action.kind in "BI":
+                if strategy.schedule == "1f1b":
+                    last_back = sent_back  # until the next one goes
+                else:
+                    held += sent_back
+        lasting[3], lasting[4] = kept_at_peak, peak - kept_at_peak
+        found.append(lasting)
+    return np.array(found)

@@ -1,0 +1,178 @@
+"""A pipeline's step in time: the actions of all places, each as soon as its place is free and its input is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tensoropt.pipeline.schedules import Action
+
+Three = tuple[float, float, float]
+"""Seconds of the first micro-batch, of each one between, and of the last."""
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """What a stage takes.
+
+    Attributes:
+        forward, backward: of a micro-batch, of the stage's own work and collectives.
+        weights: the share of a backward that gradients of parameters take, where a schedule makes them apart.
+        send_s, send_back_s: of a message of a micro-batch to the next stage, and of its gradient to the one before;
+            0 where both lie at one place.
+        sync_s: from the end of the stage's last backward to the end of its step: what is left of reducing
+            gradients, and the optimizer.
+    """
+
+    forward: Three
+    backward: Three
+    send_s: float = 0.0
+    send_back_s: float = 0.0
+    sync_s: float = 0.0
+    weights: float = 0.5
+
+    def of(self, action: Action, micro_batches: int) -> float:
+        """Seconds of an action."""
+        which = 2 if action.micro_batch == micro_batches - 1 else min(action.micro_batch, 1)
+        if action.kind == "F":
+            return self.forward[which]
+        share = {"B": 1.0, "I": 1.0 - self.weights, "W": self.weights}[action.kind]
+        return self.backward[which] * share
+
+
+class Happening(NamedTuple):
+    """An action, or a message (``S`` of an activation, ``R`` of a gradient), from when to when."""
+
+    kind: str
+    place: int
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class ScheduleTimes:
+    """When a pipeline's step does what.
+
+    Attributes:
+        total_s: until the last stage is done.
+        working_s, sending_s: per place seconds of computation with its collectives, and of messages for which it
+            stands still.
+        happenings: all actions and messages, place by place in order.
+    """
+
+    total_s: float
+    working_s: tuple[float, ...]
+    sending_s: tuple[float, ...]
+    happenings: tuple[Happening, ...]
+
+    def idle_s(self, place: int) -> float:
+        """Seconds in which a place waits for others."""
+        return self.total_s - self.working_s[place] - self.sending_s[place]
+
+    @property
+    def bubble(self) -> float:
+        """The share of all places' seconds in which they wait."""
+        whole = self.total_s * len(self.working_s)
+        return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
+
+
+def simulate_schedule(
+    actions: Sequence[Sequence[Action]],
+    stages: Sequence[StageSeconds],
+    *,
+    blocking_sends: bool = False,
+) -> ScheduleTimes:
+    """Run the actions of all places.
+
+    A message goes as soon as what it brings is made; messages from one stage in one direction follow one another.
+
+    Args:
+        actions: per place, in order.
+        stages: what each takes.
+        blocking_sends: the place that sends computes nothing meanwhile, nor does the one that receives, as on CPU
+            ranks, whose cores copy messages.
+    """
+    return _Run(actions, stages, blocking_sends).times()
+
+
+class _Run:
+    def __init__(self, actions: Sequence[Sequence[Action]], stages: Sequence[StageSeconds], blocking: bool):
+        self.actions, self.stages, self.blocking = actions, stages, blocking
+        self.place_of = {one.stage: place for place, own in enumerate(actions) for one in own}
+        self.micro_batches = 1 + max(one.micro_batch for own in actions for one in own)
+        # By (kind, stage, micro-batch) when an input is there: of a forward, of a backward.
+        self.there: dict[tuple[str, int, int], float] = {}
+        self.link_free: dict[tuple[str, int], float] = {}
+        self.now = [0.0] * len(actions)
+        self.working, self.sending = [0.0] * len(actions), [0.0] * len(actions)
+        self.last_end = [0.0] * len(stages)
+        self.found: list[Happening] = []
+
+    def times(self) -> ScheduleTimes:
+        done = [0] * len(self.actions)
+        left = sum(map(len, self.actions))
+        while left:
+            before = left
+            for place, own in enumerate(self.actions):
+                while done[place] < len(own) and self._ready(own[done[place]]):
+                    self._do(place, own[done[place]])
+                    done[place] += 1
+                    left -= 1
+            assert left < before, "a schedule waits for itself"
+        # The stages of a place end one after the other.
+        ends = list(self.now)
+        for stage, seconds in enumerate(self.stages):
+            place = self.place_of[stage]
+            ends[place] += seconds.sync_s
+            self.working[place] += seconds.sync_s
+        return ScheduleTimes(max(ends), tuple(self.working), tuple(self.sending), tuple(self.found))
+
+    def _needs(self, action: Action) -> tuple[str, int, int] | None:
+        kind, stage, micro_batch = action
+        if kind == "F":
+            return ("F", stage, micro_batch) if stage else None
+        if kind == "W":
+            return None
+        return ("B", stage, micro_batch)
+
+    def _ready(self, action: Action) -> bool:
+        needs = self._needs(action)
+        return needs is None or needs in self.there
+
+    def _do(self, place: int, action: Action) -> None:
+        kind, stage, micro_batch = action
+        needs, start = self._needs(action), self.now[place]
+        if needs is not None:
+            start = max(start, self.there.pop(needs))
+        seconds = self.stages[stage].of(action, self.micro_batches)
+        end = start + seconds
+        self.found.append(Happening(kind, place, stage, micro_batch, start, end))
+        self.now[place] = end
+        self.working[place] += seconds
+        last = len(self.stages) - 1
+        if kind == "F":
+            if stage == last:
+                self.there["B", stage, micro_batch] = end
+            else:
+                self._send("S", place, stage, stage + 1, micro_batch, self.stages[stage].send_s)
+        elif kind in "BI" and stage:
+            self._send("R", place, stage, stage - 1, micro_batch, self.stages[stage].send_back_s)
+
+    def _send(
+        self, kind: str, place: int, stage: int, to: int, micro_batch: int, seconds: float
+    ) -> None:
+        arrives = "F" if kind == "S" else "B", to, micro_batch
+        if self.place_of[to] == place or not seconds:
+            self.there[arrives] = self.now[place]
+            return
+        start = max(self.now[place], self.link_free.get((kind, stage), 0.0))
+        end = start + seconds
+        self.link_free[kind, stage] = end
+        self.there[arrives] = end
+        self.found.append(Happening(kind, place, stage, micro_batch, start, end))
+        if self.blocking:
+            self.now[place] = end
+            self.sending[place] += end - start

@@ -1,0 +1,104 @@
+"""A pipeline's step in time, against what the papers' formulas give and against values by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensoropt.pipeline.schedules import SCHEDULES, place_actions
+from tensoropt.pipeline.timing import ScheduleTimes, StageSeconds, simulate_schedule
+
+
+def like(forward: float, backward: float, **more: float) -> StageSeconds:
+    """A stage whose micro-batches are alike."""
+    return StageSeconds((forward,) * 3, (backward,) * 3, **more)
+
+
+def run(name: str, places: int, micro_batches: int, stages: list[StageSeconds], **how: bool) -> ScheduleTimes:
+    actions = place_actions(name, places, len(stages) // places, micro_batches)
+    return simulate_schedule(actions, stages, **how)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("places", "micro_batches"), [(2, 2), (2, 7), (4, 8), (8, 32)])
+def test_equal_stages_take_what_the_formula_says(name: str, places: int, micro_batches: int) -> None:
+    # Narayanan et al., SC 2021, section 2.2: (m + p - 1) (t_f + t_b), of which (p - 1) (t_f + t_b) is the bubble.
+    times = run(name, places, micro_batches, [like(1.0, 2.0)] * places)
+    assert times.total_s == pytest.approx((micro_batches + places - 1) * 3.0)
+    assert times.idle_s(0) == pytest.approx((places - 1) * 3.0)
+    assert times.bubble == pytest.approx((places - 1) / (micro_batches + places - 1))
+
+
+def test_uneven_stages_wait_for_the_slowest() -> None:
+    # Alpa (Zheng et al., OSDI 2022), equation 2: the sum of all, and the slowest once for each further micro-batch.
+    stages = [like(1.0, 1.0), like(2.0, 2.0), like(1.0, 1.0)]
+    assert run("gpipe", 3, 6, stages).total_s == pytest.approx(8.0 + 5 * 4.0)
+    # With 1F1B the slowest stage has a forward to do while the last one has its first micro-batch: it never stops
+    # between the first's forward and the first's backward.
+    assert run("1f1b", 3, 6, stages).total_s == pytest.approx(1.0 + 6 * 4.0 + 1.0)
+
+
+@pytest.mark.parametrize(("places", "per_place", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 3, 8)])
+def test_several_stages_to_a_place_shrink_the_bubble(places: int, per_place: int, micro_batches: int) -> None:
+    # Narayanan et al., section 2.2: the bubble is (p - 1) (t_f + t_b) / v.
+    stages = [like(1.0 / per_place, 2.0 / per_place)] * (places * per_place)
+    times = run("interleaved_1f1b", places, micro_batches, stages)
+    assert times.total_s == pytest.approx(3.0 * micro_batches + (places - 1) * 3.0 / per_place)
+
+
+def test_zero_bubble_waits_less_than_1f1b() -> None:
+    plain = run("1f1b", 4, 8, [like(1.0, 2.0)] * 4)
+    apart = run("zero_bubble", 4, 8, [like(1.0, 2.0)] * 4)
+    v = run("zbv", 4, 8, [like(0.5, 1.0)] * 8)
+    # Qi et al., ICLR 2024, table 2: ZB-H1's bubble is (p - 1) (t_f + t_b - t_w).
+    assert plain.idle_s(0) == pytest.approx(3 * 3.0)
+    assert apart.idle_s(0) == pytest.approx(3 * (1.0 + 1.0 - 1.0))
+    assert v.total_s < apart.total_s
+    assert sum(v.working_s) == pytest.approx(sum(plain.working_s))
+
+
+def test_messages_and_ends_by_hand() -> None:
+    # Stage 0: forward 1, message 1, and a backward of 2 that waits for stage 1's gradient, which takes 1 to come.
+    stages = [like(1.0, 2.0, send_s=1.0, sync_s=0.5), like(1.0, 2.0, send_back_s=1.0, sync_s=0.25)]
+    times = run("gpipe", 2, 1, stages)
+    assert times.total_s == pytest.approx(1 + 1 + 1 + 2 + 1 + 2 + 0.5)
+    # Two micro-batches: the second message waits for none, as the forward takes as long as it.
+    assert run("gpipe", 2, 2, stages).total_s == pytest.approx(1 + 1 + 1 + 1 + 2 + 2 + 1 + 2 + 0.5)
+    # A place whose core copies the message does not compute meanwhile.
+    blocking = run("gpipe", 2, 2, stages, blocking_sends=True)
+    assert blocking.total_s == pytest.approx(1 + 1 + 1 + 1 + 1 + 2 + 1 + 2 + 1 + 2 + 0.5)
+    assert blocking.sending_s == (2.0, 2.0)
+
+
+def test_slow_messages_follow_one_another() -> None:
+    stages = [like(1.0, 1.0, send_s=3.0), like(1.0, 1.0, send_back_s=3.0)]
+    times = run("gpipe", 2, 3, stages)
+    sends = [h for h in times.happenings if h.kind == "S"]
+    assert [(h.start_s, h.end_s) for h in sends] == [(1.0, 4.0), (4.0, 7.0), (7.0, 10.0)]
+
+
+def test_first_and_last_micro_batch_have_seconds_of_their_own() -> None:
+    stages = [StageSeconds((3.0, 1.0, 2.0), (1.0, 1.0, 4.0)), like(0.0, 0.0)]
+    assert run("gpipe", 2, 4, stages).total_s == pytest.approx(3 + 1 + 1 + 2 + 1 + 1 + 1 + 4)
+
+
+some = st.floats(0.0, 10.0)
+stage = st.builds(like, some, some, send_s=some, send_back_s=some, sync_s=some)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_schedule_is_shorter_than_its_work(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(SCHEDULES)))
+    places, micro_batches = data.draw(st.sampled_from([(2, 2), (2, 4), (3, 3), (3, 6)]))
+    count = places * (2 if SCHEDULES[name].several else 1)
+    stages = data.draw(st.lists(stage, min_size=count, max_size=count))
+    times = run(name, places, micro_batches, stages)
+    path = sum(s.forward[0] + s.backward[0] * (1.0 - s.weights * SCHEDULES[name].apart) for s in stages)
+    assert times.total_s >= max(times.working_s) - 1e-9
+    assert times.total_s >= path - 1e-9
+    longer = [*stages[:-1], like(stages[-1].forward[0] + 1.0, stages[-1].backward[0], sync_s=stages[-1].sync_s,
+                                 send_back_s=stages[-1].send_back_s)]
+    assert run(name, places, micro_batches, longer).total_s >= times.total_s - 1e-9
+    assert run(name, places, micro_batches, stages, blocking_sends=True).total_s >= max(times.working_s) - 1e-9

@@ -62,6 +62,11 @@ class Executable(ABC):
     def mesh_text(self) -> str:
         """The shape of its devices in words."""
 
+    @property
+    def schedule(self) -> str | None:
+        """In which order a pipeline runs its micro-batches; None of other kinds."""
+        return None
+
     @abstractmethod
     def engine(
         self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None
@@ -209,6 +214,10 @@ class PipelinedExecutable(Executable):
     def mesh_text(self) -> str:
         axes = [str(size) for size in self.strategy.mesh[2:] if size > 1]
         return "x".join([f"pp{self.strategy.places}", *axes])
+
+    @property
+    def schedule(self) -> str | None:
+        return self.strategy.schedule
 
     def engine(
         self, values: Mapping[str, torch.Tensor], *, seed: int = 0, device: torch.device | None = None

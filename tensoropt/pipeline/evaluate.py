@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.messages import arriving_bytes, departing_bytes, sent_by_rank, stored_bytes
+from tensoropt.pipeline.messages import (
+    arriving_bytes,
+    departing_bytes,
+    gradients_of_weights_bytes,
+    sent_by_rank,
+    stored_bytes,
+)
 from tensoropt.pipeline.schedules import Action, place_actions
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import ScheduleTimes, StageSeconds, simulate_schedule
@@ -18,7 +24,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.simulate.collectives import Collective
 
-HOLDS_SENDS = frozenset({"interleaved_1f1b", "zero_bubble", "zbv"})
+HOLDS_SENDS = frozenset({"gpipe", "interleaved_1f1b", "zero_bubble", "zbv"})
 """Schedules of PyTorch that let go of what they send at the end of a step only."""
 
 
@@ -176,6 +182,8 @@ def memory_of_places(
     what PyTorch's schedules hold of what they sent.
     """
     found = []
+    # Of the first stage nothing is made apart: nobody waits for its gradient.
+    waiting = {n: gradients_of_weights_bytes(strategy.stages[n]) for n in range(1, len(strategy.stages))}
     for place, own in enumerate(actions):
         numbers = strategy.stages_at(place)
         lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
@@ -185,20 +193,27 @@ def memory_of_places(
         for action in own:
             parts = stages[action.stage].metrics.parts
             between, within = float(parts.between_bytes[0]), float(parts.within_bytes[0])
-            sent_back = arriving_bytes(strategy, action.stage, learning=True)
-            if action.kind != "F":
-                kept -= between if action.kind in "BI" else 0.0
-            alive = kept + within + held + last_back
+            if action.kind == "W":
+                kept -= between + waiting.get(action.stage, 0.0)
+            elif action.kind == "B":
+                kept -= between
+            elif action.kind == "F":
+                last_back = 0.0
+            alive = kept + within + held + last_back - (between if action.kind == "I" else 0.0)
             if alive > peak:
                 peak, kept_at_peak = alive, kept
             if action.kind == "F":
                 kept += between
-                held += departing_bytes(strategy, action.stage) if strategy.schedule in HOLDS_SENDS else 0
-            elif action.kind in "BI":
-                if strategy.schedule == "1f1b":
-                    last_back = sent_back  # until the next one goes
+                continue
+            if action.kind == "I":
+                # What backward keeps stays until the gradients of parameters are made of it.
+                kept += waiting.get(action.stage, 0.0)
+            if action.kind in "BI":
+                back = arriving_bytes(strategy, action.stage, learning=True)
+                if strategy.schedule in HOLDS_SENDS:
+                    held += back + departing_bytes(strategy, action.stage)
                 else:
-                    held += sent_back
+                    last_back = back  # until the next forward, or the next one goes
         lasting[3], lasting[4] = kept_at_peak, peak - kept_at_peak
         found.append(lasting)
     return np.array(found)

@@ -62,6 +62,7 @@ def entry_of(executable: Executable, predicted: Prediction, found: Findings) -> 
         "ok": found.numerics_ok is not False and not found.error and not unlike and not order_unlike,
         "mesh": executable.mesh_text,
         "micro_batches": executable.micro_batches,
+        "schedule": executable.schedule,
         "loss_difference": found.differences.loss,
         "gradient_difference": found.differences.gradient,
         "worst_gradient": found.worst_gradient,

@@ -157,10 +157,11 @@ def predict_pipelines(
     every = {w.key: w for of_strategy in works for of_stage in of_strategy for w in of_stage.values()}
     costs.find_facts_of(every.values())
     costs.measure(every)
+    prices = {mesh: PipelinePrices.of(costs, mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
         facts = [{name: costs.facts_of(w) for name, w in of_stage.items()} for of_stage in of_strategy]
-        found = evaluate_pipeline(strategy, of_strategy, facts, PipelinePrices.of(costs, mesh))
+        found = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])
         sent = [found.sent_by(rank) for rank in range(strategy.devices)]
         predictions.append(
             Prediction(

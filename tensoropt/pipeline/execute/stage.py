@@ -159,6 +159,9 @@ class RunningStage(PipelineStage):
     def __init__(self, engine: StageEngine, index: int, count: int, group: dist.ProcessGroup):
         self.engine = engine
         self._module = _StageModule(engine)
+        # Lists that schedules have in variables until they ask for the next: emptied when they are done with.
+        self._coming_back: list[dist.P2POp] = []
+        self._going_back: list[dist.P2POp] = []
         part = engine.part
         first = (torch.empty(1, device="meta"),)  # schedules want an argument of the first stage
         super().__init__(
@@ -212,7 +215,8 @@ class RunningStage(PipelineStage):
         """The receipts before a backward, into buffers made now."""
         if self.has_backward and not self.is_last:
             self._make_room(self.grad_recv_info[bwd_chunk_id])
-        return super().get_bwd_recv_ops(bwd_chunk_id)
+        self._coming_back = super().get_bwd_recv_ops(bwd_chunk_id)
+        return self._coming_back
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """Gradients from a stage of the same rank."""
@@ -227,13 +231,17 @@ class RunningStage(PipelineStage):
             self.bwd_cache[bwd_chunk_id] = tuple(
                 None if gradient is None else gradient.contiguous() for gradient in gradients
             )
-        return super().get_bwd_send_ops(bwd_chunk_id)
+        self._going_back = super().get_bwd_send_ops(bwd_chunk_id)
+        return self._going_back
 
     # -- micro-batches ----------------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward of one micro-batch."""
         self._module.micro_batch = fwd_chunk_id
+        # 1F1B has waited for both before a forward.
+        self._coming_back.clear()
+        self._going_back.clear()
         found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         for info in self.args_recv_info[fwd_chunk_id]:
             info.buffer = None
@@ -256,6 +264,7 @@ class RunningStage(PipelineStage):
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
+        self._coming_back.clear()
         if not self.is_last:
             for info in self.grad_recv_info[bwd_chunk_id]:
                 info.buffer = None

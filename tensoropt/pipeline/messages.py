@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from tensoropt.graph import DTYPE_BYTES
-from tensoropt.ops.layouts import Layout, local_shape
+from tensoropt.ops.layouts import local_shape
 from tensoropt.pipeline.stages import arriving_group, departing_group
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.sharding.strategy import Strategy
@@ -56,10 +56,10 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
     )
 
 
-def stored_bytes(strategy: Strategy, name: str) -> int:
-    """Bytes of a rank's part of a parameter's gradient."""
-    layout: Layout = strategy.stored[name]
-    shape = local_shape(strategy.atoms(name), tuple(max(code, -1) for code in layout), strategy.mesh)
+def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
+    """Bytes of a parameter's gradient on one rank of the stage; on the fullest without."""
+    where = None if inner is None else coordinate(strategy, inner)
+    shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
 
 
@@ -99,7 +99,7 @@ def sent_by_rank(
         if source.tensors[name].requires_grad and source.training:
             for stage in strategy.holders(name):
                 if strategy.place_of(stage) == place:
-                    size = stored_bytes(strategy.stages[stage], name)
+                    size = stored_bytes(strategy.stages[stage], name, inner)
                     found[Collective("all_reduce", (PIPELINE,), size)] += 1
     for name in source.outputs:
         found[Collective("broadcast", (PIPELINE,), source.tensors[name].bytes)] += 1

@@ -10,7 +10,7 @@ from tensoropt.verify.findings import Findings
 from tensoropt.verify.order import compare_order, in_order
 from tensoropt.verify.places import Place
 from tensoropt.verify.predict import Prediction
-from tensoropt.verify.recorder import compare_collectives, shown_axes
+from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes
 from tensoropt.verify.reference import ModuleFindings
 from tensoropt.verify.tolerances import Differences, within_tolerance
 
@@ -120,11 +120,14 @@ def _unlike(
     """What was issued other than predicted, rank by rank where each has its own."""
     if not predicted.of_ranks:
         return compare_collectives(expected, issued)
-    return [
-        f"rank {rank}: {line}"
-        for rank, rows in zip(found.ranks_checked or (), found.collectives_of_ranks, strict=True)
-        for line in compare_collectives(predicted.of_ranks[rank], _shown(rows))
-    ]
+    lines = []
+    first = len(predicted.of_ranks) // len(predicted.of_places)
+    for rank, rows in zip(found.ranks_checked or (), found.collectives_of_ranks, strict=True):
+        # The first rank of each part of the devices has the largest shards, for which collectives are predicted;
+        # those of uneven ones are smaller on others.
+        compare = compare_smaller if rank % first else compare_collectives
+        lines += [f"rank {rank}: {line}" for line in compare(predicted.of_ranks[rank], _shown(rows))]
+    return lines
 
 
 def _order_unlike(predicted: Prediction, found: Findings) -> list[str] | None:

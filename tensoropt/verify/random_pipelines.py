@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.schedules import SCHEDULES, check_schedule
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -47,7 +48,7 @@ def draw_pipelines(
     drawn = []
     for _ in range(count):
         places = rng.choice(degrees)
-        mesh = rng.choice(job_meshes(cluster, places))
+        mesh = rng.choice(job_meshes(cluster, places, MAX_AXES))
         drawer = _Drawer(loaded.graph, places, rng, recompute)
         drawn.append((drawer.draw(mesh.shape[1:], counts), mesh))
     return drawn
@@ -55,25 +56,7 @@ def draw_pipelines(
 
 def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
     """The numbers of places that pipelines of a model can have on a cluster."""
-    cuts, devices = len(Cutter(graph).cuts), cluster.device_count
-    divisors = [p for p in range(2, min(devices, cuts + 1) + 1) if devices % p == 0]
-    shapes = {mesh.shape[0] for mesh in cluster.meshes(MAX_AXES + 1)}
-    return tuple(p for p in divisors if p in shapes)
-
-
-def job_meshes(cluster: Cluster, places: int) -> tuple[Mesh, ...]:
-    """The meshes of a cluster whose first axis is a pipeline of so many places."""
-    if places < 2 or cluster.device_count % places:
-        raise TensorOptError(
-            f"{cluster.device_count} devices are not in {places} equal parts of a pipeline of two or more; "
-            "give a divisor of the number of devices that is at least 2"
-        )
-    found = [mesh for mesh in cluster.meshes(MAX_AXES + 1) if mesh.shape[0] == places]
-    if not found:
-        raise TensorOptError(
-            f"the levels of {cluster.name} cannot be cut into {places} equal parts; give another degree"
-        )
-    return tuple(found)
+    return tuple(p for p in degrees_of(cluster) if p <= len(Cutter(graph).cuts) + 1)
 
 
 class _Drawer:

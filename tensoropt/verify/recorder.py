@@ -165,6 +165,29 @@ def compare_collectives(
     ]
 
 
+def compare_smaller(
+    predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """What differs between two summaries in more than that what is issued is smaller, one line each."""
+
+    def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
+        found: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+        for row in rows:
+            key = row["kind"], tuple(row["axes"])
+            count, size = found.get(key, (0, 0))
+            found[key] = count + row["count"], size + row["count"] * row["bytes"]
+        return found
+
+    left, right = totals(predicted), totals(issued)
+    lines = []
+    for kind, axes in sorted(left.keys() | right.keys()):
+        (count, size), (other, sent) = left.get((kind, axes), (0, 0)), right.get((kind, axes), (0, 0))
+        if count != other or sent > size:
+            where = between(Collective(kind, axes, 0))
+            lines.append(f"{kind} {where}: predicted {count} of {size} bytes, issued {other} of {sent}")
+    return lines
+
+
 def between(one: Collective) -> str:
     """In words among whom a collective, or a message, goes."""
     if one.kind == "send":

@@ -80,7 +80,8 @@ class StageEngine(ShardedEngine):
         self.runtime.micro_batch = micro_batch
         self.runtime.ahead = self._ahead_of.pop(micro_batch, AT_THE_USE)
         self.shards.accumulated.one_call = True
-        self.unsharded.last = last
+        # As in a plan without stages: the only micro-batch has nothing to wait for, and reduces one by one.
+        self.unsharded.last = last and self.strategy.micro_batches > 1
         if last:
             self.shards.accumulated.begin_last()
 

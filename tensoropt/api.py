@@ -28,8 +28,9 @@ from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.evaluation import evaluate_searched
 from tensoropt.session.kept import KeptExplorations, question_of
+from tensoropt.session.pipelines import with_pipelines
 from tensoropt.session.recosting import recost_point
-from tensoropt.session.searched import search
+from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
 from tensoropt.types import Progress, silent
 
@@ -86,7 +87,7 @@ def explore(
     if keep and not entries:
         return replace(_kept(session, problem, info), captured=captured)
     searched = search(session, problem)
-    exploration = replace(evaluate_searched(session, searched, info), captured=captured)
+    exploration = replace(_evaluated(session, searched, info), captured=captured)
     return with_planners(session, searched, exploration, entries, limits) if entries else exploration
 
 
@@ -118,7 +119,7 @@ def explore_graph(
     session = Session(load_cluster(cluster), settings, store, progress or silent, keep=keep)
     with session.clock.stage("capture"), session.open_store() as kept:
         problem = prepare_graph(graph, kept=kept)
-    return evaluate_searched(session, search(session, problem), model)
+    return _evaluated(session, search(session, problem), model)
 
 
 def compare(
@@ -183,13 +184,19 @@ def recost(
     return found, again
 
 
+def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:
+    """The points of all that was searched, and of pipelines where these are asked for."""
+    found = evaluate_searched(session, searched, info)
+    return with_pipelines(session, searched, found) if session.settings.pipelines == "auto" else found
+
+
 def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:
     """The exploration that was kept, or one made and kept now."""
     question, settings = question_of(info), session.settings
     with session.open_store() as store:
         found = KeptExplorations(store).find(question, session.cluster, settings)
     if found is None:
-        found = evaluate_searched(session, search(session, problem), info)
+        found = _evaluated(session, search(session, problem), info)
         with session.open_store() as store:
             refusal = KeptExplorations(store).keep(question, session.cluster, settings, found)
         if refusal:

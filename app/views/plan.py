@@ -45,7 +45,7 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     # Below a twentieth of the device its segments would be too thin to read; the share is an assumption.
     to_scale = 0.05 * capacity <= used <= capacity
     whole = capacity if to_scale else used
-    where = "on the fullest device" if point.placed is not None else "on each device"
+    where = "on the fullest device" if point.carried is not None else "on each device"
     segments = [
         Segment(kind, KIND_TITLES[kind], size / whole, unit.text(size), percent(size / used))
         for kind, size in zip(MEMORY_KINDS, point.memory, strict=True)
@@ -69,14 +69,16 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
 
 def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
-    """What each device of a placed plan holds at most, as a share of the fullest; none of a sharded plan."""
+    """What each device of a placed plan, or of each stage of a pipeline, holds at most, as a share of the fullest;
+    none of a sharded plan."""
     point = data.exploration.all_points[row]
-    if point.placed is None:
+    if point.carried is None:
         return ()
-    peaks = [float(peak) for peak in point.placed["placed"]["peak_bytes"]]
+    kind, title = ("placed", "device") if point.placed is not None else ("pipeline", "place")
+    peaks = [float(peak) for peak in point.carried[kind]["peak_bytes"]]
     most, unit = max(peaks, default=0.0) or 1.0, data.units.memory
     return tuple(
-        Segment("parameters", f"device {number}", peak / most, unit.text(peak), percent(peak / most))
+        Segment("parameters", f"{title} {number}", peak / most, unit.text(peak), percent(peak / most))
         for number, peak in enumerate(peaks)
     )
 

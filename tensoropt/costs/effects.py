@@ -221,7 +221,7 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         # back is an effect of backward and not subtracted. Bytes are not multiplied by ``times``: a
         # micro-batch has given them back before the next one begins.
         if effect.when.phase == "forward":
-            memory += effect.kept
+            memory += effect.kept * prices.in_flight
         # Put together with others a collective takes no longer than by itself.
         communication += sum(one.send.seconds for one in effect.beside) * times
         if effect.moves or effect.sends:

@@ -110,6 +110,8 @@ class Prices:
         process: memory that a process takes beside tensors; by default tensors only are counted.
         beside: collectives that nobody waits for run beside computation.
         slower_beside: how much longer, as a share, computing takes meanwhile.
+        in_flight: micro-batches whose forward is over and whose backward is not, at most; more than one in the
+            stages of a pipeline, which keep as much of each.
         packs: gradients that are scattered together are packed into one tensor, as on CPU ranks, where gloo
             would reduce one after the other.
     """
@@ -127,6 +129,7 @@ class Prices:
         beside: bool = False,
         slower_beside: float = 0.0,
         packs: bool = True,
+        in_flight: int = 1,
     ):
         self.graph = graph
         self.mesh = mesh
@@ -138,13 +141,14 @@ class Prices:
         self.beside = beside
         self.slower_beside = slower_beside
         self.packs = packs
+        self.in_flight = in_flight
         self._between: dict[tuple[tuple[tuple[int, ...], float], ...], float] = {}
 
     @property
     def described(self) -> str:
         """All that prices follow from but seconds of workloads: equal where these are the same."""
         compute_s = self.compute.optimizer_s_per_element
-        others = self.communication.described, self.beside, self.slower_beside, self.packs
+        others = self.communication.described, self.beside, self.slower_beside, self.packs, self.in_flight
         return repr((self.mesh, self.optimizer, self.overheads, compute_s, *others))
 
     @property

@@ -19,6 +19,7 @@ from tensoropt.engine.sharded_model import ShardedModel
 from tensoropt.errors import PlanError
 from tensoropt.pipeline.execute.engine import PipelinedEngine
 from tensoropt.pipeline.execute.model import PipelinedModel
+from tensoropt.pipeline.plans import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy, pipelined_from_dict, pipelined_to_dict
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.execute.model import PlacedModel
@@ -255,6 +256,8 @@ def executable_of_plan(plan: Plan, graph: GroupGraph) -> Executable:
     """
     if plan.placed is not None:
         return PlacedExecutable(placed_strategy(plan, graph))
+    if plan.pipeline is not None:
+        return PipelinedExecutable(pipelined_strategy(plan, graph))
     return ShardedExecutable(plan.strategy(graph))
 
 

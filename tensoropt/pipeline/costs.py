@@ -93,11 +93,12 @@ class PipelinePrices:
             beside=costs.beside,
         )
 
-    def of_stage(self, graph: GroupGraph, sizes: AxisSizes) -> Prices:
+    def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
         """Prices of a stage's graph.
 
         Args:
             sizes: micro-batches, then the axes of a place.
+            in_flight: micro-batches that the stage keeps something of at once.
         """
         return Prices(
             graph,
@@ -109,6 +110,7 @@ class PipelinePrices:
             beside=self.beside,
             slower_beside=slower_beside(self.cluster),
             packs=self.cluster.device_type == "cpu",
+            in_flight=in_flight,
         )
 
     @property

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.errors import ClusterError
-
-AXIS = "stage"
-"""The name of a job's axis along which its stages lie."""
+from tensoropt.plan.plan import STAGE_AXIS
 
 
 def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...]:
@@ -28,7 +26,7 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
     found = []
     for inner in cluster.subset(devices // places).meshes(most_axes):
         axes = [(size, name) for size, name in zip(inner.shape, inner.names, strict=True) if size > 1]
-        found.append(Mesh(shape=(places, *(size for size, _ in axes)), names=(AXIS, *(name for _, name in axes))))
+        found.append(Mesh(shape=(places, *(size for size, _ in axes)), names=(STAGE_AXIS, *(name for _, name in axes))))
     return tuple(found)
 
 

@@ -49,6 +49,10 @@ def split_words(found: Findings, index: int) -> str:
         used = len({o["device"] for o in point.placed["operators"].values()})
         pieces = len(point.placed["placed"]["splits"])
         return f"placed on {used} devices" + (f", {pieces} operators cut" if pieces else "")
+    if point.pipeline is not None:
+        info = point.pipeline["pipeline"]
+        again = len(point.pipeline["recomputed"])
+        return f"{len(info['stages'])} stages, {info['schedule']}" + (f", {again} blocks recomputed" if again else "")
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())

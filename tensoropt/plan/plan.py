@@ -18,6 +18,10 @@ from tensoropt.simulate.recording import allocator_words, host_words
 from tensoropt.units import format_bytes, format_seconds
 
 SCHEMA = "tensoropt.plan/1"
+PIPELINED_SCHEMA = "tensoropt.plan/2"
+"""Of plans with a pipeline, which earlier versions cannot run; others stay readable by them."""
+STAGE_AXIS = "stage"
+"""The name of a mesh axis along which the stages of a pipeline lie."""
 
 
 class _Strict(BaseModel):
@@ -51,7 +55,8 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """Sizes and names of the mesh axes, outermost first; ``placed``: no mesh, but devices in a row."""
+    """Sizes and names of the mesh axes, outermost first; ``placed``: no mesh, but devices in a row. A pipeline is
+    the first axis, called :data:`STAGE_AXIS`."""
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
@@ -59,8 +64,10 @@ class MeshInfo(_Strict):
 
     @property
     def label(self) -> str:
-        """``2x4``, ``1`` for a single device, or ``placed on 4``."""
+        """``2x4``, ``1`` for a single device, ``placed on 4``, or ``pp2x4``."""
         sizes = "x".join(map(str, self.shape)) or "1"
+        if self.names[:1] == (STAGE_AXIS,):
+            return f"pp{sizes}"
         return f"placed on {sizes}" if self.placed else sizes
 
 
@@ -109,6 +116,38 @@ class PlacedInfo(_Strict):
 
     splits: dict[str, tuple[str, int]] = {}
     transfers: tuple[TransferPlan, ...] = ()
+    peak_bytes: tuple[float, ...] = ()
+
+
+class StagePlan(_Strict):
+    """The strategy of one stage, as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes it, without its
+    mesh.
+
+    Attributes:
+        begins: the operator group with which it begins; "" of the first.
+    """
+
+    begins: str = ""
+    groups: dict[str, tuple[str, ...]]
+    hubs: dict[str, tuple[str, ...]]
+    stored: dict[str, tuple[str, ...]]
+    recomputed: tuple[str, ...] = ()
+
+
+class PipelineInfo(_Strict):
+    """What a plan with a pipeline says beside its operators.
+
+    Attributes:
+        schedule: the order in which micro-batches pass the stages.
+        again: tensors that stages make for themselves instead of receiving them.
+        stages: in order; the parts of the devices are the first axis of the plan's mesh, and have as many stages
+            each as the schedule gives them.
+        peak_bytes: per part, of one of its ranks.
+    """
+
+    schedule: str
+    again: tuple[str, ...] = ()
+    stages: tuple[StagePlan, ...]
     peak_bytes: tuple[float, ...] = ()
 
 
@@ -161,11 +200,12 @@ class Plan(_Strict):
 
     ``recomputed`` names repeated blocks whose forward runs again in backward. A plan with ``placed`` puts
     every operator, or piece of one, on one device (:mod:`tensoropt.placement`); its mesh is the row of
-    devices, and its figures are those of the fullest device.
+    devices, and its figures are those of the fullest device. One with ``pipeline`` cuts the model into stages
+    (:mod:`tensoropt.pipeline`), of which it says more there than ``operators`` and ``parameters`` do.
     """
 
     # An alias, since pydantic's BaseModel has a method called schema.
-    schema_: Literal["tensoropt.plan/1"] = Field("tensoropt.plan/1", alias="schema")
+    schema_: Literal["tensoropt.plan/1", "tensoropt.plan/2"] = Field("tensoropt.plan/1", alias="schema")
     planner: str
     model: ModelInfo
     cluster: dict[str, Any]
@@ -177,6 +217,7 @@ class Plan(_Strict):
     parameters: dict[str, ParameterPlan]
     recomputed: tuple[str, ...] = ()
     placed: PlacedInfo | None = None
+    pipeline: PipelineInfo | None = None
     predicted: Predicted
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
@@ -225,6 +266,10 @@ class Plan(_Strict):
         """
         from tensoropt.sharding.serialise import strategy_from_dict
 
+        if self.pipeline is not None:
+            raise PlanError(
+                f"this plan of {self.planner} cuts the model into stages, each of which has a strategy of its own"
+            )
         if self.placed is not None:
             raise PlanError(
                 f"this is a placed plan of {self.planner}: its operators lie on one device each, so that it "
@@ -247,7 +292,9 @@ class Plan(_Strict):
 
     def to_json(self) -> str:
         """The content of a plan file."""
-        return json.dumps(self.model_dump(by_alias=True, mode="json"), indent=1) + "\n"
+        # Without the field where there is no pipeline, so that earlier versions read such plans.
+        left_out = {"pipeline"} if self.pipeline is None else set()
+        return json.dumps(self.model_dump(by_alias=True, mode="json", exclude=left_out), indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan; an existing file is replaced only when the new one is whole."""
@@ -263,6 +310,7 @@ class Plan(_Strict):
         rows = [
             ("devices", f"{self.devices} of {self.cluster.get('name', 'a cluster')}, {self.mesh.label}"),
             ("step", f"{self.model.mode}, {self.micro_batches} micro-batch(es), {self.optimizer}"),
+            ("stages", self._stage_words()),
             ("memory per device", format_bytes(told.memory_bytes)),
             ("", memory),
             ("allocator", allocator_words(told.allocator) if told.allocator else ""),
@@ -279,6 +327,13 @@ class Plan(_Strict):
             ("sends", f"{sends:,} per step and rank" if sends else ""),
         ]
         return [(label, said) for label, said in rows if said]
+
+    def _stage_words(self) -> str:
+        """The stages of a pipeline and where they begin."""
+        if self.pipeline is None:
+            return ""
+        begins = ", ".join(stage.begins for stage in self.pipeline.stages[1:])
+        return f"{len(self.pipeline.stages)}, {self.pipeline.schedule}; further ones begin with {begins}"
 
     def _split_words(self) -> str:
         """How many groups each device has a part of, or where they lie."""
@@ -306,6 +361,18 @@ def placed_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def pipelined_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a plan that the record of a pipelined point says (:mod:`tensoropt.pipeline.points`)."""
+    return {
+        "schema": PIPELINED_SCHEMA,
+        "operators": {n: OperatorPlan(**o) for n, o in record["operators"].items()},
+        "parameters": {n: ParameterPlan(**p) for n, p in record["parameters"].items()},
+        "hubs": {},
+        "recomputed": tuple(record["recomputed"]),
+        "pipeline": PipelineInfo(**record["pipeline"]),
+    }
+
+
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan of a file, checked.
 
@@ -324,9 +391,11 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise PlanError(f"{path} is not a plan: line {error.lineno}: {error.msg}") from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+    if not isinstance(data, dict) or data.get("schema") not in (SCHEMA, PIPELINED_SCHEMA):
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise PlanError(f"{path} is not a plan: its schema is {found!r}, not '{SCHEMA}'")
+        raise PlanError(
+            f"{path} is not a plan: its schema is {found!r}, not '{SCHEMA}' or '{PIPELINED_SCHEMA}'"
+        )
     try:
         return Plan.model_validate(data)
     except ValidationError as error:

@@ -37,7 +37,9 @@ class Point:
     ``allocator``: peaks of PyTorch's caching allocator in the step, by the names of
     :data:`~tensoropt.simulate.recording.ALLOCATOR`; only of sharded plans where process memory is counted.
 
-    ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices.
+    ``placed``: of a placed plan what :mod:`tensoropt.placement.points` keeps of it, instead of indices;
+    ``pipeline``: likewise of a pipelined one (:mod:`tensoropt.pipeline.points`), whose memory is that of the
+    fullest rank and whose breakdown that of the busiest.
     """
 
     memory_bytes: float
@@ -60,8 +62,14 @@ class Point:
     idle_s: float = 0.0
     host_s: float = 0.0
     placed: Mapping[str, Any] | None = None
+    pipeline: Mapping[str, Any] | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
     allocator: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def carried(self) -> Mapping[str, Any] | None:
+        """What a point without indices carries of its plan; None of one that is a choice in a searched space."""
+        return self.placed or self.pipeline
 
     @property
     def tensor_bytes(self) -> float:
@@ -76,8 +84,9 @@ class Point:
     @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for two points only if they are the same strategy by the same planner."""
-        # Placed points have no indices; what they keep tells them apart.
+        # Such points have no indices; what they carry tells them apart.
         own = json.dumps(self.placed["placed"], sort_keys=True) if self.placed else ""
+        own += json.dumps(self.pipeline["pipeline"], sort_keys=True) if self.pipeline else ""
         return (self.planner, self.space, self.choice, self.options, own)
 
     @property

@@ -6,7 +6,15 @@ from typing import Any
 
 from tensoropt.costs.variables import Variable
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan import CollectiveCount, OperatorPlan, ParameterPlan, Plan, Predicted, placed_fields
+from tensoropt.plan.plan import (
+    CollectiveCount,
+    OperatorPlan,
+    ParameterPlan,
+    Plan,
+    Predicted,
+    pipelined_fields,
+    placed_fields,
+)
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -15,7 +23,12 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 def plan_of(found: Findings, point: Point) -> Plan:
     """The plan of a point of one of the exploration's spaces; neither model nor search is needed."""
     space = found.spaces[point.space]
-    fields = _sharded_fields(space, point) if point.placed is None else placed_fields(point.placed)
+    if point.placed is not None:
+        fields = placed_fields(point.placed)
+    elif point.pipeline is not None:
+        fields = pipelined_fields(point.pipeline)
+    else:
+        fields = _sharded_fields(space, point)
     return Plan(
         planner=point.planner,
         model=found.model,

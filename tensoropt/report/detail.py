@@ -20,7 +20,7 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.recorded import Recorded, mesh_of
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
-from tensoropt.report.placed import placed_detail
+from tensoropt.report.carried import carried_detail
 from tensoropt.report.rows import Detail
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.serialise import strategy_from_dict
@@ -50,8 +50,8 @@ def detail(exploration: Exploration, index: int) -> Detail:
     points = exploration.all_points
     if not 0 <= index < len(points):
         raise TensorOptError(f"there is no point {index}; there are points 0 to {len(points) - 1}")
-    if points[index].placed is not None:
-        return placed_detail(points[index], index)
+    if points[index].carried is not None:
+        return carried_detail(points[index], index)
     return _Telling(exploration, index, recorded_of(exploration)).tell()
 
 

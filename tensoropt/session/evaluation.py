@@ -96,7 +96,7 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
     Under its cap or on its mesh a strategy may be the best, and yet another mesh's be better in the additive
     model. It stays where the simulator prefers it, with the gap that it has.
     """
-    sharded = [i for i, point in enumerate(points) if point.placed is None]
+    sharded = [i for i, point in enumerate(points) if point.carried is None]
     memory = np.array([points[i].additive_memory_bytes for i in sharded])
     time_s = np.array([points[i].additive_time_s for i in sharded])
     gaps, exact = certify([s.frontier for s in searched], memory, time_s)
@@ -116,7 +116,7 @@ def _used(
 ) -> Iterator[tuple[CostTables, Mapping[str, int]]]:
     """Of each sharded point the tables it is from, and its choice by name."""
     for point in points:
-        if point.placed is not None:
+        if point.carried is not None:
             continue
         names = spaces[point.space].variables
         yield searched[point.space].tables, dict(zip(names, point.choice, strict=True))

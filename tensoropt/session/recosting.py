@@ -18,6 +18,8 @@ def recost_point(session: Session, searched: Searched, old: Exploration, index: 
     """Memory and time of a point of another exploration of the same operators, at this one's prices."""
     if old.points[index].placed is not None:
         return Recosted(index, None, None, "placed plans are made anew, by `tensoropt compare`")
+    if old.points[index].pipeline is not None:
+        return Recosted(index, None, None, "pipelines are made anew, by `tensoropt explore`")
     plan = old.plan(index)
     found = _same_space(searched, plan.mesh.shape, plan.micro_batches)
     if found is None:

@@ -121,7 +121,7 @@ def _unlike(
     if not predicted.of_ranks:
         return compare_collectives(expected, issued)
     lines = []
-    first = len(predicted.of_ranks) // len(predicted.of_places)
+    first = len(predicted.of_ranks) // max(len(predicted.of_places), 1)
     for rank, rows in zip(found.ranks_checked or (), found.collectives_of_ranks, strict=True):
         # The first rank of each part of the devices has the largest shards, for which collectives are predicted;
         # those of uneven ones are smaller on others.

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import executable_of_plan
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan import Plan
 from tensoropt.plan.made_for import made_for
 from tensoropt.plan.settings import Settings
@@ -18,7 +20,7 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Progress, silent
 from tensoropt.verify.places import Wanted, cluster_of, place_for
-from tensoropt.verify.predict import prediction_of, with_order
+from tensoropt.verify.predict import of_each_rank, prediction_of, with_order
 from tensoropt.verify.run import TIMEOUT_S, Predicted, run_and_answer
 
 
@@ -64,6 +66,12 @@ def _predicted(plan: Plan, graph: GroupGraph, progress: Progress) -> Predicted:
     """A plan's strategy and what it says of itself, in which order included where it can be told."""
     strategy, found = executable_of_plan(plan, graph).strategy, prediction_of(plan, graph)
     cluster = made_for(plan.cluster)
+    if isinstance(strategy, PipelinedStrategy):
+        where = cluster or load_cluster(f"cpu:{strategy.devices}")
+        settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+        with ProfileStore() as store:
+            costs = CostSource(where, store, settings, progress=progress)
+            return strategy, of_each_rank(found, strategy, costs)
     if not isinstance(strategy, Strategy) or cluster is None:
         return strategy, found
     settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)

@@ -12,6 +12,7 @@ from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.messages import sent_by_rank
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.plans import PlacedStrategy, ValueTransfer
@@ -55,8 +56,22 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     if plan.placed is not None:
         rows += result_rows(graph, plan.devices)
+    peaks = plan.pipeline.peak_bytes if plan.pipeline is not None else ()
     # A tracker sees tensors, not what a process takes beside them.
-    return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s)
+    return Prediction(rows, plan.predicted.tensor_bytes, plan.predicted.time_s, of_places=peaks)
+
+
+def of_each_rank(found: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
+    """What a plan file with a pipeline says of itself, with what each rank sends, which no file keeps: it follows
+    from the facts of the stages' workloads."""
+    works = stage_works(strategy)
+    costs.find_facts_of(work for of_stage in works for work in of_stage.values())
+    sent = [
+        predicted_collectives(one, {name: costs.facts_of(work) for name, work in of_stage.items()})
+        for one, of_stage in zip(strategy.stages, works, strict=True)
+    ]
+    ranks = [sent_by_rank(strategy, rank, sent) for rank in range(strategy.devices)]
+    return replace(found, collectives=rows_of(sum(ranks, Counter())), of_ranks=tuple(map(rows_of, ranks)))
 
 
 def with_order(found: Prediction, strategy: Strategy, costs: CostSource) -> Prediction:

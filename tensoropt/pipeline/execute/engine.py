@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     Attributes:
         stages: those on this rank, by number.
+        after_backward: called when gradients are complete.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         group = job.group((1,))
         assert group is not None
         self._along = group
+        self.after_backward: Callable[[], None] = lambda: None
         self._schedule = self._make_schedule(group)
 
     def _at(self, stage: int) -> Runtime:
@@ -182,6 +184,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         for number, pending in step.of.items():
             self.stages[number]._finish_backward(pending, gradient)
             pending.done = True
+        self.after_backward()
 
     # -- buffers --------------------------------------------------------------------------------------------
 

@@ -1,5 +1,122 @@
-"""A user's model run by a pipelined plan (being written)."""
+"""A user's model run by a pipelined plan: the parameters of this rank's stages, and nothing of others."""
 
-from tensoropt.engine.parallel_model import ParallelModel
-class PipelinedModel(ParallelModel):
-    pass
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from tensoropt.capture import Capture
+from tensoropt.engine.parameters import as_dtensor
+from tensoropt.engine.spread import spread
+from tensoropt.engine.uncompiled_model import UncompiledModel
+from tensoropt.pipeline.execute.engine import PipelinedEngine
+from tensoropt.pipeline.execute.stage import StageEngine
+from tensoropt.pipeline.strategy import PipelinedStrategy
+
+
+class PipelinedModel(UncompiledModel[PipelinedEngine]):
+    """What ties a model to its pipelined plan.
+
+    A rank keeps its shards of its stages' parameters, as plain tensors; of the others an empty one remains, so that
+    optimizers and gradient clipping do the same on all ranks. A rank's state dict has the parameters of its stages,
+    over the ranks of that stage, and no others.
+    """
+
+    uncompiled = "a pipeline runs stages and micro-batches in the order of its schedule"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        captured: Capture,
+        strategy: PipelinedStrategy,
+        values: Mapping[str, torch.Tensor],
+        device: torch.device,
+        seed: int,
+    ):
+        self.strategy = strategy
+        engine = PipelinedEngine(strategy, values, seed=seed, device=device)
+        axes = tuple(f"axis{i}" for i in range(1, len(strategy.mesh) - 1))
+        mesh = init_device_mesh(device.type, strategy.mesh[1:], mesh_dim_names=("stage", *axes))
+        # Of this rank's place; a stage on a single device needs none.
+        self.place_mesh: DeviceMesh | None = mesh[axes] if axes else None
+        super().__init__(model, captured, engine, mesh)
+        self.engine.after_backward = self._show_absent
+
+    # -- parameters -------------------------------------------------------------------------------
+
+    def is_here(self, key: str) -> bool:
+        return self.names[key] in self.engine.shards.leaves
+
+    def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        return local
+
+    def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        stages = len(self.strategy.holders(name))
+        mesh = self.engine.runtime.mesh
+        return spread(local, stages * prod(mesh[axis] for axis in self.engine.shards.replica_axes(name)))
+
+    def local(self, name: str) -> torch.Tensor:
+        leaves = self.engine.shards.leaves
+        if name in leaves:
+            return leaves[name].detach()
+        tensor = self.source.tensors[name]
+        return torch.empty(0, dtype=getattr(torch, tensor.stored_dtype), device=self.engine.runtime.device)
+
+    def _show_absent(self) -> None:
+        """Give parameters of other ranks an empty gradient, so that they are treated like the others."""
+        for tensor in self.source.parameters:
+            if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
+                parameter = self.parameters[tensor.name]
+                # Optimizers leave out parameters without a gradient, and their states would then differ by rank.
+                parameter.grad = spread(torch.empty_like(parameter))
+
+    def _stage_of(self, name: str) -> StageEngine:
+        return next(stage for stage in self.engine.stages.values() if name in stage.shards.leaves)
+
+    # -- state dicts ------------------------------------------------------------------------------
+
+    def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        """What this rank has of a parameter of its stages as a part of the whole one, in the model's own shape."""
+        name, shape = self.names[key], self.shapes[key]
+        if self.place_mesh is None:
+            return value.detach().reshape(shape)
+        stage = self._stage_of(name)
+        atoms, layout = stage.strategy.atoms(name), stage.strategy.stored[name]
+        found = as_dtensor(value.detach(), atoms, layout, self.place_mesh, stage.runtime)
+        if tuple(found.shape) == shape:
+            return found
+        # A fused projection that is split on heads: its shards are no slices of the flat shape.
+        return self._replicated(found.full_tensor().view(shape), self.place_mesh)
+
+    def _to_own_shapes(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+    ) -> None:
+        for key in self.names:
+            if not self.is_here(key):
+                state.pop(prefix + key, None)
+        super()._to_own_shapes(module, state, prefix, metadata)
+
+    def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._to_stored(module, state, prefix, *rest)
+        for key, name in self.names.items():
+            if not self.is_here(key):
+                # What is loaded of it is loaded elsewhere.
+                state[prefix + key] = self.local(name)
+
+    def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
+        if not self.is_here(key):
+            return self.local(self.names[key])
+        return self.engine.shards.shard(self.names[key], self._whole(key, value))
+
+    def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:
+        # A step counter has the shape of a scalar parameter, but is no state of its elements.
+        return super().is_state_of(parameter, field, value) and field != "step"
+
+    def lies_right(self, key: str, value: torch.Tensor) -> bool:
+        return not isinstance(value, DTensor) and not self.is_here(key) and not value.numel()

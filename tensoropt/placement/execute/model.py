@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,17 +11,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tensoropt.capture import Capture
-from tensoropt.engine.parallel_model import ParallelModel
+from tensoropt.engine.spread import spread
+from tensoropt.engine.uncompiled_model import UncompiledModel
 from tensoropt.errors import PlanError
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.placement.execute.spread import SpreadGradient
 from tensoropt.placement.plans import PlacedStrategy
-
-UNCOMPILED = (
-    "a placed plan runs every operator, forward and backward, when the plan says, which a compiler would "
-    "undo; the model runs as it is, so leave torch.compile out"
-)
-
 
 def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
     """Where one process runs all devices of a plan; None in a job of several.
@@ -44,12 +37,14 @@ def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.devi
     return [torch.device("cuda", i) for i in range(strategy.devices)]
 
 
-class PlacedModel(ParallelModel[PlacedEngine]):
+class PlacedModel(UncompiledModel[PlacedEngine]):
     """What ties a model to its placed plan.
 
     A rank keeps the parameters on its device; of the others an empty one remains, so that optimizers and
     gradient clipping do the same on all ranks. State dicts hold whole parameters on every rank.
     """
+
+    uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
 
     def __init__(
         self,
@@ -68,33 +63,13 @@ class PlacedModel(ParallelModel[PlacedEngine]):
         super().__init__(model, captured, engine, mesh)
         self.engine.after_backward = self._show_absent
 
-    def install(self) -> None:
-        super().install()
-        # A compiler would reorder what the plan orders, so it is kept out; and the script is told, once.
-        self._compiled = self._told = False
-        self._run = torch.compiler.disable(self._uncompiled, reason=UNCOMPILED)
-        self.model.register_state_dict_pre_hook(lambda *_: self.engine.sync_buffers())
-
-    # -- calls ------------------------------------------------------------------------------------
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # Asked outside of the part that the compiler leaves alone, in which it is always False.
-        self._compiled = torch.compiler.is_compiling()
-        return self._run(*args, **kwargs)
-
-    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled and not self._told:
-            self._told = True
-            warnings.warn(f"torch.compile changes nothing here: {UNCOMPILED}", stacklevel=2)
-        return super().forward(*args, **kwargs)
-
     # -- parameters -------------------------------------------------------------------------------
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
         return local
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        return local if self.mesh is None else local.as_subclass(SpreadGradient)
+        return local if self.mesh is None else spread(local)
 
     def local(self, name: str) -> torch.Tensor:
         leaves = self.engine.shards.leaves
@@ -110,7 +85,7 @@ class PlacedModel(ParallelModel[PlacedEngine]):
                 parameter = self.parameters[tensor.name]
                 # Optimizers leave out parameters without a gradient, and their states would then differ by
                 # rank.
-                parameter.grad = torch.empty_like(parameter).as_subclass(SpreadGradient)
+                parameter.grad = spread(torch.empty_like(parameter))
 
     # -- state dicts ------------------------------------------------------------------------------
 

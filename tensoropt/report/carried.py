@@ -1,4 +1,4 @@
-"""The detail of a placed point: the recording that it carries."""
+"""The detail of a point without indices, placed or pipelined: the recording that it carries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tensoropt.report.rows import Detail
 from tensoropt.simulate.recording import MemoryAt, OperatorRow, StepTime, TimelineEvent
 
 
-def placed_detail(point: Point, index: int) -> Detail:
-    """The detail of a placed point, from what it carries."""
-    record = point.placed or {}
+def carried_detail(point: Point, index: int) -> Detail:
+    """The detail of a placed or pipelined point, from what it carries."""
+    record = point.carried or {}
     return Detail(
         point=index,
         operators=tuple(
@@ -21,6 +21,6 @@ def placed_detail(point: Point, index: int) -> Detail:
         timeline=tuple(TimelineEvent(*event) for event in record["events"]),
         memory_curve=tuple(MemoryAt(*at) for at in record["curve"]),
         step=StepTime(point.time_s, point.compute_s, point.exposed_s, point.hidden_s, point.idle_s),
-        overlap=OVERLAP,
+        overlap=record.get("overlap", OVERLAP),
         sources=dict(point.sources),
     )

@@ -1,4 +1,4 @@
-"""Gradients as a user of a placed plan sees them: whole on one rank, empty on all others.
+"""Gradients of plans in which ranks have different parameters: this rank's part, empty where it has none.
 
 ``torch.nn.utils.clip_grad_norm_`` sees the gradients of its own rank only. Norms of these gradients remember
 that, and the norm of norms is one over all ranks.
@@ -26,11 +26,28 @@ def _order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
 def _norm(value: torch.Tensor, order: float) -> SpreadNorm:
     """This rank's share of a norm; nothing where the gradient is elsewhere."""
     found = torch.linalg.vector_norm(value, order) if value.numel() else value.new_zeros(())
+    copies = getattr(value, "copies", 1)
+    # All ranks' powers are added up, so that each of several copies gives its part of one.
+    if copies > 1 and order != float("inf"):
+        found = found / copies ** (1.0 / order)
     return found.as_subclass(SpreadNorm)
 
 
+def spread(value: torch.Tensor, copies: int = 1) -> SpreadGradient:
+    """A gradient as :class:`SpreadGradient`, of which so many ranks have the same."""
+    found = value.as_subclass(SpreadGradient)
+    found.copies = copies
+    return found
+
+
 class SpreadGradient(torch.Tensor):
-    """A gradient that is whole here, or elsewhere and empty here."""
+    """A gradient, or a part of one, that is here, or elsewhere and empty here.
+
+    Attributes:
+        copies: ranks that have the same.
+    """
+
+    copies: int = 1
 
     @classmethod
     def __torch_function__(

@@ -1,0 +1,141 @@
+"""Pipelined strategies as points of a frontier: figures, what a plan file says, and the timeline of all stages.
+
+A pipeline has no place in the tables of one mesh, so that a point carries its own plan, and what the simulator saw,
+as plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.pipeline.evaluate import PipelineEvaluation
+from tensoropt.pipeline.plans import plan_part
+from tensoropt.pipeline.stages import is_crossing
+from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.point import Point
+from tensoropt.plan.space import Space
+from tensoropt.simulate.effect_tables import SOURCES
+from tensoropt.simulate.recording import COMPUTE, OperatorRow
+
+OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
+PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "S": "send forward", "R": "send backward"}
+
+
+def pipelined_space(
+    mesh: Mesh, micro_batches: int, keys: Mapping[str, str], notes: Sequence[str] = ()
+) -> Space:
+    """The space that pipelines on one mesh belong to.
+
+    Args:
+        keys: parameter name in the graph -> the model's own name.
+    """
+    info = MeshInfo(shape=mesh.shape, names=mesh.names)
+    return Space(
+        mesh=info, micro_batches=micro_batches, groups={}, hubs={}, shared={}, keys=dict(keys), notes=tuple(notes)
+    )
+
+
+def pipelined_point(
+    found: PipelineEvaluation,
+    mesh: Mesh,
+    *,
+    space: int,
+    additive: tuple[float, float] | None = None,
+    planner: str = "frontier",
+) -> Point:
+    """A simulated pipeline as a point of space ``space``; nothing is proven of it.
+
+    Args:
+        additive: memory and time as a search added them up; by default as simulated.
+    """
+    fullest = found.memory[found.fullest]
+    seconds = np.sum([stage.metrics.sources[0] for stage in found.stages], axis=0)
+    whole = float(seconds.sum()) or 1.0
+    sent = found.sent_by(found.fullest * found.strategy.devices_per_place)
+    memory, time_s = additive or (found.memory_bytes, found.total_s)
+    return Point(
+        memory_bytes=found.memory_bytes,
+        time_s=found.total_s,
+        compute_s=found.compute_s,
+        communication_s=found.communication_s,
+        exposed_s=found.exposed_s,
+        hidden_s=max(found.communication_s - found.exposed_s, 0.0),
+        idle_s=found.idle_s,
+        additive_memory_bytes=memory,
+        additive_time_s=time_s,
+        memory=tuple(float(size) for size in fullest),
+        space=space,
+        choice=(),
+        options=(),
+        collectives=tuple((c.kind, c.axes, c.bytes, n) for c, n in sorted(sent.items())),
+        sources={name: float(x) / whole for name, x in zip(SOURCES, seconds, strict=True) if x},
+        exact=False,
+        gap=None,
+        planner=planner,
+        pipeline=_record(found, mesh),
+    )
+
+
+def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
+    peaks = tuple(float(size) for size in found.memory.sum(axis=1))
+    part = plan_part(found.strategy, mesh.names[1:], peaks)
+    return {
+        "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},
+        "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},
+        "recomputed": list(part.recomputed),
+        "pipeline": part.pipeline.model_dump(mode="json"),
+        "overlap": OVERLAP,
+        "rows": [
+            {**asdict(row), "members": list(row.members), "options": list(row.options)} for row in _rows(found)
+        ],
+        "events": [
+            [
+                f"{PHASES[h.kind]} of micro-batch {h.micro_batch}, stage {h.stage}",
+                f"{COMPUTE} {h.place}" if h.kind in "FBIW" else f"messages of {h.place}",
+                h.start_s,
+                h.end_s - h.start_s,
+                PHASES[h.kind],
+                f"stage {h.stage}",
+            ]
+            for h in found.times.happenings
+        ],
+        "curve": [],
+    }
+
+
+def _rows(found: PipelineEvaluation) -> list[OperatorRow]:
+    """A row for every stage: what it stores, and the seconds of all micro-batches."""
+    rows = []
+    for number, (stage, one) in enumerate(zip(found.stages, found.strategy.stages, strict=True)):
+        parts, memory = stage.metrics.parts, stage.metrics.memory[0]
+        groups = [group for group in one.graph.groups if not is_crossing(group)]
+        rows.append(
+            OperatorRow(
+                group=f"stage {number}",
+                members=tuple(group.name for group in groups),
+                module=groups[0].anchor.module if groups else "",
+                configuration={"stage": str(found.strategy.place_of(number))},
+                options=(*(f"recomputes {region.name}" for region in one.recomputed),),
+                parameters_bytes=int(memory[0]),
+                gradients_bytes=int(memory[1]),
+                state_bytes=int(memory[2]),
+                kept_bytes=int(parts.between_bytes[0]),
+                transient_bytes=int(parts.within_bytes[0]),
+                forward_s=_of_all(parts.forward_s[0], one.micro_batches),
+                backward_s=_of_all(parts.backward_s[0], one.micro_batches),
+                communication_s=float(stage.metrics.communication_s[0]),
+                source="",
+            )
+        )
+    return rows
+
+
+def _of_all(seconds: np.ndarray, micro_batches: int) -> float:
+    """Seconds of all micro-batches: of the first, of those between and of the last."""
+    first, between, last = (float(x) for x in seconds)
+    return last if micro_batches == 1 else first + (micro_batches - 2) * between + last

@@ -28,7 +28,7 @@ from tensoropt.report.explain import Recosted
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.evaluation import evaluate_searched
 from tensoropt.session.kept import KeptExplorations, question_of
-from tensoropt.session.pipelines import with_pipelines
+from tensoropt.session.pipelines import wants_pipelines, with_pipelines
 from tensoropt.session.recosting import recost_point
 from tensoropt.session.searched import Searched, search
 from tensoropt.session.session import Session
@@ -187,7 +187,7 @@ def recost(
 def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:
     """The points of all that was searched, and of pipelines where these are asked for."""
     found = evaluate_searched(session, searched, info)
-    return with_pipelines(session, searched, found) if session.settings.pipelines == "auto" else found
+    return with_pipelines(session, searched, found) if wants_pipelines(session.settings) else found
 
 
 def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:

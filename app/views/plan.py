@@ -69,8 +69,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
 
 def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
-    """What each device of a placed plan, or of each stage of a pipeline, holds at most, as a share of the fullest;
-    none of a sharded plan."""
+    """What each device of a placed plan, or of each stage of a pipeline, holds at most, as a share of the
+    fullest; none of a sharded plan."""
     point = data.exploration.all_points[row]
     if point.carried is None:
         return ()

@@ -41,6 +41,12 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         help="whether repeated blocks may be computed again in backward; default: %(default)s",
     )
     verb.add_argument(
+        "--pipelines",
+        choices=("auto", "never"),
+        default="never",
+        help="auto: look for plans that cut the model into stages, too, by a heuristic; default: %(default)s",
+    )
+    verb.add_argument(
         "--overlap",
         choices=("default", "none"),
         default="default",
@@ -211,6 +217,7 @@ def settings_option(options: argparse.Namespace, memory_bytes: float | None) -> 
             "constraints": options.constraints,
             "measure": options.measure,
             "process_memory": options.process_memory,
+            "pipelines": options.pipelines,
         },
     )
 
@@ -277,6 +284,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "dtype": settings.dtype,
         "recompute": settings.recompute,
         "overlap": settings.overlap,
+        "pipelines": settings.pipelines,
         "micro-batches": micro,
         "memory": format_bytes(settings.memory_bytes) if settings.memory_bytes else "no limit",
         "epsilon": settings.epsilon,

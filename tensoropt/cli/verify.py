@@ -65,8 +65,8 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
     given = (options.cluster, options.batch, options.dtype, options.loss, options.pipeline)
     if any(one is not None for one in given) or options.dim or options.output or options.placed:
         raise TensorOptError(
-            "--cluster, --batch, --dtype, --dim, --output, --loss, --placed and --pipeline belong to --random N; "
-            "a plan names its own"
+            "--cluster, --batch, --dtype, --dim, --output, --loss, --placed and --pipeline belong to "
+            "--random N; a plan names its own"
         )
     # A colon looks like a model source (zoo:NAME); a file may have one in its name as well.
     if ":" in options.target and not Path(options.target).exists():

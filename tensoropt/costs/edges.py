@@ -260,7 +260,9 @@ class EdgeBuilder:
             # A region is recomputed as a whole. Infinite cells on its inner edges say so to the search, which
             # then needs no constraint over several variables.
             apart = _flags(writes, "again")[:, None] != again if inside else False
-            return _cells(memory * self.effects.prices.in_flight, self._moving_s(name, writes, reads, again), apart)
+            return _cells(
+                memory * self.effects.prices.in_flight, self._moving_s(name, writes, reads, again), apart
+            )
 
         producer = self.variables[self._producer(name).name]
         ends = (
@@ -280,7 +282,9 @@ class EdgeBuilder:
             memory = np.where(_flags(hubs, "kept") & ~counted, self._bytes(name, hubs), 0.0)
             again = _flags(writes, "again")[:, None]
             apart = again != _flags(hubs, "again") if inside else False
-            return _cells(memory * self.effects.prices.in_flight, self._moving_s(name, writes, hubs, again), apart)
+            return _cells(
+                memory * self.effects.prices.in_flight, self._moving_s(name, writes, hubs, again), apart
+            )
 
         hubs = [
             replace(end, product=product)
@@ -301,7 +305,9 @@ class EdgeBuilder:
             if inside:
                 missing |= _flags(hubs, "again")[:, None] != again
             memory = np.where(keeps == Keeps.COPY.value, self._bytes(name, reads), 0.0)
-            return _cells(memory * self.effects.prices.in_flight, self._moving_s(name, hubs, reads, again), missing)
+            return _cells(
+                memory * self.effects.prices.in_flight, self._moving_s(name, hubs, reads, again), missing
+            )
 
         ends = ((hub, _hub_ends(hub)), (self.variables[reader.name], self._reads(reader, name)))
         return self._table(name, ends, inside, costs)

@@ -266,8 +266,8 @@ class Reading:
         extent: bytes of the storage where these are not the tensor's own; of a reader that of its gradient.
         product: of a linear operator that reads the tensor: that of its weight's gradient, beside which the
             tensor's may be reduced.
-        departs: the reader sends it to another stage of a pipeline, which holds it, and the gradient that comes
-            back, until the micro-batch's backward is over.
+        departs: the reader sends it to another stage of a pipeline, which holds it, and the gradient that
+            comes back, until the micro-batch's backward is over.
     """
 
     layout: Layout

@@ -110,8 +110,8 @@ class Prices:
         process: memory that a process takes beside tensors; by default tensors only are counted.
         beside: collectives that nobody waits for run beside computation.
         slower_beside: how much longer, as a share, computing takes meanwhile.
-        in_flight: micro-batches whose forward is over and whose backward is not, at most; more than one in the
-            stages of a pipeline, which keep as much of each.
+        in_flight: micro-batches whose forward is over and whose backward is not, at most; more than one in
+            the stages of a pipeline, which keep as much of each.
         packs: gradients that are scattered together are packed into one tensor, as on CPU ranks, where gloo
             would reduce one after the other.
     """

@@ -86,9 +86,9 @@ class ParallelModel(ABC, Generic[E]):
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
         """Whether a value in a state dict is laid out like the parameter ``key`` already."""
 
-    def is_here(self, key: str) -> bool:
-        """Whether this rank's state dict has a parameter; every rank's has all of them, but for plans in which
-        ranks have different ones."""
+    def has_local(self, key: str) -> bool:
+        """Whether this rank's state dict has a parameter; every rank's has all of them, but for plans in
+        which ranks have different ones."""
         return True
 
     def is_state_of(self, parameter: nn.Parameter, field: str, value: Any) -> bool:

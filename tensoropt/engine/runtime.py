@@ -54,8 +54,8 @@ class Runtime:
         rank: this process's; by default as the job says, 0 without one.
         seed: of dropout.
         device: that this rank computes on; the CPU by default.
-        job: of a mesh that is one place of a pipeline: the whole job's, whose first axis after the micro-batches
-            is the pipeline.
+        job: of a mesh that is one place of a pipeline: the whole job's, whose first axis after the
+            micro-batches is the pipeline.
 
     Attributes:
         step, micro_batch: where the run is; dropout and shards of the batch depend on them.
@@ -91,11 +91,16 @@ class Runtime:
         # Without axis 0: micro-batches take time, not devices.
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
+        self.rank: int
+        self.position: tuple[int, ...]
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup]
         if job is not None:
             assert self.mesh[1:] == job.mesh[2:], "a place of a pipeline has the other axes of the job's mesh"
             self.rank, self.position = job.rank, job.position[1:]
             self._groups = {
-                tuple(axis - 1 for axis in axes): group for axes, group in job._groups.items() if 1 not in axes
+                tuple(axis - 1 for axis in axes): group
+                for axes, group in job._groups.items()
+                if 1 not in axes
             }
             _runtimes.add(self)
             return

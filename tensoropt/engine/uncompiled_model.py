@@ -31,9 +31,8 @@ class UncompiledModel(ParallelModel[E]):
 
     @property
     def _words(self) -> str:
-        return (
-            f"{self.uncompiled}, which a compiler would undo; the model runs as it is, so leave torch.compile out"
-        )
+        rest = "which a compiler would undo; the model runs as it is, so leave torch.compile out"
+        return f"{self.uncompiled}, {rest}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # Asked outside of the part that the compiler leaves alone, in which it is always False.

@@ -31,7 +31,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     parallel = parallel_of(model)
     found = {}
     for key, parameter in parallel.parameter_keys().items():
-        if not parallel.is_here(key):
+        if not parallel.has_local(key):
             continue
         for field, value in optimizer.state.get(parameter, {}).items():
             like = parallel.is_state_of(parameter, field, value)
@@ -45,7 +45,7 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sta
     """Inverse of :func:`optimizer_state`, under this model's plan."""
     parallel = parallel_of(model)
     for key, parameter in parallel.parameter_keys().items():
-        if not parallel.is_here(key):
+        if not parallel.has_local(key):
             continue
         # Keys contain dots, names of fields do not.
         fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}

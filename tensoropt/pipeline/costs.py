@@ -128,7 +128,8 @@ class PipelinePrices:
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Seconds of a message of each rank at one place to its like at another, all at once; 0 at one place."""
+        """Seconds of a message of each rank at one place to its like at another, all at once; 0 at one
+        place."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place

@@ -1,9 +1,10 @@
-"""What a pipelined strategy takes: each stage's step simulated, then the schedule that runs their micro-batches."""
+"""What a pipelined strategy takes: each stage's step simulated, then the schedule that runs their
+micro-batches."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,8 @@ class PipelineEvaluation:
         memory: (places, 5) the peak of tensors of a rank of each place by kind, as in
             :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         total_s: the step.
-        compute_s, communication_s, exposed_s: of the busiest place; communication holds collectives and messages.
+        compute_s, communication_s, exposed_s: of the busiest place; communication holds collectives and
+            messages.
         idle_s: what the busiest place waits for others, the bubble.
     """
 
@@ -62,6 +64,17 @@ class PipelineEvaluation:
         """The place whose ranks need most memory."""
         return int(self.memory.sum(axis=1).argmax())
 
+    def memory_curve(self) -> list[tuple[float, np.ndarray]]:
+        """Of a rank of the fullest place when what begins, and (5,) bytes by kind from then on."""
+        place, own = (
+            self.fullest,
+            [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"],
+        )
+        actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
+        starts = [*(h.start_s for h in own), own[-1].end_s]
+        found = memory_of_actions(self.strategy, self.stages, place, actions)
+        return [(start, kinds) for start, (_, kinds) in zip(starts, found, strict=True)]
+
     def sent_by(self, rank: int) -> Counter[Collective]:
         """What one rank issues in a step."""
         return sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
@@ -70,7 +83,10 @@ class PipelineEvaluation:
 def stage_works(strategy: PipelinedStrategy) -> list[dict[str, Workload]]:
     """Per stage the workload of each group's configuration."""
     return [
-        {name: workload(one.graph, configuration, one.mesh) for name, configuration in one.configurations.items()}
+        {
+            name: workload(one.graph, configuration, one.mesh)
+            for name, configuration in one.configurations.items()
+        }
         for one in strategy.stages
     ]
 
@@ -128,8 +144,6 @@ def _seconds(
     strategy: PipelinedStrategy, number: int, stage: Evaluation, prices: PipelinePrices
 ) -> StageSeconds:
     parts, place = stage.metrics.parts, strategy.place_of(number)
-    forward = tuple(float(x) for x in parts.forward_s[0])
-    backward = tuple(float(x) for x in parts.backward_s[0])
     send_s = back_s = 0.0
     if number + 1 < len(strategy.stages):
         behind = strategy.place_of(number + 1)
@@ -138,8 +152,17 @@ def _seconds(
         before = strategy.place_of(number - 1)
         back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
     return StageSeconds(
-        forward=forward, backward=backward, sync_s=float(parts.end_s[0]), send_s=send_s, send_back_s=back_s
+        forward=_three(parts.forward_s[0]),
+        backward=_three(parts.backward_s[0]),
+        sync_s=float(parts.end_s[0]),
+        send_s=send_s,
+        send_back_s=back_s,
     )
+
+
+def _three(seconds: np.ndarray) -> tuple[float, float, float]:
+    first, between, last = seconds.tolist()
+    return first, between, last
 
 
 def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
@@ -175,45 +198,54 @@ def _results_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
 def memory_of_places(
     strategy: PipelinedStrategy, stages: Sequence[Evaluation], actions: Sequence[Sequence[Action]]
 ) -> np.ndarray:
-    """(places, 5) the peak of a rank of each place by kind.
-
-    What a rank has alive is gone through action by action: parameters, gradients and optimizer state of its
-    stages, what micro-batches keep between their forward and their backward, what the action itself needs, and
-    what PyTorch's schedules hold of what they sent.
-    """
+    """(places, 5) the peak of a rank of each place by kind, the first of several."""
     found = []
-    # Of the first stage nothing is made apart: nobody waits for its gradient.
-    waiting = {n: gradients_of_weights_bytes(strategy.stages[n]) for n in range(1, len(strategy.stages))}
     for place, own in enumerate(actions):
-        numbers = strategy.stages_at(place)
-        lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
-        lasting[3:] = 0.0
-        end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
-        peak, kept_at_peak, kept, held, last_back = end, 0.0, 0.0, 0.0, 0.0
-        for action in own:
-            parts = stages[action.stage].metrics.parts
-            between, within = float(parts.between_bytes[0]), float(parts.within_bytes[0])
-            if action.kind == "W":
-                kept -= between + waiting.get(action.stage, 0.0)
-            elif action.kind == "B":
-                kept -= between
-            elif action.kind == "F":
-                last_back = 0.0
-            alive = kept + within + held + last_back - (between if action.kind == "I" else 0.0)
-            if alive > peak:
-                peak, kept_at_peak = alive, kept
-            if action.kind == "F":
-                kept += between
-                continue
-            if action.kind == "I":
-                # What backward keeps stays until the gradients of parameters are made of it.
-                kept += waiting.get(action.stage, 0.0)
-            if action.kind in "BI":
-                back = arriving_bytes(strategy, action.stage, learning=True)
-                if strategy.schedule in HOLDS_SENDS:
-                    held += back + departing_bytes(strategy, action.stage)
-                else:
-                    last_back = back  # until the next forward, or the next one goes
-        lasting[3], lasting[4] = kept_at_peak, peak - kept_at_peak
-        found.append(lasting)
+        curve = np.array([kinds for _, kinds in memory_of_actions(strategy, stages, place, own)])
+        found.append(curve[curve.sum(axis=1).argmax()])
     return np.array(found)
+
+
+def memory_of_actions(
+    strategy: PipelinedStrategy, stages: Sequence[Evaluation], place: int, actions: Sequence[Action]
+) -> Iterator[tuple[Action | None, np.ndarray]]:
+    """(5,) what a rank of a place has alive at most, by kind, in each of its actions, and behind the last
+    one.
+
+    Parameters, gradients and optimizer state of its stages last; what micro-batches keep between their
+    forward and their backward comes and goes; and an action has what it needs itself, beside what PyTorch's
+    schedules hold of what was sent.
+    """
+    numbers = strategy.stages_at(place)
+    lasting = np.sum([stages[n].metrics.memory[0] for n in numbers], axis=0)
+    lasting[3:] = 0.0
+    kept = unfreed = last_back = 0.0
+    for action in actions:
+        number = action.stage
+        parts = stages[number].metrics.parts
+        between, within = float(parts.between_bytes[0]), float(parts.within_bytes[0])
+        # Of the first stage nothing is made apart: nobody waits for its gradient.
+        waiting = (
+            gradients_of_weights_bytes(strategy.stages[number]) if number and action.kind in "IW" else 0.0
+        )
+        if action.kind == "W":
+            kept -= between + waiting
+        elif action.kind == "B":
+            kept -= between
+        elif action.kind == "F":
+            last_back = 0.0
+        own = within + unfreed + last_back - (between if action.kind == "I" else 0.0)
+        yield action, lasting + np.array([0.0, 0.0, 0.0, kept, own])
+        if action.kind == "F":
+            kept += between
+        elif action.kind == "I":
+            # What backward keeps stays until the gradients of parameters are made of it.
+            kept += waiting
+        if action.kind in "BI":
+            back = arriving_bytes(strategy, number, learning=True)
+            if strategy.schedule in HOLDS_SENDS:
+                unfreed += back + departing_bytes(strategy, number)
+            else:
+                last_back = back  # until the next forward, or the next one goes
+    end = sum(float(stages[n].metrics.parts.end_bytes[0]) for n in numbers)
+    yield None, lasting + np.array([0.0, 0.0, 0.0, 0.0, end])

@@ -8,8 +8,8 @@ from tensoropt.plan.plan import STAGE_AXIS
 
 
 def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...]:
-    """The meshes of a cluster whose first axis is a pipeline: its places follow one another over the outermost
-    links, and each is one of the meshes of such a part of the cluster.
+    """The meshes of a cluster whose first axis is a pipeline: its places follow one another over the
+    outermost links, and each is one of the meshes of such a part of the cluster.
 
     Args:
         most_axes: of a place.
@@ -20,13 +20,15 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
-            f"{devices} devices are not in {places} equal parts of a pipeline; give a divisor of the number of "
-            "devices that is at least 2"
+            f"{devices} devices are not in {places} equal parts of a pipeline; give a divisor of the number "
+            "of devices that is at least 2"
         )
     found = []
     for inner in cluster.subset(devices // places).meshes(most_axes):
         axes = [(size, name) for size, name in zip(inner.shape, inner.names, strict=True) if size > 1]
-        found.append(Mesh(shape=(places, *(size for size, _ in axes)), names=(STAGE_AXIS, *(name for _, name in axes))))
+        found.append(
+            Mesh(shape=(places, *(size for size, _ in axes)), names=(STAGE_AXIS, *(name for _, name in axes)))
+        )
     return tuple(found)
 
 

@@ -28,8 +28,8 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Bytes of one micro-batch of what arrives or departs by a group, on one rank of the stage; on the fullest
-    without."""
+    """Bytes of one micro-batch of what arrives or departs by a group, on one rank of the stage; on the
+    fullest without."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -64,7 +64,8 @@ def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int
 
 
 def gradients_of_weights_bytes(strategy: Strategy) -> int:
-    """Bytes of the gradients that wait for those of parameters to be made of them, where a schedule makes these
+    """Bytes of the gradients that wait for those of parameters to be made of them, where a schedule makes
+    these
     apart: of the result of every operator that reads a parameter."""
     found = 0
     for group in strategy.graph.groups:

@@ -82,7 +82,9 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     if info is None:
         raise PlanError(f"this plan of {plan.planner} has no pipeline")
     if plan.mesh.names[:1] != (STAGE_AXIS,):
-        raise PlanError(f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, not {plan.mesh.names[:1]}")
+        raise PlanError(
+            f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, not {plan.mesh.names[:1]}"
+        )
     places, *axes = plan.mesh.shape
     stages = [
         {**stage.model_dump(exclude={"begins"}), "mesh": [plan.micro_batches, *axes]} for stage in info.stages

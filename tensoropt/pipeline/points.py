@@ -1,7 +1,8 @@
-"""Pipelined strategies as points of a frontier: figures, what a plan file says, and the timeline of all stages.
+"""Pipelined strategies as points of a frontier: figures, what a plan file says, and the timeline of all
+stages.
 
-A pipeline has no place in the tables of one mesh, so that a point carries its own plan, and what the simulator saw,
-as plain data.
+A pipeline has no place in the tables of one mesh, so that a point carries its own plan, and what the
+simulator saw, as plain data.
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
 from tensoropt.simulate.effect_tables import SOURCES
-from tensoropt.simulate.recording import COMPUTE, OperatorRow
+from tensoropt.simulate.recording import OperatorRow
 
 OVERLAP = "stages compute at the same time; messages between them run beside, on CPU ranks in between"
-PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "S": "send forward", "R": "send backward"}
+PHASES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward",
+    "W": "backward",
+    "S": "send forward",
+    "R": "send backward",
+}
 
 
 def pipelined_space(
@@ -36,7 +44,13 @@ def pipelined_space(
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
     return Space(
-        mesh=info, micro_batches=micro_batches, groups={}, hubs={}, shared={}, keys=dict(keys), notes=tuple(notes)
+        mesh=info,
+        micro_batches=micro_batches,
+        groups={},
+        hubs={},
+        shared={},
+        keys=dict(keys),
+        notes=tuple(notes),
     )
 
 
@@ -91,12 +105,13 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
         "pipeline": part.pipeline.model_dump(mode="json"),
         "overlap": OVERLAP,
         "rows": [
-            {**asdict(row), "members": list(row.members), "options": list(row.options)} for row in _rows(found)
+            {**asdict(row), "members": list(row.members), "options": list(row.options)}
+            for row in _rows(found)
         ],
         "events": [
             [
                 f"{PHASES[h.kind]} of micro-batch {h.micro_batch}, stage {h.stage}",
-                f"{COMPUTE} {h.place}" if h.kind in "FBIW" else f"messages of {h.place}",
+                f"device {h.place}" if h.kind in "FBIW" else f"link {h.place}",
                 h.start_s,
                 h.end_s - h.start_s,
                 PHASES[h.kind],
@@ -104,7 +119,7 @@ def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
             ]
             for h in found.times.happenings
         ],
-        "curve": [],
+        "curve": [[start_s, *kinds.tolist()] for start_s, kinds in found.memory_curve()],
     }
 
 

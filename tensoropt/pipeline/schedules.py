@@ -1,15 +1,17 @@
-"""The orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two zero-bubble ones.
+"""The orders in which the places of a pipeline compute: GPipe, 1F1B, interleaved 1F1B, and two zero-bubble
+ones.
 
-They are those of ``torch.distributed.pipelining``, whose schedules run them; here they are plain data, from which
-times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et al., SOSP
-2019 (PipeDream), with a flush at the end of a step. Interleaved 1F1B: Narayanan et al., SC 2021, section 2.2. Zero
+They are those of ``torch.distributed.pipelining``, whose schedules run them; here they are plain data, from
+which times and peaks of memory follow without a job. GPipe: Huang et al., NeurIPS 2019. 1F1B: Narayanan et
+al., SOSP 2019 (PipeDream), with a flush at the end of a step. Interleaved 1F1B: Narayanan et al., SC 2021,
+section 2.2. Zero
 bubble: Qi et al., ICLR 2024 (arXiv 2401.10241), ZB-H1 interleaved; the V shape: Qi et al., NeurIPS 2024
 (arXiv 2405.15362), ZB-V.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,8 +23,8 @@ class Action(NamedTuple):
     """What a place of a pipeline computes at once.
 
     Attributes:
-        kind: ``F`` forward; ``B`` backward; ``I`` the part of backward that the stage before waits for, ``W`` the
-            gradients of parameters, where a schedule takes these apart.
+        kind: ``F`` forward; ``B`` backward; ``I`` the part of backward that the stage before waits for, ``W``
+            the gradients of parameters, where a schedule takes these apart.
     """
 
     kind: str
@@ -54,7 +56,9 @@ def _gpipe(place: int, places: int, per_place: int, micro_batches: int) -> Itera
         yield from (Action(kind, place, i) for i in range(micro_batches))
 
 
-def _one_forward_one_backward(place: int, places: int, per_place: int, micro_batches: int) -> Iterator[Action]:
+def _one_forward_one_backward(
+    place: int, places: int, per_place: int, micro_batches: int
+) -> Iterator[Action]:
     ahead = min(micro_batches, places - place)
     yield from (Action("F", place, i) for i in range(ahead))
     for i in range(micro_batches):
@@ -64,13 +68,15 @@ def _one_forward_one_backward(place: int, places: int, per_place: int, micro_bat
 
 
 class _Rounds:
-    """Rounds of micro-batches that a place's stages pass one after the other (Narayanan et al., section 2.2)."""
+    """Rounds of micro-batches that a place's stages pass one after the other (Narayanan et al., section
+    2.2)."""
 
     def __init__(self, place: int, places: int, per_place: int, micro_batches: int, hops: int):
         self.place, self.places, self.per_place = place, places, per_place
         self.round = micro_batches // max(1, micro_batches // places)
         self.count = per_place * micro_batches
-        # Forwards before the first backward: of all stages but the last once, and some for every place behind.
+        # Forwards before the first backward: of all stages but the last once, and some for every place
+        # behind.
         self.ahead = min((per_place - 1) * self.round + hops * (places - 1 - place), self.count)
         self._next: dict[tuple[str, int], int] = {}
 
@@ -184,21 +190,36 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
     if places < 2:
         raise PlanError(f"a pipeline has two places or more, not {places}")
     if schedule.several != (per_place > 1) and not (name == "interleaved_1f1b" or name == "zero_bubble"):
-        right = "two stages" if schedule.back_and_forth else "several stages" if schedule.several else "one stage"
+        right = (
+            "two stages" if schedule.back_and_forth else "several stages" if schedule.several else "one stage"
+        )
         raise PlanError(f"the schedule {name} has {right} to a place, not {per_place}")
     if schedule.back_and_forth and per_place != 2:
         raise PlanError(f"the schedule {name} has two stages to a place, not {per_place}")
     if name == "1f1b" and micro_batches < places:
         raise PlanError(
-            f"1f1b keeps {places} places busy with as many micro-batches, but there are {micro_batches}; use gpipe, "
-            "or more micro-batches"
+            f"1f1b keeps {places} places busy with as many micro-batches, but there are {micro_batches}; use "
+            "gpipe, or more micro-batches"
         )
     rounds = max(1, micro_batches // places)
     if name in ("interleaved_1f1b", "zero_bubble") and micro_batches % rounds:
         raise PlanError(
-            f"{name} runs {micro_batches} micro-batches on {places} places in {rounds} equal rounds; use a multiple "
-            f"of {rounds}"
+            f"{name} runs {micro_batches} micro-batches on {places} places in {rounds} equal rounds; use a "
+            f"multiple of {rounds}"
         )
+
+
+def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
+    """The most micro-batches of which a stage keeps something: whose forward is over or runs, and whose
+    backward is not over."""
+    own = next(of for of in actions if any(action.stage == stage for action in of))
+    ends = "W" if any(action.kind == "W" for action in own) else "B"
+    now = most = 0
+    for action in own:
+        if action.stage == stage and action.kind in ("F", ends):
+            now += 1 if action.kind == "F" else -1
+            most = max(most, now)
+    return most
 
 
 def stage_place(name: str, places: int, stage: int) -> int:
@@ -209,7 +230,9 @@ def stage_place(name: str, places: int, stage: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def place_actions(name: str, places: int, per_place: int, micro_batches: int) -> tuple[tuple[Action, ...], ...]:
+def place_actions(
+    name: str, places: int, per_place: int, micro_batches: int
+) -> tuple[tuple[Action, ...], ...]:
     """Per place what it computes in a step, in order.
 
     Raises:

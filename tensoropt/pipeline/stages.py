@@ -1,8 +1,9 @@
 """Cutting a model into stages: positions where few bytes live, and the graph of each stage.
 
-A stage is a range of groups. What an earlier stage has made arrives in it, and what later ones need departs from
-it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a later stage
-needs passes through all stages between. Groups, their atoms and the ways in which they split are those of the
+A stage is a range of groups. What an earlier stage has made arrives in it, and what later ones need departs
+from it, both through operators of its graph (:mod:`tensoropt.ops.families.stages`); a tensor that a later
+stage needs passes through all stages between. Groups, their atoms and the ways in which they split are those
+of the
 whole graph, so that a stage is a graph like any other: configured, priced, searched, simulated and lowered by
 what does that for models.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from tensoropt.errors import PlanError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
@@ -31,8 +33,8 @@ class Stage:
 
     Attributes:
         graph: of the stage alone.
-        arriving, departing: the tensors that come from the stage before and go to the one behind, in the order
-            in which they are sent.
+        arriving, departing: the tensors that come from the stage before and go to the one behind, in the
+            order in which they are sent.
     """
 
     graph: GroupGraph
@@ -48,7 +50,9 @@ class Stage:
                 found[group.name] = whole[group.name]
             else:
                 crossing = crossing_tensor(group)
-                found[group.name] = next(s for s in group.strategies if s.placements[crossing] == places[crossing])
+                found[group.name] = next(
+                    s for s in group.strategies if s.placements[crossing] == places[crossing]
+                )
         return found
 
 
@@ -141,8 +145,7 @@ class Cutter:
         return tuple(
             name
             for name, readers in self.readers.items()
-            if name not in again
-            and self.place[self.maker[name].name] < cut <= self.place[readers[-1].name]
+            if name not in again and self.place[self.maker[name].name] < cut <= self.place[readers[-1].name]
         )
 
     def crossing_bytes(self, cut: int) -> int:
@@ -203,9 +206,11 @@ class Cutter:
             PlanError: the graph cannot be cut so; names the cut.
         """
         for name in again - self.can_be_made_again:
-            raise PlanError(f"{name} depends on parameters or random numbers, so that it cannot be made again")
+            raise PlanError(
+                f"{name} depends on parameters or random numbers, so that it cannot be made again"
+            )
         ends = (0, *cuts, len(self.graph.groups))
-        for start, stop in zip(ends, ends[1:], strict=False):
+        for start, stop in pairwise(ends):
             where = self.graph.groups[min(start, len(self.graph.groups) - 1)].name
             if stop <= start:
                 raise PlanError(f"the stage that begins with {where} is empty; give cuts in order, each once")
@@ -216,16 +221,16 @@ class Cutter:
                 )
             if not self.learns(start, stop):
                 raise PlanError(f"the stage that begins with {where} has no trained parameters; move its cut")
-        return tuple(
-            self.stage(start, stop, again) for start, stop in zip(ends, ends[1:], strict=False)
-        )
+        return tuple(self.stage(start, stop, again) for start, stop in pairwise(ends))
 
     def stage(self, start: int, stop: int, again: frozenset[str] = frozenset()) -> Stage:
         """The stage of the groups from ``start`` up to ``stop``."""
         arriving = self.crossing(start, again) if start else ()
         departing = self.crossing(stop, again) if stop < len(self.graph.groups) else ()
         own = self.graph.groups[start:stop]
-        before = {n for group in own for n in group.reads if n in again and self.place[self.maker[n].name] < start}
+        before = {
+            n for group in own for n in group.reads if n in again and self.place[self.maker[n].name] < start
+        }
         return _StageBuilder(self.graph, [*self._makers_of(before), *own], arriving, departing).build()
 
 
@@ -249,7 +254,9 @@ class _StageBuilder:
         inner = {op.inputs()[0]: op.outputs[0] for op in crossing}
         inner |= {outer: name for name, outer in inner.items()}
         atoms = {n: known.atoms[n] if n in known.atoms else known.atoms[inner[n]] for n in graph.tensors}
-        refined = AtomGraph(graph, spaces, atoms, {n: known.discovered[n] for n in known.discovered if n in spaces})
+        refined = AtomGraph(
+            graph, spaces, atoms, {n: known.discovered[n] for n in known.discovered if n in spaces}
+        )
         return Stage(self._groups(refined), self.arriving, self.departing)
 
     def _operators(self) -> OperatorGraph:
@@ -273,7 +280,8 @@ class _StageBuilder:
         mutations = {n: new for n, new in source.mutations.items() if new in made}
         for name in mutations:
             tensors[name] = source.tensors[name]
-        # In the whole graph's order, whatever is read first here: parameters and buffers are arguments by place.
+        # In the whole graph's order, whatever is read first here: parameters and buffers are arguments by
+        # place.
         tensors = {n: tensors[n] for n in (*(n for n in source.tensors if n in tensors), *tensors)}
         return replace(
             source,

@@ -1,4 +1,5 @@
-"""A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass them."""
+"""A pipelined strategy: a sharded strategy for each stage, and the schedule in which micro-batches pass
+them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class PipelinedStrategy:
         if len(meshes) != 1:
             raise PlanError(f"the stages of a pipeline have one mesh, but these have {sorted(meshes)}")
         if len(self.stages) % self.places:
-            raise PlanError(f"{len(self.stages)} stages do not divide over {self.places} parts of the devices")
+            raise PlanError(
+                f"{len(self.stages)} stages do not divide over {self.places} parts of the devices"
+            )
         check_schedule(self.schedule, self.places, len(self.stages) // self.places, self.micro_batches)
         if schedule_named(self.schedule).apart:
             self._check_apart()
@@ -60,18 +63,18 @@ class PipelinedStrategy:
                 enters = right.configurations[arriving_group(name)].layout(name)
                 if leaves != enters:
                     raise PlanError(
-                        f"{name} leaves stage {number} as {leaves} but enters stage {number + 1} as {enters}; a "
-                        "tensor crosses in one placement"
+                        f"{name} leaves stage {number} as {leaves} but enters stage {number + 1} as "
+                        f"{enters}; a tensor crosses in one placement"
                     )
         for name in self.tied:
             layouts = {strategy.stored[name] for strategy in self.stages if name in strategy.stored}
             if len(layouts) > 1:
                 raise PlanError(f"{name} is used in several stages, which have to store it alike")
-            held = [s for s, strategy in enumerate(self.stages) if name in strategy.stored]
-            if len({self.place_of(stage) for stage in held}) < len(held):
+            holding = [s for s, strategy in enumerate(self.stages) if name in strategy.stored]
+            if len({self.place_of(stage) for stage in holding}) < len(holding):
                 raise PlanError(
-                    f"{name} is used in stages {held}, two of which the schedule {self.schedule} puts on the same "
-                    "devices; use a schedule that keeps them apart, such as 1f1b"
+                    f"{name} is used in stages {holding}, two of which the schedule {self.schedule} puts on "
+                    "the same devices; use a schedule that keeps them apart, such as 1f1b"
                 )
 
     def _check_apart(self) -> None:
@@ -79,10 +82,15 @@ class PipelinedStrategy:
         for number, strategy in enumerate(self.stages):
             moves = any(any(strategy.steps(edge)) for edge in strategy.edges() if edge.kind != "output")
             if moves or strategy.recomputed:
-                what = "recomputes a block" if strategy.recomputed else "passes collectives in forward or backward"
+                what = (
+                    "recomputes a block"
+                    if strategy.recomputed
+                    else "passes collectives in forward or backward"
+                )
                 raise PlanError(
-                    f"the schedule {self.schedule} takes backward apart, so that stages pass no collectives within a "
-                    f"micro-batch and recompute nothing, but stage {number} {what}; use 1f1b or interleaved_1f1b"
+                    f"the schedule {self.schedule} takes backward apart, so that stages pass no collectives "
+                    f"within a micro-batch and recompute nothing, but stage {number} {what}; use 1f1b or "
+                    "interleaved_1f1b"
                 )
 
     @cached_property

@@ -1,4 +1,5 @@
-"""A pipeline's step in time: the actions of all places, each as soon as its place is free and its input is there."""
+"""A pipeline's step in time: the actions of all places, each as soon as its place is free and its input is
+there."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class StageSeconds:
     Attributes:
         forward, backward: of a micro-batch, of the stage's own work and collectives.
         weights: the share of a backward that gradients of parameters take, where a schedule makes them apart.
-        send_s, send_back_s: of a message of a micro-batch to the next stage, and of its gradient to the one before;
-            0 where both lie at one place.
+        send_s, send_back_s: of a message of a micro-batch to the next stage, and of its gradient to the one
+            before; 0 where both lie at one place.
         sync_s: from the end of the stage's last backward to the end of its step: what is left of reducing
             gradients, and the optimizer.
     """
@@ -58,8 +59,8 @@ class ScheduleTimes:
 
     Attributes:
         total_s: until the last stage is done.
-        working_s, sending_s: per place seconds of computation with its collectives, and of messages for which it
-            stands still.
+        working_s, sending_s: per place seconds of computation with its collectives, and of messages for which
+            it stands still.
         happenings: all actions and messages, place by place in order.
     """
 
@@ -87,13 +88,14 @@ def simulate_schedule(
 ) -> ScheduleTimes:
     """Run the actions of all places.
 
-    A message goes as soon as what it brings is made; messages from one stage in one direction follow one another.
+    A message goes as soon as what it brings is made; messages from one stage in one direction follow one
+    another.
 
     Args:
         actions: per place, in order.
         stages: what each takes.
-        blocking_sends: the place that sends computes nothing meanwhile, nor does the one that receives, as on CPU
-            ranks, whose cores copy messages.
+        blocking_sends: the place that sends computes nothing meanwhile, nor does the one that receives, as on
+            CPU ranks, whose cores copy messages.
     """
     return _Run(actions, stages, blocking_sends).times()
 
@@ -161,9 +163,7 @@ class _Run:
         elif kind in "BI" and stage:
             self._send("R", place, stage, stage - 1, micro_batch, self.stages[stage].send_back_s)
 
-    def _send(
-        self, kind: str, place: int, stage: int, to: int, micro_batch: int, seconds: float
-    ) -> None:
+    def _send(self, kind: str, place: int, stage: int, to: int, micro_batch: int, seconds: float) -> None:
         arrives = "F" if kind == "S" else "B", to, micro_batch
         if self.place_of[to] == place or not seconds:
             self.there[arrives] = self.now[place]

@@ -52,7 +52,9 @@ def split_words(found: Findings, index: int) -> str:
     if point.pipeline is not None:
         info = point.pipeline["pipeline"]
         again = len(point.pipeline["recomputed"])
-        return f"{len(info['stages'])} stages, {info['schedule']}" + (f", {again} blocks recomputed" if again else "")
+        return f"{len(info['stages'])} stages, {info['schedule']}" + (
+            f", {again} blocks recomputed" if again else ""
+        )
     if not space.mesh.shape:
         return "one device"
     known = any(group["micro"] not in UNSPLIT for group in space.groups.values())

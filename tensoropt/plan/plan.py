@@ -55,8 +55,8 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """Sizes and names of the mesh axes, outermost first; ``placed``: no mesh, but devices in a row. A pipeline is
-    the first axis, called :data:`STAGE_AXIS`."""
+    """Sizes and names of the mesh axes, outermost first; ``placed``: no mesh, but devices in a row. A
+    pipeline is the first axis, called :data:`STAGE_AXIS`."""
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
@@ -120,8 +120,8 @@ class PlacedInfo(_Strict):
 
 
 class StagePlan(_Strict):
-    """The strategy of one stage, as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes it, without its
-    mesh.
+    """The strategy of one stage, as :func:`tensoropt.sharding.serialise.strategy_to_dict` writes it, without
+    its mesh.
 
     Attributes:
         begins: the operator group with which it begins; "" of the first.
@@ -140,8 +140,8 @@ class PipelineInfo(_Strict):
     Attributes:
         schedule: the order in which micro-batches pass the stages.
         again: tensors that stages make for themselves instead of receiving them.
-        stages: in order; the parts of the devices are the first axis of the plan's mesh, and have as many stages
-            each as the schedule gives them.
+        stages: in order; the parts of the devices are the first axis of the plan's mesh, and have as many
+            stages each as the schedule gives them.
         peak_bytes: per part, of one of its ranks.
     """
 
@@ -268,7 +268,8 @@ class Plan(_Strict):
 
         if self.pipeline is not None:
             raise PlanError(
-                f"this plan of {self.planner} cuts the model into stages, each of which has a strategy of its own"
+                f"this plan of {self.planner} cuts the model into stages, each of which has a strategy of "
+                "its own"
             )
         if self.placed is not None:
             raise PlanError(

@@ -68,7 +68,8 @@ class Point:
 
     @property
     def carried(self) -> Mapping[str, Any] | None:
-        """What a point without indices carries of its plan; None of one that is a choice in a searched space."""
+        """What a point without indices carries of its plan; None of one that is a choice in a searched
+        space."""
         return self.placed or self.pipeline
 
     @property

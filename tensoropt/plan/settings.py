@@ -36,8 +36,8 @@ class Settings:
             buffers, inputs (:mod:`tensoropt.costs.process_memory`), and replay PyTorch's allocator for the
             points (:mod:`tensoropt.simulate.allocations`). They are estimates that were not compared with a
             card, and NCCL's are so large that small models have few plans left.
-        pipelines: ``auto`` also looks for plans that cut the model into stages (:mod:`tensoropt.session.pipelines`),
-            by a heuristic; ``never`` does not.
+        pipelines: ``auto`` also looks for plans that cut the model into stages
+            (:mod:`tensoropt.session.pipelines`), by a heuristic; ``never`` does not.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.

@@ -88,6 +88,25 @@ class DeviceKinds:
         return f"{self.name} ({self.operators}: {', '.join(self.kinds)})"
 
 
+@dataclass(frozen=True, slots=True)
+class PipelinePin:
+    """Plans that cut the model into so many stages, one behind the other on as many parts of the devices;
+    with 1 none does.
+
+    Attributes:
+        schedule: in which micro-batches pass them; None for the search's own.
+        cuts: the operators or modules with which further stages begin; empty for the search's own.
+    """
+
+    stages: int
+    schedule: str | None = None
+    cuts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        cuts = f", cut at {', '.join(self.cuts)}" if self.cuts else ""
+        return f"pipeline ({self.stages} stages, {self.schedule or 'any schedule'}{cuts})"
+
+
 @dataclass(frozen=True)
 class Constraints:
     """All constraints of a file, in its order; ``data`` is its content, for settings and plans."""
@@ -96,6 +115,7 @@ class Constraints:
     stored: tuple[StoredPin, ...] = ()
     together: tuple[Together, ...] = ()
     devices: tuple[DeviceKinds, ...] = ()
+    pipeline: PipelinePin | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,7 +125,7 @@ def _shown(axes: Axes) -> str:
 
 # -- reading ------------------------------------------------------------------------------------------
 
-SECTIONS = ("pin", "together", "devices")
+SECTIONS = ("pin", "together", "devices", "pipeline")
 
 
 def constraints_from_dict(data: object) -> Constraints:
@@ -124,9 +144,10 @@ def constraints_from_dict(data: object) -> Constraints:
         (pins if isinstance(found, Pin) else stored).append(found)  # type: ignore[arg-type]
     together = [_together(name, entry) for name, entry in _entries(data, "together")]
     devices = [_device_kinds(name, entry) for name, entry in _entries(data, "devices")]
-    if not (pins or stored or together or devices):
+    pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
+    if not (pins or stored or together or devices or pipeline):
         raise ConstraintError(f"there are no constraints; give at least one under {_listed(SECTIONS)}")
-    return Constraints(tuple(pins), tuple(stored), tuple(together), tuple(devices), dict(data))
+    return Constraints(tuple(pins), tuple(stored), tuple(together), tuple(devices), pipeline, dict(data))
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]:
@@ -170,6 +191,21 @@ def _device_kinds(name: str, entry: Any) -> DeviceKinds:
     _fields(entry, name, ("operators", "kinds", "soft"))
     kinds = _texts(name, entry.get("kinds"), "kinds")
     return DeviceKinds(name, _text(name, entry, "operators"), kinds, _soft(name, entry))
+
+
+def _pipeline(entry: Any) -> PipelinePin:
+    name = "pipeline"
+    _mapping(name, entry)
+    _fields(entry, name, ("stages", "schedule", "cuts"))
+    stages, schedule = entry.get("stages"), entry.get("schedule")
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+        raise ConstraintError(f"{name}: 'stages' is a number of at least 1, not {stages!r}")
+    if schedule is not None and not isinstance(schedule, str):
+        raise ConstraintError(f"{name}: 'schedule' is the name of one, such as 1f1b, not {_kind(schedule)}")
+    cuts = _texts(name, entry["cuts"], "cuts") if "cuts" in entry else ()
+    if stages == 1 and (schedule or cuts):
+        raise ConstraintError(f"{name}: one stage is no pipeline, so that it has neither schedule nor cuts")
+    return PipelinePin(stages, schedule, cuts)
 
 
 def _axes(name: str, entry: Mapping[str, Any]) -> Axes:

@@ -79,11 +79,12 @@ class StepParts:
     """A step taken apart, as the stage of a pipeline runs it: forward and backward of single micro-batches.
 
     Attributes:
-        forward_s, backward_s: (n, 3) of the first, of each one between, and of the last micro-batch; of a step
-            of fewer those of the last.
+        forward_s, backward_s: (n, 3) of the first, of each one between, and of the last micro-batch; of a
+            step of fewer those of the last.
         end_s: (n,) from where the last backward is over to the end of the step.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
-        between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward begins.
+        between_bytes: (n,) what a micro-batch has alive from the end of its forward until its backward
+            begins.
         within_bytes: (n,) the most that one has alive in forward or backward, workspace included.
         end_bytes: (n,) the most that is alive behind the last backward.
     """

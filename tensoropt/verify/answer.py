@@ -123,8 +123,8 @@ def _unlike(
     lines = []
     first = len(predicted.of_ranks) // max(len(predicted.of_places), 1)
     for rank, rows in zip(found.ranks_checked or (), found.collectives_of_ranks, strict=True):
-        # The first rank of each part of the devices has the largest shards, for which collectives are predicted;
-        # those of uneven ones are smaller on others.
+        # The first rank of each part of the devices has the largest shards, for which collectives are
+        # predicted; those of uneven ones are smaller on others.
         compare = compare_smaller if rank % first else compare_collectives
         lines += [f"rank {rank}: {line}" for line in compare(predicted.of_ranks[rank], _shown(rows))]
     return lines

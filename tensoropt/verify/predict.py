@@ -38,8 +38,8 @@ class Prediction:
 
     ``order`` has the collectives in the order in which each rank issues them, None where that is not known.
     Of a placed one: messages with their ends instead of axes, bytes of the fullest device. Of a pipelined one
-    ``collectives`` are those of all ranks together, ``of_ranks`` each rank's own, and ``of_places`` the bytes of
-    a rank of each part of the devices.
+    ``collectives`` are those of all ranks together, ``of_ranks`` each rank's own, and ``of_places`` the bytes
+    of a rank of each part of the devices.
     """
 
     collectives: Rows
@@ -62,8 +62,8 @@ def prediction_of(plan: Plan, graph: GroupGraph) -> Prediction:
 
 
 def of_each_rank(found: Prediction, strategy: PipelinedStrategy, costs: CostSource) -> Prediction:
-    """What a plan file with a pipeline says of itself, with what each rank sends, which no file keeps: it follows
-    from the facts of the stages' workloads."""
+    """What a plan file with a pipeline says of itself, with what each rank sends, which no file keeps: it
+    follows from the facts of the stages' workloads."""
     works = stage_works(strategy)
     costs.find_facts_of(work for of_stage in works for work in of_stage.values())
     sent = [

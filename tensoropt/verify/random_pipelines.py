@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError, TensorOptError
+from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.schedules import SCHEDULES, check_schedule
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
@@ -44,13 +45,13 @@ def draw_pipelines(
     Raises:
         TensorOptError: the cluster or the model cannot be cut so.
     """
-    rng = random.Random(seed)
+    rng, cuts = random.Random(seed), len(Cutter(loaded.graph).cuts)
     drawn = []
     for _ in range(count):
-        places = rng.choice(degrees)
-        mesh = rng.choice(job_meshes(cluster, places, MAX_AXES))
-        drawer = _Drawer(loaded.graph, places, rng, recompute)
-        drawn.append((drawer.draw(mesh.shape[1:], counts), mesh))
+        mesh = rng.choice(job_meshes(cluster, rng.choice(degrees), MAX_AXES))
+        schedule, taken = rng.choice(_ways(mesh.shape[0], mesh.shape[1:], counts, cuts))
+        sizes = (rng.choice(taken), *mesh.shape)
+        drawn.append((random_pipeline(loaded.graph, sizes, schedule, rng, recompute), mesh))
     return drawn
 
 
@@ -59,79 +60,84 @@ def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
     return tuple(p for p in degrees_of(cluster) if p <= len(Cutter(graph).cuts) + 1)
 
 
-class _Drawer:
-    def __init__(self, graph: GroupGraph, places: int, rng: random.Random, recompute: float):
-        self.graph, self.places, self.rng, self.recompute = graph, places, rng, recompute
-        self.cutter = Cutter(graph)
+def random_pipeline(
+    graph: GroupGraph,
+    mesh: Sequence[int],
+    schedule: str,
+    rng: random.Random,
+    recompute: float = 0.0,
+) -> PipelinedStrategy:
+    """Any legal pipeline: random cuts, a random strategy for every stage, some of what crosses made again.
 
-    def draw(self, axes: Sequence[int], counts: Sequence[int]) -> PipelinedStrategy:
-        """A pipeline whose places have these mesh axes."""
-        error: PlanError | None = None
-        for _ in range(TRIES):
+    Args:
+        mesh: micro-batches, places, then the axes of a place.
+        schedule: of :data:`~tensoropt.pipeline.schedules.SCHEDULES`.
+        recompute: how often a repeated block is recomputed.
+
+    Raises:
+        TensorOptError: the graph has none.
+    """
+    micro_batches, places, *axes = mesh
+    cutter, apart = Cutter(graph), SCHEDULES[schedule].apart
+    whole = micro_strategies(graph, micro_batches)
+    stages = places * _per_place(schedule)
+    error: PlanError | None = None
+    for _ in range(TRIES if len(cutter.cuts) >= stages - 1 else 0):
+        cuts = tuple(sorted(rng.sample(cutter.cuts, stages - 1)))
+        again = frozenset(name for name in sorted(cutter.can_be_made_again) if rng.random() < AGAIN)
+        try:
+            strategies: list[Strategy] = []
+            stored: dict[str, Layout] = {}
+            for part in cutter.stages(cuts, again):
+                given = _entering(strategies[-1], part) if strategies else {}
+                often = 0.0 if apart else recompute
+                strategies.append(
+                    random_strategy(
+                        part.graph, (micro_batches, *axes), part.micro(whole), rng, often, given, stored
+                    )
+                )
+                stored.update(strategies[-1].stored)
+            return PipelinedStrategy(graph, cuts, again, tuple(strategies), schedule, places)
+        except PlanError as refused:  # a stage that does not learn, copies of a tied parameter at one place
+            error = refused
+    why = error or f"the model can be cut at {len(cutter.cuts)} places"
+    raise TensorOptError(f"no pipeline of {stages} stages was found: {why}")
+
+
+def _per_place(schedule: str) -> int:
+    return 2 if SCHEDULES[schedule].several else 1
+
+
+def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
+    """The schedules that a pipeline can have, each with the numbers of micro-batches that it takes."""
+    found = []
+    for name, schedule in SCHEDULES.items():
+        # A backward that is taken apart passes no collectives.
+        if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
+            continue
+        taken = []
+        for micro_batches in counts:
             try:
-                return self._once(axes, counts)
-            except PlanError as refused:  # a stage that does not learn, copies of a tied parameter on one rank
-                error = refused
-        raise TensorOptError(f"no pipeline of {self.places} places was found: {error}")
-
-    def _once(self, axes: Sequence[int], counts: Sequence[int]) -> PipelinedStrategy:
-        schedule, micro_batches = self._schedule(axes, counts)
-        stages = self.places * (2 if SCHEDULES[schedule].several else 1)
-        cuts, again, parts = self._cut(stages)
-        whole = micro_strategies(self.graph, micro_batches)
-        mesh, apart = (micro_batches, *axes), SCHEDULES[schedule].apart
-        strategies: list[Strategy] = []
-        stored: dict[str, tuple[int, ...]] = {}
-        for part in parts:
-            given = self._entering(strategies[-1], part) if strategies else {}
-            strategy = random_strategy(
-                part.graph,
-                mesh,
-                part.micro(whole),
-                self.rng,
-                0.0 if apart else self.recompute,
-                given,
-                stored,
-            )
-            strategies.append(strategy)
-            stored.update(strategy.stored)
-        return PipelinedStrategy(self.graph, cuts, again, tuple(strategies), schedule, self.places)
-
-    def _schedule(self, axes: Sequence[int], counts: Sequence[int]) -> tuple[str, int]:
-        found = []
-        for name, schedule in SCHEDULES.items():
-            # A backward that is taken apart passes no collectives.
-            if schedule.apart and axes:
+                check_schedule(name, places, _per_place(name), micro_batches)
+            except PlanError:
                 continue
-            per_place = 2 if schedule.several else 1
-            if self.places * per_place > len(self.cutter.cuts) + 1:
-                continue
-            for micro_batches in counts:
-                try:
-                    check_schedule(name, self.places, per_place, micro_batches)
-                except PlanError:
-                    continue
-                found.append((name, micro_batches))
-        if not found:
-            raise TensorOptError(
-                f"the model has {len(self.cutter.cuts)} places to cut it and can be run in {list(counts)} "
-                f"micro-batches, which no schedule of {self.places} stages takes"
-            )
-        name = self.rng.choice(sorted({name for name, _ in found}))
-        return name, self.rng.choice([m for other, m in found if other == name])
+            taken.append(micro_batches)
+        if taken:
+            found.append((name, taken))
+    if not found:
+        raise TensorOptError(
+            f"the model can be cut at {cuts} places and run in {list(counts)} micro-batches, which no "
+            f"schedule of {places} places takes"
+        )
+    return found
 
-    def _cut(self, stages: int) -> tuple[tuple[int, ...], frozenset[str], tuple[Stage, ...]]:
-        cuts = tuple(sorted(self.rng.sample(self.cutter.cuts, stages - 1)))
-        again = frozenset(name for name in sorted(self.cutter.can_be_made_again) if self.rng.random() < AGAIN)
-        return cuts, again, self.cutter.stages(cuts, again)
 
-    @staticmethod
-    def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-        """What arrives comes as it departed."""
-        found = {}
-        for name in part.arriving:
-            group = part.graph.group_of[arriving_group(name)]
-            labels = [s.label for s in before.configurations[departing_group(name)].strategies]
-            of = {s.label: s for s in group.strategies}
-            found[group.name] = Configuration(group, tuple(of[label] for label in labels))
-        return found
+def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
+    """What arrives comes as it departed."""
+    found = {}
+    for name in part.arriving:
+        group = part.graph.group_of[arriving_group(name)]
+        labels = [s.label for s in before.configurations[departing_group(name)].strategies]
+        of = {s.label: s for s in group.strategies}
+        found[group.name] = Configuration(group, tuple(of[label] for label in labels))
+    return found

@@ -165,9 +165,7 @@ def compare_collectives(
     ]
 
 
-def compare_smaller(
-    predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
-) -> list[str]:
+def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between two summaries in more than that what is issued is smaller, one line each."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:

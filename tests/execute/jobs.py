@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
+from tensoropt.execute.executable import AnyStrategy, executable_of
 from tensoropt.execute.parallel import parallelize
-from tensoropt.placement.plans import PlacedStrategy
 from tensoropt.sharding.reshard import redistribute
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.differences import difference, largest_of, named_difference
+from tensoropt.verify.random_pipelines import random_pipeline
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.placement.execute.random_placed import random_placed
 
@@ -26,11 +26,19 @@ def spec(name: str, **more: Any) -> ModelSpec:
     return ModelSpec(f"tests.execute.models:{name}", **more)
 
 
-def strategy_of(loaded: CapturedModel, mesh: tuple[int, ...], seed: int) -> Strategy | PlacedStrategy:
-    """A random strategy on a mesh; on no mesh a random placement on all ranks."""
+def strategy_of(loaded: CapturedModel, mesh: tuple[Any, ...], seed: int) -> AnyStrategy:
+    """A random strategy on a mesh; on no mesh a random placement on all ranks; where a schedule comes first,
+    a
+    pipeline: ``("1f1b", micro-batches, places, axes...)``."""
     if not mesh:
         return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed))
+    if is_pipeline(mesh):
+        return random_pipeline(loaded.graph, mesh[1:], mesh[0], random.Random(seed), 0.3)
     return random_strategy(loaded.graph, mesh, micro_strategies(loaded.graph, mesh[0]), random.Random(seed))
+
+
+def is_pipeline(mesh: tuple[Any, ...]) -> bool:
+    return bool(mesh) and isinstance(mesh[0], str)
 
 
 def whole(value: Any) -> torch.Tensor:
@@ -107,6 +115,42 @@ def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
         ours, plain = twins.losses()
     found["eval"] = difference(ours, plain)
     return found
+
+
+def norms(
+    rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
+) -> tuple[list[float], list[float]]:
+    """Norms of all gradients, of the parallelized model and of the plain one."""
+    twins = Twins(name, mesh, seed)
+    found: tuple[list[float], list[float]] = ([], [])
+    for model, own in zip((twins.model, twins.plain), found, strict=True):
+        twins.loss(model).backward()
+        for order in (2.0, 1.0, float("inf")):
+            for foreach in (True, False):
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9, order, foreach=foreach)
+                own.append(float(whole(norm)))
+    return found
+
+
+class _Watched(dict[str, torch.Tensor]):
+    def __init__(self, values: Any):
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
+def asked_for(
+    rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
+) -> tuple[list[str], list[str]]:
+    """The parameters whose values an engine asks for, and all of the model."""
+    loaded = load_model(spec(name))
+    values = _Watched(loaded.values)
+    executable_of(strategy_of(loaded, mesh, seed)).engine(values)
+    parameters = [t.name for t in loaded.graph.atoms.graph.parameters]
+    return [n for n in parameters if n in values.asked], parameters
 
 
 def accumulate(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
@@ -274,18 +318,23 @@ def checkpoints(
     save_checkpoint(f"{folder}/b", second.model, second.optimizers[0])
     save_checkpoint(f"{folder}/b", second.model, second.optimizers[0])  # over an older one
     load_checkpoint(f"{folder}/b", third.model, third.optimizers[0])
-    same = [
-        all(torch.equal(whole(v), before[n]) for n, v in twins.model.state_dict().items())
-        for twins in (second, third)
-    ]
+    # All of a state dict before any of it is compared: to make a value whole, all ranks take part.
+    after = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (second, third)]
+    same = [all(torch.equal(v, before[n]) for n, v in state.items() if n in before) for state in after]
     step(first)
     for twins in (second, third):
         twins.optimizers[0].zero_grad()
         twins.loss(twins.model).backward()
         twins.optimizers[0].step()
     states = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (first, second, third)]
+    # Ranks of a pipeline have the parameters of their stages; all of them are on some rank.
+    shared = [n for n in states[0] if all(n in state for state in states)]
+    assert shared if is_pipeline(mesh) or is_pipeline(other) else len(shared) == len(states[0])
+    states = [{n: state[n] for n in shared} for state in states]
     continued = max(named_difference(state, states[0], 1e-6) for state in states[1:])
-    return {"same": same, "value": first.difference("value"), "continued": continued}
+    plain = first.plain.state_dict()
+    value = named_difference(states[0], {n: plain[n] for n in shared}, 1.0)
+    return {"same": same, "value": value, "continued": continued}
 
 
 def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[float]:
@@ -295,7 +344,10 @@ def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[f
     for training in (False, True):
         if training:  # moves the running statistics of ours; the plain model gets them
             twins.loss(twins.model)
-            twins.plain.load_state_dict({n: whole(v) for n, v in twins.model.state_dict().items()})
+            state = {n: whole(v) for n, v in twins.model.state_dict().items()}
+            # A pipeline's has the parameters of this rank's stages only, which have not changed, and all
+            # buffers.
+            twins.plain.load_state_dict(state, strict=not is_pipeline(mesh))
         twins.model.eval()
         twins.plain.eval()
         with torch.no_grad():

@@ -22,7 +22,8 @@ KINDS = {
 
 
 def torch_order(cls: type, place: int, places: int, per_place: int, micro_batches: int) -> list[Action]:
-    """What PyTorch's schedule computes at a place, without a job: the one method that says so, on what it reads."""
+    """What PyTorch's schedule computes at a place, without a job: the one method that says so, on what it
+    reads."""
     rounds = max(1, micro_batches // places)
     known = SimpleNamespace(
         pp_group_size=places,
@@ -32,7 +33,9 @@ def torch_order(cls: type, place: int, places: int, per_place: int, micro_batche
         microbatches_per_round=micro_batches // rounds,
     )
     found = cls._calculate_single_rank_operations(known, place)
-    return [Action(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in found if a is not None]
+    return [
+        Action(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in found if a is not None
+    ]
 
 
 @pytest.mark.parametrize(("places", "micro_batches"), CASES)
@@ -44,7 +47,9 @@ def torch_order(cls: type, place: int, places: int, per_place: int, micro_batche
         ("zbv", theirs.ScheduleZBVZeroBubble),
     ],
 )
-def test_several_stages_to_a_place_come_in_torchs_order(name: str, cls: type, places: int, micro_batches: int) -> None:
+def test_several_stages_to_a_place_come_in_torchs_order(
+    name: str, cls: type, places: int, micro_batches: int
+) -> None:
     for per_place in (2,) if name == "zbv" else (1, 2, 3):
         try:
             own = place_actions(name, places, per_place, micro_batches)

@@ -23,7 +23,8 @@ def run(name: str, places: int, micro_batches: int, stages: list[StageSeconds], 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("places", "micro_batches"), [(2, 2), (2, 7), (4, 8), (8, 32)])
 def test_equal_stages_take_what_the_formula_says(name: str, places: int, micro_batches: int) -> None:
-    # Narayanan et al., SC 2021, section 2.2: (m + p - 1) (t_f + t_b), of which (p - 1) (t_f + t_b) is the bubble.
+    # Narayanan et al., SC 2021, section 2.2: (m + p - 1) (t_f + t_b), of which (p - 1) (t_f + t_b) is the
+    # bubble.
     times = run(name, places, micro_batches, [like(1.0, 2.0)] * places)
     assert times.total_s == pytest.approx((micro_batches + places - 1) * 3.0)
     assert times.idle_s(0) == pytest.approx((places - 1) * 3.0)
@@ -31,11 +32,12 @@ def test_equal_stages_take_what_the_formula_says(name: str, places: int, micro_b
 
 
 def test_uneven_stages_wait_for_the_slowest() -> None:
-    # Alpa (Zheng et al., OSDI 2022), equation 2: the sum of all, and the slowest once for each further micro-batch.
+    # Alpa (Zheng et al., OSDI 2022), equation 2: the sum of all, and the slowest once for each further
+    # micro-batch.
     stages = [like(1.0, 1.0), like(2.0, 2.0), like(1.0, 1.0)]
     assert run("gpipe", 3, 6, stages).total_s == pytest.approx(8.0 + 5 * 4.0)
-    # With 1F1B the slowest stage has a forward to do while the last one has its first micro-batch: it never stops
-    # between the first's forward and the first's backward.
+    # With 1F1B the slowest stage has a forward to do while the last one has its first micro-batch: it never
+    # stops between the first's forward and the first's backward.
     assert run("1f1b", 3, 6, stages).total_s == pytest.approx(1.0 + 6 * 4.0 + 1.0)
 
 
@@ -59,7 +61,8 @@ def test_zero_bubble_waits_less_than_1f1b() -> None:
 
 
 def test_messages_and_ends_by_hand() -> None:
-    # Stage 0: forward 1, message 1, and a backward of 2 that waits for stage 1's gradient, which takes 1 to come.
+    # Stage 0: forward 1, message 1, and a backward of 2 that waits for stage 1's gradient, which takes 1 to
+    # come.
     stages = [like(1.0, 2.0, send_s=1.0, sync_s=0.5), like(1.0, 2.0, send_back_s=1.0, sync_s=0.25)]
     times = run("gpipe", 2, 1, stages)
     assert times.total_s == pytest.approx(1 + 1 + 1 + 2 + 1 + 2 + 0.5)
@@ -98,7 +101,16 @@ def test_no_schedule_is_shorter_than_its_work(data: st.DataObject) -> None:
     path = sum(s.forward[0] + s.backward[0] * (1.0 - s.weights * SCHEDULES[name].apart) for s in stages)
     assert times.total_s >= max(times.working_s) - 1e-9
     assert times.total_s >= path - 1e-9
-    longer = [*stages[:-1], like(stages[-1].forward[0] + 1.0, stages[-1].backward[0], sync_s=stages[-1].sync_s,
-                                 send_back_s=stages[-1].send_back_s)]
+    longer = [
+        *stages[:-1],
+        like(
+            stages[-1].forward[0] + 1.0,
+            stages[-1].backward[0],
+            sync_s=stages[-1].sync_s,
+            send_back_s=stages[-1].send_back_s,
+        ),
+    ]
     assert run(name, places, micro_batches, longer).total_s >= times.total_s - 1e-9
-    assert run(name, places, micro_batches, stages, blocking_sends=True).total_s >= max(times.working_s) - 1e-9
+    assert (
+        run(name, places, micro_batches, stages, blocking_sends=True).total_s >= max(times.working_s) - 1e-9
+    )

@@ -1,9 +1,9 @@
 """Where a pipeline's stages begin and end: tensors that arrive from one stage and depart for the next.
 
 Both are operators of a stage's graph, so that the placement in which a tensor crosses is chosen, priced and
-lowered as that of any other. They compute nothing: what arrives is given to the lowered graph, and what departs is
-one of its results. What their kernels keep for backward is what a stage keeps of a micro-batch meanwhile: what it
-was given, and what it gave.
+lowered as that of any other. They compute nothing: what arrives is given to the lowered graph, and what
+departs is one of its results. What their kernels keep for backward is what a stage keeps of a micro-batch
+meanwhile: what it was given, and what it gave.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tenso
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """What is sent, kept until its gradient comes; a result of its own also where a stage only passes it on."""
+    """What is sent, kept until its gradient comes; a result of its own also where a stage only passes it
+    on."""
     found: torch.Tensor = _Depart.apply(value)
     return found
 
@@ -77,9 +78,17 @@ def _departing(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 SPECS = (
     OpSpec(
-        targets=(ARRIVE,), rule=passed, localiser=_arriving, kernels={"kernels.arrive": arrive}, launches=False
+        targets=(ARRIVE,),
+        rule=passed,
+        localiser=_arriving,
+        kernels={"kernels.arrive": arrive},
+        launches=False,
     ),
     OpSpec(
-        targets=(DEPART,), rule=passed, localiser=_departing, kernels={"kernels.depart": depart}, launches=False
+        targets=(DEPART,),
+        rule=passed,
+        localiser=_departing,
+        kernels={"kernels.depart": depart},
+        launches=False,
     ),
 )

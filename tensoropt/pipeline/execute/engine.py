@@ -43,8 +43,8 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     Args:
         strategy: the plan.
-        values: the model's parameters and buffers by graph name; of the parameters only those of the stages here
-            are asked for.
+        values: the model's parameters and buffers by graph name; of the parameters only those of the stages
+            here are asked for.
         seed: of dropout.
         device: that this rank computes on; by default that of the values.
         runtime: where this rank stands; by default its place in the ``torch.distributed`` job.
@@ -142,7 +142,8 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
     def _run(self, *, training: bool) -> None:
         """All micro-batches through the stages here."""
         numbers = torch.arange(self.strategy.micro_batches, device=self.runtime.device)
-        # Schedules cut what they are given into micro-batches: these are their numbers, and nobody reads them.
+        # Schedules cut what they are given into micro-batches: these are their numbers, and nobody reads
+        # them.
         given = (numbers,) if 0 in self.stages else ()
         target = numbers if len(self.strategy.stages) - 1 in self.stages else None
         run = self._schedule.step if training else self._schedule.eval
@@ -205,9 +206,7 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         """Bring the buffers that steps change up to date on all ranks; all of them call it."""
         for name, new in self.source.mutations.items():
             place = self.strategy.place_of(self._maker(new))
-            dist.broadcast(
-                self.buffers[name], dist.get_global_rank(self._along, place), group=self._along
-            )
+            dist.broadcast(self.buffers[name], dist.get_global_rank(self._along, place), group=self._along)
 
     # -- what lies on this rank -----------------------------------------------------------------------------
 

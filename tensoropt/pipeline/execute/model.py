@@ -23,9 +23,9 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 class PipelinedModel(UncompiledModel[PipelinedEngine]):
     """What ties a model to its pipelined plan.
 
-    A rank keeps its shards of its stages' parameters, as plain tensors; of the others an empty one remains, so that
-    optimizers and gradient clipping do the same on all ranks. A rank's state dict has the parameters of its stages,
-    over the ranks of that stage, and no others.
+    A rank keeps its shards of its stages' parameters, as plain tensors; of the others an empty one remains,
+    so that optimizers and gradient clipping do the same on all ranks. A rank's state dict has the parameters
+    of its stages, over the ranks of that stage, and no others.
     """
 
     uncompiled = "a pipeline runs stages and micro-batches in the order of its schedule"
@@ -50,7 +50,7 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
 
     # -- parameters -------------------------------------------------------------------------------
 
-    def is_here(self, key: str) -> bool:
+    def has_local(self, key: str) -> bool:
         return self.names[key] in self.engine.shards.leaves
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,8 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
-                # Optimizers leave out parameters without a gradient, and their states would then differ by rank.
+                # Optimizers leave out parameters without a gradient, and their states would then differ by
+                # rank.
                 parameter.grad = spread(torch.empty_like(parameter))
 
     def _stage_of(self, name: str) -> StageEngine:
@@ -82,7 +83,8 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
     # -- state dicts ------------------------------------------------------------------------------
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """What this rank has of a parameter of its stages as a part of the whole one, in the model's own shape."""
+        """What this rank has of a parameter of its stages as a part of the whole one, in the model's own
+        shape."""
         name, shape = self.names[key], self.shapes[key]
         if self.place_mesh is None:
             return value.detach().reshape(shape)
@@ -98,19 +100,19 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
         for key in self.names:
-            if not self.is_here(key):
+            if not self.has_local(key):
                 state.pop(prefix + key, None)
         super()._to_own_shapes(module, state, prefix, metadata)
 
     def _to_stored(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._to_stored(module, state, prefix, *rest)
         for key, name in self.names.items():
-            if not self.is_here(key):
+            if not self.has_local(key):
                 # What is loaded of it is loaded elsewhere.
                 state[prefix + key] = self.local(name)
 
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        if not self.is_here(key):
+        if not self.has_local(key):
             return self.local(self.names[key])
         return self.engine.shards.shard(self.names[key], self._whole(key, value))
 
@@ -119,4 +121,4 @@ class PipelinedModel(UncompiledModel[PipelinedEngine]):
         return super().is_state_of(parameter, field, value) and field != "step"
 
     def lies_right(self, key: str, value: torch.Tensor) -> bool:
-        return not isinstance(value, DTensor) and not self.is_here(key) and not value.numel()
+        return not isinstance(value, DTensor) and not self.has_local(key) and not value.numel()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tensoropt.engine.gradients import Gradients
-from tensoropt.engine.parameters import ParameterShards
+from tensoropt.engine.local_parameters import LocalParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.pipeline.strategy import PipelinedStrategy
 
@@ -50,7 +50,7 @@ class StagedParameters:
         accumulated: their gradients.
     """
 
-    def __init__(self, stages: Sequence[ParameterShards]):
+    def __init__(self, stages: Sequence[LocalParameters]):
         self.stages = tuple(stages)
         self.leaves = {name: leaf for stage in stages for name, leaf in stage.leaves.items()}
         self.accumulated = StagedGradients([stage.accumulated for stage in stages])
@@ -88,8 +88,8 @@ class StagedParameters:
 class TiedParameters:
     """Parameters that several stages use, each with a copy of its own: their gradients are one.
 
-    As Megatron-LM does it with the embedding that the head shares (Narayanan et al., SC 2021): what the stages'
-    micro-batches add up to is summed over these stages, once per step, so that the copies stay equal.
+    As Megatron-LM does it with the embedding that the head shares (Narayanan et al., SC 2021): what the
+    stages' micro-batches add up to is summed over these stages, once per step, so that the copies stay equal.
     """
 
     def __init__(self, strategy: PipelinedStrategy, runtime: Runtime):

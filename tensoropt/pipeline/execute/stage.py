@@ -1,7 +1,7 @@
 """One stage of a pipeline on one rank: a sharded engine whose micro-batches a schedule runs.
 
-The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for forward and backward
-of single micro-batches, and for what is sent and received between them.
+The schedule is PyTorch's: it asks a :class:`~torch.distributed.pipelining.PipelineStage` for forward and
+backward of single micro-batches, and for what is sent and received between them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class StageEngine(ShardedEngine):
 
     # -- a step ---------------------------------------------------------------------------------------
 
-    def begin_step(self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool) -> None:
+    def begin_step(
+        self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool
+    ) -> None:
         """Make ready for a call of the model.
 
         Args:
@@ -124,6 +126,8 @@ class StageEngine(ShardedEngine):
 
 class _StageModule(nn.Module):
     """What the schedule takes for the stage's module."""
+
+    engine: StageEngine
 
     def __init__(self, engine: StageEngine):
         super().__init__()
@@ -235,7 +239,8 @@ class RunningStage(PipelineStage):
         self._going_back = super().get_bwd_send_ops(bwd_chunk_id)
         return self._going_back
 
-    # -- micro-batches ----------------------------------------------------------------------------------------
+    # -- micro-batches
+    # ----------------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward of one micro-batch."""
@@ -276,9 +281,8 @@ class RunningStage(PipelineStage):
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        # PyTorch adds these up itself, so that no hook of the leaves sees them; the first stage, which nobody waits
-        # for, has a whole backward here.
+        # PyTorch adds these up itself, so that no hook of the leaves sees them; the first stage, which nobody
+        # waits for, has a whole backward here.
         if not self.is_first:
             self.engine.take_in_weights()
         self.engine.end_backward_of()
-

@@ -17,6 +17,7 @@ from tensoropt.errors import PlanError
 from tensoropt.placement.execute.engine import PlacedEngine
 from tensoropt.placement.plans import PlacedStrategy
 
+
 def all_devices(strategy: PlacedStrategy, like: torch.device) -> list[torch.device] | None:
     """Where one process runs all devices of a plan; None in a job of several.
 

@@ -55,7 +55,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     data = {
         **points_data(found, [index])[0],
         "out": options.out,
-        "plan": plan.model_dump(by_alias=True, mode="json"),
+        "plan": plan.to_data(),
     }
     return Answer(data, "\n".join(lines))
 

@@ -291,11 +291,15 @@ class Plan(_Strict):
                 f"{self.model.fingerprint[:12]}, this model has {found[:12]}); explore this model again"
             )
 
-    def to_json(self) -> str:
-        """The content of a plan file."""
+    def to_data(self) -> dict[str, Any]:
+        """The plan as plain data, as a plan file has it."""
         # Without the field where there is no pipeline, so that earlier versions read such plans.
         left_out = {"pipeline"} if self.pipeline is None else set()
-        return json.dumps(self.model_dump(by_alias=True, mode="json", exclude=left_out), indent=1) + "\n"
+        return self.model_dump(by_alias=True, mode="json", exclude=left_out)
+
+    def to_json(self) -> str:
+        """The content of a plan file."""
+        return json.dumps(self.to_data(), indent=1) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan; an existing file is replaced only when the new one is whole."""

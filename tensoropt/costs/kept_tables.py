@@ -63,10 +63,12 @@ class TableArrays:
 
     Args:
         path: of the file that keeps them; None keeps nothing.
+        in_memory: whether arrays that are in no file are kept as long as this is.
     """
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path | None, *, in_memory: bool = False):
         self.path = path
+        self.in_memory = in_memory or path is not None
         self._arrays: dict[str, np.ndarray] = {}
         self._made = 0
         if path is not None:
@@ -82,7 +84,7 @@ class TableArrays:
         Args:
             depends_on: all that its numbers follow from, beside what the file stands for.
         """
-        if self.path is None:
+        if not self.in_memory:
             return make()
         key = _hash(depends_on())
         if key not in self._arrays:

@@ -89,6 +89,7 @@ class Cutter:
         self.place = {group.name: number for number, group in enumerate(graph.groups)}
         self.maker = {n: g for g in graph.groups for op in g.operators for n in op.outputs}
         self.readers: dict[str, list[Group]] = {}
+        self._made: dict[tuple[int, int, frozenset[str]], Stage] = {}
         for group in graph.groups:
             for name in group.reads:
                 assert self.place[self.maker[name].name] < self.place[group.name], (
@@ -224,7 +225,13 @@ class Cutter:
         return tuple(self.stage(start, stop, again) for start, stop in pairwise(ends))
 
     def stage(self, start: int, stop: int, again: frozenset[str] = frozenset()) -> Stage:
-        """The stage of the groups from ``start`` up to ``stop``."""
+        """The stage of the groups from ``start`` up to ``stop``; made once."""
+        key = start, stop, again
+        if key not in self._made:
+            self._made[key] = self._stage(start, stop, again)
+        return self._made[key]
+
+    def _stage(self, start: int, stop: int, again: frozenset[str]) -> Stage:
         arriving = self.crossing(start, again) if start else ()
         departing = self.crossing(stop, again) if stop < len(self.graph.groups) else ()
         own = self.graph.groups[start:stop]

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -32,6 +32,7 @@ class PipelinedStrategy:
         stages: per stage its strategy, all on equal meshes with as many micro-batches.
         schedule: one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
         places: how many parts the devices are in; a multiple of it are the stages.
+        cutter: of the graph, where there is one: it knows the stages that it has made.
 
     Raises:
         PlanError: the strategies do not make one step; says where.
@@ -43,6 +44,7 @@ class PipelinedStrategy:
     stages: tuple[Strategy, ...]
     schedule: str
     places: int
+    cutter: Cutter | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         meshes = {strategy.mesh for strategy in self.stages}
@@ -96,7 +98,7 @@ class PipelinedStrategy:
     @cached_property
     def parts(self) -> tuple[Stage, ...]:
         """The graphs of the stages."""
-        return Cutter(self.graph).stages(self.cuts, self.again)
+        return (self.cutter or Cutter(self.graph)).stages(self.cuts, self.again)
 
     @property
     def mesh(self) -> AxisSizes:

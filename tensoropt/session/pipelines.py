@@ -1,82 +1,82 @@
-"""Pipelines beside the frontier of one mesh: cuts, stages searched one by one, and the pipelines made of
-them.
+"""Pipelines beside the frontier of one mesh: ranges of the model searched, and put together to stages.
 
-A heuristic, which says so. Of every degree, mesh of a place and number of micro-batches, the model is cut
-where its stages have about as much to compute, or about as many parameters. What crosses lies in one
-placement at all cuts, of which a few are tried; so the stages' searches are independent. Representatives of
-each stage's frontier are simulated, and for every amount of memory at which a stage could be faster the
-fastest stages within it make a pipeline, whose schedule is then simulated.
+Of every degree, mesh of a place and number of micro-batches the frontiers of ranges are found
+(:mod:`tensoropt.session.stage_frontiers`), stages are composed of them for every amount of memory
+(:mod:`tensoropt.pipeline.compose`), and what is composed is simulated with its schedule. Where a model has
+more positions to cut at than are all tried, the cuts lie between those that even out computation and those
+that even out storage, and what else is left out is in the notes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.builder import TableBuilder
-from tensoropt.costs.restrictions import Restriction
+from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.tables import CostTables, outline_templates, with_facts
 from tensoropt.errors import PlanError
-from tensoropt.frontier import representatives
+from tensoropt.ops.layouts import Layout
+from tensoropt.pipeline.compose import Composition, compose
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
-from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named
-from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
+from tensoropt.pipeline.stages import Cutter
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.plan.evaluate import Evaluation, Evaluator
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import Point, check_budget, reduce_points
-from tensoropt.plan.problem import micro_batch_counts, offered_regions
+from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.profiling.workload import workload
-from tensoropt.search import NoStrategyError, Staircase, track_frontier
-from tensoropt.session.one_space import cost_graph
+from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
-from tensoropt.sharding.configurations import Configuration, enumerate_configurations
-from tensoropt.sharding.constraints import ConstraintError
-from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.labels import WHOLE
+from tensoropt.session.simulations import Simulations
+from tensoropt.session.stage_frontiers import (
+    CROSSINGS,
+    Ends,
+    Placement,
+    Range,
+    StageFrontiers,
+    StageOffer,
+    Stand,
+    Thoroughness,
+)
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.constraints import ConstraintError, match
+from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.regions import find_regions
 
 MOST_PLACES = 16
 """The highest degree that is tried, as in what is published."""
 MOST_AXES = 2
-"""Axes of a place's mesh: what crosses, and each stage, is searched for every one of their placements."""
-MULTIPLES = (1, 2, 4, 8)
+"""Axes of a place's mesh: what crosses is searched for every one of their placements."""
+MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
-CANDIDATES = 48
-"""Strategies of a stage that are simulated; an assumption, as are the numbers above."""
-HEURISTIC = (
-    "pipelines: a heuristic; cut where stages have about as much to compute or to store, 1F1B, one placement "
-    "for what crosses; other cuts and schedules may be better"
-)
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """Simulated strategies of one stage.
-
-    Attributes:
-        memory: (n,) bytes of a rank with the stage's micro-batches in flight.
-        time_s: (n,) of one micro-batch, forward and backward. sync_s: (n,) behind the last one.
-    """
-
-    tables: CostTables
-    evaluation: Evaluation
-    memory: np.ndarray
-    time_s: np.ndarray
-    sync_s: np.ndarray
+MOST_COUNTS = 2
+"""Of these, so many are searched of a large model, those with the smallest bubbles that divide the batch."""
+FEW_POSITIONS = 8
+"""Positions up to which all cuts are tried; an assumption, as are the numbers above."""
+EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
+CLOSE = Thoroughness(gap=1e-2, candidates=48, in_flight=False)
+QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
+FEW_GROUPS, SOME_GROUPS = 64, 600
+"""Groups of a model up to which ranges are searched to a small gap, each cut with a placement of its own; and
+those up to which the meshes and numbers of micro-batches that an outline finds good are searched to a larger
+one. Assumptions."""
+STEP = 0.01
+"""By which share the memory of the next pipeline is less, where not all are tried."""
+Cut = tuple[int, Placement | None]
+"""A position, and how tensors cross it."""
 
 
 def wants_pipelines(settings: Settings) -> bool:
@@ -104,7 +104,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     count = 0
     for mesh, micro_batches, evaluations in finder.all():
         made = [pipelined_point(one, mesh, space=len(spaces)) for one in evaluations]
-        spaces.append(pipelined_space(mesh, micro_batches, keys, [HEURISTIC]))
+        spaces.append(pipelined_space(mesh, micro_batches, keys, finder.notes))
         count += len(made)
         points = list(reduce_points([*points, *made], _costs))
     if not points:
@@ -113,7 +113,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
             "stages divide, or other cuts"
         )
     among = sum(p.pipeline is not None for p in points)
-    notes = [HEURISTIC, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
+    notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
     check_budget(points, session.settings.memory_bytes)
     kept, used = _used_spaces(spaces, points)
     return replace(exploration, spaces=kept, points=used, report=_noted(exploration, notes))
@@ -141,7 +141,7 @@ class _Finder:
     """Finds pipelines of one problem on one cluster."""
 
     def __init__(self, session: Session, searched: Searched):
-        self.session, self.problem = session, searched.problem
+        self.session, self.problem, self.searched = session, searched.problem, searched
         self.graph: GroupGraph = searched.problem.graph
         self.cutter = Cutter(self.graph)
         self.settings = session.settings
@@ -149,12 +149,19 @@ class _Finder:
         self.schedule = (self.pin.schedule if self.pin is not None else None) or "1f1b"
         self.costs: CostSource = searched.costs
         self.again = self.cutter.can_be_made_again
+        self.small = len(self.graph.groups) <= FEW_GROUPS
+        self._notes: dict[str, None] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out."""
+        return list(self._notes)
 
     def refusal(self) -> str:
         """Why there are no pipelines, or ""."""
         given = self.settings.constraints
-        if given is not None and (given.pins or given.stored or given.together or given.devices):
-            return "constraints of operators, parameters or device kinds are not carried over to stages"
+        if given is not None and given.devices:
+            return "constraints of device kinds are not carried over to stages"
         if not self.graph.atoms.graph.training:
             return "they are searched for training only"
         return self.problem.refusal or ("" if self._degrees else "the model or the cluster cannot be cut so")
@@ -167,9 +174,8 @@ class _Finder:
             return tuple(p for p in found if p == self.pin.stages)
         return tuple(p for p in found if p <= most)
 
-    def all(self) -> Iterator[tuple[Mesh, int, list[PipelineEvaluation]]]:
+    def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
         """Per mesh of a job and number of micro-batches the pipelines found."""
-        schedule_named(self.schedule)
         self.weights = self._weights()
         asked = [
             (mesh, micro_batches)
@@ -180,20 +186,56 @@ class _Finder:
         with self.session.open_store() as store, self.session.open_ranks() as pool:
             # The source's own were closed when the search was over.
             self.costs = replace(self.costs, store=store, pool=pool)
-            for number, (mesh, micro_batches) in enumerate(asked):
-                label = f"pp{mesh.label}, {micro_batches} micro-batches"
-                self.session.report("pipelines", number, len(asked), label)
-                yield mesh, micro_batches, self._of_mesh(mesh, micro_batches)
+            found = self._first_look(asked)
+            for number, one in enumerate(self._promising(found)):
+                mesh, micro_batches = asked[one]
+                self.session.report("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
+                found[one] += self._closer(mesh, micro_batches)
             self.session.report("pipelines", len(asked), len(asked), "composed and simulated")
+        return [(*one, _unbeaten(of)) for one, of in zip(asked, found, strict=True)]
+
+    def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[PipelineEvaluation]]:
+        found = []
+        for number, (mesh, micro_batches) in enumerate(asked):
+            label = f"pp{mesh.label}, {micro_batches} micro-batches"
+            self.session.report("pipelines", number, len(asked), label)
+            found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else QUICK))
+        return found
+
+    def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
+        """Pipelines of a mesh that is promising: from frontiers that are tracked, and with two stages to a
+        place."""
+        found: list[PipelineEvaluation] = []
+        if not self.small and len(mesh.shape) <= MOST_AXES:
+            found += self._of_mesh(mesh, micro_batches, CLOSE)
+        if not self._pinned_schedule:
+            found += self._of_mesh(mesh, micro_batches, QUICK, "interleaved_1f1b")
+        return found
+
+    def _promising(self, found: Sequence[Sequence[PipelineEvaluation]]) -> list[int]:
+        """The meshes and micro-batches of pipelines that nothing known beats, where the model is not too
+        large to look closer."""
+        if len(self.graph.groups) > SOME_GROUPS:
+            self._notes["pipelines: one stage to a place, from outlines of the stages' frontiers"] = None
+            return []
+        simulated = self._simulations.frontier()
+        rivals = [(float(m), float(t), -1) for m, t in zip(simulated.memory, simulated.time, strict=True)]
+        ours = [(one.memory_bytes, one.total_s, n) for n, of in enumerate(found) for one in of]
+        best = reduce_points([*rivals, *ours], lambda one: one[:2])
+        return sorted({number for *_, number in best if number >= 0})
 
     def _counts(self, places: int) -> tuple[int, ...]:
-        """Micro-batches that divide the batch and keep all places busy."""
-        if self.settings.micro_batches != "auto":
-            counts = micro_batch_counts(self.problem, self.settings)
-            return tuple(m for m in counts if m >= places)
+        """Micro-batches that divide the batch: as many for each place as plans without stages have, which
+        leaves each device pieces of the same size; where a pipeline is pinned, as many as are asked for."""
         tensors = self.graph.atoms.graph.tensors
         batch = next((tensors[n].shape[0] for n in self.graph.atoms.graph.inputs if tensors[n].shape), 1)
-        return tuple(places * m for m in MULTIPLES if batch % (places * m) == 0)
+        if self.settings.micro_batches == "auto":
+            counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
+            counts = counts if self.small else counts[:MOST_COUNTS]
+        else:
+            given = micro_batch_counts(self.problem, self.settings)
+            counts = [m if self.pin is not None else places * m for m in given]
+        return tuple(m for m in sorted({*counts}) if m >= places and batch % m == 0)
 
     # -- cuts ---------------------------------------------------------------------------------------
 
@@ -214,12 +256,13 @@ class _Finder:
         facts = self.costs.facts_of(work)
         return facts.forward_flops + facts.backward_flops + 1.0
 
-    def _cuttings(self, stages: int) -> list[tuple[int, ...]]:
-        """Cuts that even out computation, and storage, at positions that few bytes cross; or those pinned.
+    def _positions(self, stages: int, thoroughness: Thoroughness) -> list[list[int]]:
+        """Per stage where it may begin, and behind the last where it ends.
 
         Raises:
             PlanError, ConstraintError: the model cannot be cut as it is pinned.
         """
+        count = len(self.graph.groups)
         if self.pin is not None and self.pin.cuts:
             pinned = tuple(self.cutter.beginning(name) for name in self.pin.cuts)
             if len(pinned) != stages - 1:
@@ -227,124 +270,231 @@ class _Finder:
                     f"{self.pin}: {stages} stages take {stages - 1} cuts, not {len(pinned)}"
                 )
             self.cutter.stages(pinned, self.again)
-            return [pinned]
-        positions = self._positions(stages)
-        found = {_balanced(weights, positions, stages) for weights in self.weights}
-        return [cuts for cuts in sorted(filter(None, found)) if self._legal(cuts)]
+            return [[0], *([cut] for cut in pinned), [count]]
+        places = self._cuttable(stages)
+        if len(places) <= FEW_POSITIONS and thoroughness is EXACT:
+            return [[0], *(places for _ in range(stages - 1)), [count]]
+        self._notes["pipelines: cut between where computation and where storage are evened out"] = None
+        even = [cuts for weights in self.weights if (cuts := _balanced(weights, places, stages))]
+        windows = []
+        for number in range(stages - 1):
+            own = [cuts[number] for cuts in even]
+            windows.append([cut for cut in places if own and min(own) <= cut <= max(own)])
+        return [[0], *windows, [count]]
 
-    def _positions(self, stages: int) -> list[int]:
+    def _cuttable(self, stages: int) -> list[int]:
         """Where stages may begin: with repeated blocks where there are enough, else where least crosses."""
         starts = {self.cutter.place[region.groups[0]] for region in find_regions(self.graph)}
         blocks = [cut for cut in self.cutter.cuts if cut in starts]
+        every = list(self.cutter.cuts)
+        if len(every) <= FEW_POSITIONS:
+            return every
         if len(blocks) >= stages - 1:
+            self._notes["pipelines: stages begin with blocks"] = None
             return blocks
-        sizes = {cut: self.cutter.crossing_bytes(cut) for cut in self.cutter.cuts}
+        self._notes["pipelines: stages begin where least crosses"] = None
+        sizes = {cut: self.cutter.crossing_bytes(cut) for cut in every}
         limit = sorted(sizes.values())[min(len(sizes) - 1, max(stages - 1, len(sizes) // 4))]
         return [cut for cut, size in sizes.items() if size <= limit]
 
-    def _legal(self, cuts: tuple[int, ...]) -> bool:
-        try:
-            self.cutter.stages(cuts, self.again)
-        except PlanError:
-            return False
-        return True
-
     # -- stages -------------------------------------------------------------------------------------
 
-    def _of_mesh(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
+    def _of_mesh(
+        self, mesh: Mesh, micro_batches: int, thoroughness: Thoroughness, schedule: str = ""
+    ) -> list[PipelineEvaluation]:
+        """The pipelines on a mesh that none of them beats, in a schedule; by default in the one asked for."""
+        schedule = schedule or self.schedule
+        per_place = 2 if schedule_named(schedule).several else 1
+        restriction = self._restriction(mesh, micro_batches)
+        if restriction is None:
+            return []
+        stages = mesh.shape[0] * per_place
+        try:
+            actions = place_actions(schedule, mesh.shape[0], per_place, micro_batches)
+        except PlanError as refusal:
+            self._notes[
+                f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}"
+            ] = None
+            return []
+        in_flight = [in_flight_of(actions, stage) for stage in range(stages)]
+        positions = self._positions(stages, thoroughness)
+        frontiers = StageFrontiers(
+            self.problem,
+            self.settings,
+            self.costs,
+            self.cutter,
+            self.again,
+            mesh,
+            micro_batches,
+            restriction,
+            thoroughness,
+        )
+        wanted: list[dict[Range, list[Ends]]] = [
+            self._wanted(stage, positions, len(mesh.shape) - 1, thoroughness) for stage in range(stages)
+        ]
+        asked: dict[Range, dict[Ends, set[int]]] = {}
+        for flights, of_stage in zip(in_flight, wanted, strict=True):
+            for where, ends in of_stage.items():
+                for one in ends:
+                    asked.setdefault(where, {}).setdefault(one, set()).add(flights)
+        frontiers.find(asked)
+        blocking = self.session.cluster.device_type == "cpu"
+        at = [stage_place(schedule, mesh.shape[0], stage) for stage in range(stages)]
+        offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
+        for stage, of_stage in enumerate(wanted):
+            own: dict[tuple[Cut, Cut], StageOffer] = {}
+            before, behind = (at[n] if 0 <= n < stages else None for n in (stage - 1, stage + 1))
+            stand = Stand(before, at[stage], behind, per_place, blocking)
+            for where, ends in of_stage.items():
+                for one in ends:
+                    offer = frontiers.offer(where, one, in_flight[stage], stand)
+                    if offer is not None:
+                        own[(where[0], one[0]), (where[1], one[1])] = offer
+            offers.append(own)
         found: list[PipelineEvaluation] = []
-        places, prices = mesh.shape[0], PipelinePrices.of(self.costs, mesh)
-        per_place = 2 if schedule_named(self.schedule).several else 1
-        actions = place_actions(self.schedule, places, per_place, micro_batches)
-        in_flight = [in_flight_of(actions, stage) for stage in range(places * per_place)]
-        for cuts in self._cuttings(places * per_place):
-            parts = self.cutter.stages(cuts, self.again)
-            for across in _placements(len(mesh.shape) - 1):
-                try:
-                    candidates = [
-                        self._candidates(part, kept, (micro_batches, *mesh.shape[1:]), across, prices)
-                        for part, kept in zip(parts, in_flight, strict=True)
-                    ]
-                except NoStrategyError:
-                    continue
-                found += self._pipelines(cuts, candidates, prices)
+        for alike in self._storing_alike(frontiers, offers):
+            for composition in compose(alike, micro_batches, step=0.0 if thoroughness is EXACT else STEP):
+                if not composition.exact:
+                    self._notes["pipelines: some compositions were left out"] = None
+                if pipeline := self._evaluated(frontiers, alike, composition, mesh.shape[0], schedule):
+                    found.append(pipeline)
+        if not self._pinned_schedule and schedule == self.schedule:
+            found += self._apart(_unbeaten(found), frontiers.prices)
         return list(_unbeaten(found))
 
-    def _candidates(
-        self,
-        part: Stage,
-        in_flight: int,
-        sizes: tuple[int, ...],
-        across: tuple[bool, ...],
-        prices: PipelinePrices,
-    ) -> _Candidates:
-        """The simulated strategies of a stage.
+    @property
+    def _pinned_schedule(self) -> bool:
+        return self.pin is not None and self.pin.schedule is not None
 
-        Args:
-            in_flight: micro-batches that it keeps something of at once.
-            sizes: micro-batches, then the axes of a place.
-            across: per axis whether what crosses is split along the batch.
+    def _apart(self, found: Sequence[PipelineEvaluation], prices: PipelinePrices) -> list[PipelineEvaluation]:
+        """The same stages in the schedule that makes gradients of parameters apart, where they can run so."""
+        made = []
+        for one in found:
+            with contextlib.suppress(PlanError):
+                made.append(assemble(replace(one.strategy, schedule="zero_bubble"), one.stages, prices))
+        return made
 
-        Raises:
-            NoStrategyError: none crosses so.
-        """
-        micro = part.micro(self.problem.micro)
-        made = outline_templates(part.graph, sizes, micro, _crossing_so(part, micro, sizes, across))
-        works = {work.key: work for template in made.values() for work in template.works}
-        self.costs.find_facts_of(works.values())
-        self.costs.measure(works)
-        templates = with_facts(made, self.costs.facts_of)
-        offered = {region.name for region in offered_regions(self.problem, self.settings)}
-        regions = [region for region in find_regions(part.graph) if region.name in offered]
-        tables = TableBuilder(
-            part.graph, micro, templates, prices.of_stage(part.graph, sizes, in_flight), regions
-        ).build()
-        frontier = track_frontier(cost_graph(tables), epsilon=max(self.settings.epsilon, 1e-3))
-        points = Staircase(frontier.memory, frontier.time)
-        chosen = representatives(points, CANDIDATES, 1e-3)
-        strategies = [(frontier.strategy(i), frontier.options(i)) for i in np.asarray(chosen).tolist()]
-        (evaluation,) = Evaluator(tables, prices.overlap)(strategies)
-        parts = evaluation.metrics.parts
-        memory = parts.lasting_bytes + np.maximum(
-            (in_flight - 1) * parts.between_bytes + parts.within_bytes, parts.end_bytes
-        )
-        time_s = parts.forward_s[:, 1] + parts.backward_s[:, 1]
-        return _Candidates(tables, evaluation, memory, time_s, parts.end_s)
-
-    # -- pipelines ----------------------------------------------------------------------------------
-
-    def _pipelines(
-        self, cuts: tuple[int, ...], stages: Sequence[_Candidates], prices: PipelinePrices
-    ) -> Iterator[PipelineEvaluation]:
-        """The fastest stages within every amount of memory at which one of them could be faster."""
-        micro_batches = stages[0].tables.mesh[0]
-        seen: set[tuple[int, ...]] = set()
-        least = max(float(stage.memory.min()) for stage in stages)
-        caps = sorted({float(m) for stage in stages for m in stage.memory if m >= least})
-        for cap in _spread(caps, CANDIDATES):
-            rows = tuple(_fastest(stage, cap, micro_batches) for stage in stages)
-            if rows in seen:
-                continue
-            seen.add(rows)
+    def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
+        """Which configurations of a place are searched; None where constraints leave none."""
+        inner = Mesh(shape=mesh.shape[1:] or (1,), names=mesh.names[1:] or ("gpu",))
+        given, limit = self.settings.constraints, FREE
+        if given is not None:
             try:
-                strategy = self._strategy(cuts, stages, rows)
-            except PlanError:
-                continue  # stages store a tied parameter in two ways
-            alone = [_only(stage.evaluation, row) for stage, row in zip(stages, rows, strict=True)]
-            yield assemble(strategy, alone, prices)
+                spaces = restrict(
+                    match(given, self.graph), self.graph, self.problem.micro, (inner,), (micro_batches,)
+                ).spaces
+            except ConstraintError as refusal:
+                self._notes[f"no pipelines on pp{mesh.label}: {refusal}"] = None
+                return None
+            limit = (spaces or {}).get((inner.label, micro_batches), FREE)
+        if inner.axis_count < MOST_AXES:
+            return limit
+        self._notes[
+            f"pipelines on places of {MOST_AXES} axes: groups combine the ways to split that the best "
+            "strategies without stages use, not all"
+        ] = None
+        simulations = self._simulations
+        searched = {space.tables.mesh[0] for space in simulations.spaces}
+        count = micro_batches if micro_batches in searched else best_counts(simulations)[0]
+        return combining(limit, simulations, count)
 
-    def _strategy(
-        self, cuts: tuple[int, ...], stages: Sequence[_Candidates], rows: Sequence[int]
-    ) -> PipelinedStrategy:
+    @cached_property
+    def _simulations(self) -> Simulations:
+        """Of all strategies without stages."""
+        made = Simulations(self.session.cluster, [])
+        made.spaces = list(self.searched.simulations)
+        return made
+
+    def _wanted(
+        self, stage: int, positions: Sequence[Sequence[int]], axes: int, thoroughness: Thoroughness
+    ) -> dict[Range, list[Ends]]:
+        """The ranges that a stage may be, and how tensors may cross their ends."""
+        ways: list[Placement] = list(itertools.product(CROSSINGS, repeat=axes))
+        last = stage == len(positions) - 2
+        pairs: list[Ends] = [
+            (before, behind)
+            for before in (ways if stage else [None])
+            for behind in (ways if not last else [None])
+        ]
+        if stage and not last and thoroughness is not EXACT:
+            self._notes["pipelines: what crosses lies alike at all cuts"] = None
+            pairs = [(one, other) for one, other in pairs if one == other]
+        return {
+            (start, stop): pairs
+            for start in positions[stage]
+            for stop in positions[stage + 1]
+            if start < stop and self.cutter.learns(start, stop)
+        }
+
+    def _storing_alike(
+        self, frontiers: StageFrontiers, offers: Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
+    ) -> Iterator[Sequence[Mapping[tuple[Cut, Cut], StageOffer]]]:
+        """The offers by how parameters are stored that several stages use: all of these store them alike."""
+        stored = [
+            {
+                ends: frontiers.stored((ends[0][0], ends[1][0]), offer.rows, self.graph.shared)
+                for ends, offer in of_stage.items()
+            }
+            for of_stage in offers
+        ]
+        for way in _ways_to_store([[of for rows in one.values() for of in rows] for one in stored]):
+            left = []
+            for of_stage, known in zip(offers, stored, strict=True):
+                rows = {
+                    ends: [
+                        i
+                        for i, of in enumerate(known[ends])
+                        if all(of.get(n, x) == x for n, x in way.items())
+                    ]
+                    for ends in of_stage
+                }
+                left.append({ends: offer.part(rows[ends]) for ends, offer in of_stage.items() if rows[ends]})
+            yield left
+
+    def _evaluated(
+        self,
+        frontiers: StageFrontiers,
+        offers: Sequence[Mapping[tuple[Cut, Cut], StageOffer]],
+        composition: Composition[Cut],
+        places: int,
+        schedule: str,
+    ) -> PipelineEvaluation | None:
         chosen = []
-        for stage, row in zip(stages, rows, strict=True):
-            of = stage.evaluation
-            choice = {name: int(column[row]) for name, column in of.choices.items()}
-            options: dict[object, int] = {name: int(column[row]) for name, column in of.options.items()}
-            chosen.append(stage.tables.strategy(choice, options))
-        per_place = 2 if schedule_named(self.schedule).several else 1
-        places = len(stages) // per_place
-        return PipelinedStrategy(self.graph, cuts, self.again, tuple(chosen), self.schedule, places)
+        for of_stage, (ends, row) in zip(offers, composition.stages, strict=True):
+            (start, _), (stop, _) = ends
+            chosen.append(((start, stop), int(of_stage[ends].rows[row])))
+        try:
+            strategy = PipelinedStrategy(
+                self.graph,
+                tuple(start for (start, _), _ in chosen[1:]),
+                self.again,
+                tuple(frontiers.strategy(where, row) for where, row in chosen),
+                schedule,
+                places,
+                self.cutter,
+            )
+        except PlanError as refusal:
+            self._notes[f"some pipelines were left out: {refusal}"] = None
+            return None
+        return assemble(
+            strategy, [frontiers.evaluation(where, row) for where, row in chosen], frontiers.prices
+        )
+
+
+def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
+    """How parameters that several stages use may be stored, so that each of them has a strategy that does.
+
+    Args:
+        of_stages: per stage and strategy where it stores which parameters.
+    """
+    found: list[dict[str, Layout]] = [{}]
+    for name in dict.fromkeys(n for rows in of_stages for of in rows for n in of):
+        users = [{of[name] for of in rows if name in of} for rows in of_stages]
+        users = [layouts for layouts in users if layouts]
+        if len(users) > 1:
+            common = sorted(set.intersection(*users))
+            found = [{**way, name: layout} for way in found for layout in common]
+    return found
 
 
 def _balanced(weights: np.ndarray, positions: Sequence[int], stages: int) -> tuple[int, ...]:
@@ -366,57 +516,6 @@ def _balanced(weights: np.ndarray, positions: Sequence[int], stages: int) -> tup
                 following[end] = min(choices)
         best = following
     return best.get(len(weights), (inf, ()))[1]
-
-
-def _placements(axes: int) -> list[tuple[bool, ...]]:
-    """Per axis whether what crosses is split along the batch: all ways."""
-    return list(itertools.product((True, False), repeat=axes))
-
-
-def _crossing_so(
-    part: Stage, micro: Mapping[str, AxisStrategy], sizes: tuple[int, ...], across: tuple[bool, ...]
-) -> Restriction:
-    """What is left where tensors cross in one placement: along the batch on some axes where they have one
-    that divides, whole on the others."""
-    kept = {}
-    names = (*(arriving_group(n) for n in part.arriving), *(departing_group(n) for n in part.departing))
-    for name in names:
-        group = part.graph.group_of[name]
-        batch = micro[name].label
-        configurations = enumerate_configurations(part.graph.atoms, group, sizes, micro[name])
-        wanted = [batch if split and batch.splits else WHOLE for split in across]
-        labels = [[s.label for s in c.strategies[1:]] for c in configurations]
-        if wanted not in labels:
-            wanted = [WHOLE for _ in across]
-        kept[name] = (labels.index(wanted),)
-    return Restriction(kept=kept)
-
-
-def _fastest(stage: _Candidates, cap: float, micro_batches: int) -> int:
-    """The strategy of a stage that takes least of a step within a memory."""
-    takes = np.where(stage.memory <= cap * (1 + 1e-12), stage.time_s + stage.sync_s / micro_batches, inf)
-    return int(np.argmin(takes))
-
-
-def _spread(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of ascending values, both ends among them."""
-    if len(values) <= most:
-        return list(values)
-    return [values[i] for i in np.unique(np.linspace(0, len(values) - 1, most).astype(int)).tolist()]
-
-
-def _only(evaluation: Evaluation, row: int) -> Evaluation:
-    """One strategy of an evaluation by itself."""
-    rows = slice(row, row + 1)
-    metrics = evaluation.metrics
-    parts = type(metrics.parts)(**{name: value[rows] for name, value in vars(metrics.parts).items()})
-    figures = {name: value[rows] for name, value in vars(metrics).items() if name != "parts"}
-    return Evaluation(
-        evaluation.batch.part(rows),
-        type(metrics)(**figures, parts=parts),
-        {name: column[rows] for name, column in evaluation.choices.items()},
-        {name: column[rows] for name, column in evaluation.options.items()},
-    )
 
 
 def _unbeaten(found: Sequence[PipelineEvaluation]) -> tuple[PipelineEvaluation, ...]:

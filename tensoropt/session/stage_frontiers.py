@@ -1,0 +1,490 @@
+"""Frontiers of stages: what each range of a model may cost on one mesh of a pipeline's place, each kind of
+range searched once.
+
+Ranges that look alike (as many equal blocks, holding the same ends of the model) share their tables, their
+searches and the simulated strategies. How a tensor lies where it crosses a cut is an end of a range's search;
+micro-batches in flight make what is kept count several times, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.builder import TableBuilder
+from tensoropt.costs.kept_tables import TableArrays
+from tensoropt.costs.restrictions import Restriction
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.tables import (
+    CostTables,
+    EdgeTable,
+    Template,
+    VariableTable,
+    group_keys,
+    outline_templates,
+    with_facts,
+)
+from tensoropt.costs.variables import Variable
+from tensoropt.frontier import representatives
+from tensoropt.ops.layouts import Layout
+from tensoropt.pipeline.compose import Offer
+from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.messages import crossing_bytes
+from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
+from tensoropt.plan.evaluate import Evaluation, Evaluator
+from tensoropt.plan.problem import Problem, offered_regions
+from tensoropt.plan.settings import Settings
+from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
+from tensoropt.session.one_space import cost_graph
+from tensoropt.sharding.groups import AxisStrategy, GroupGraph
+from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.strategy import Strategy
+
+Placement = tuple[str, ...]
+"""How tensors cross a cut: per axis of a place one of :data:`CROSSINGS`."""
+CROSSINGS = ("batch", "second", "whole")
+"""Split along the batch, split along the dim behind it (the sequence of a language model), or whole."""
+Range = tuple[int, int]
+"""The groups of a stage: the first, and the first of the next stage."""
+Ends = tuple[Placement | None, Placement | None]
+"""How tensors come into a range and leave it; None at an end of the model."""
+
+LOSS = 3e-3
+"""Of a frontier's hypervolume, what those of its strategies that are simulated may lose; an assumption."""
+
+
+@dataclass(frozen=True)
+class Thoroughness:
+    """How much is looked at.
+
+    Attributes:
+        gap: up to which whole frontiers are tracked; None for outlines of them, a few scalar problems each.
+        candidates: of each frontier, strategies that are simulated, if these lose little.
+        in_flight: whether frontiers are tracked for every number of micro-batches in flight; else for powers
+            of two, and the strategies found serve the numbers between.
+    """
+
+    gap: float | None
+    candidates: int
+    in_flight: bool
+
+    def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
+        """The numbers for which frontiers are tracked."""
+        found = set(in_flight)
+        return tuple(sorted(found if self.in_flight else {1 << (k - 1).bit_length() for k in found}))
+
+
+@dataclass(frozen=True)
+class StageFrontier:
+    """Simulated strategies of ranges that look alike.
+
+    Attributes:
+        tables: of the first of these ranges.
+        evaluation: of all strategies.
+        ends: per strategy how tensors come and leave.
+        sent: by how they do the bytes that a rank sends on for each micro-batch, and those that it sends
+            back.
+    """
+
+    tables: CostTables
+    evaluation: Evaluation
+    ends: tuple[Ends, ...]
+    sent: Mapping[Ends, tuple[float, float]]
+
+    def memory(self, in_flight: int) -> np.ndarray:
+        """(n,) bytes of a rank that keeps something of so many micro-batches at once."""
+        parts = self.evaluation.metrics.parts
+        working = (in_flight - 1) * parts.between_bytes + parts.within_bytes
+        return parts.lasting_bytes + np.maximum(working, parts.end_bytes)
+
+    @property
+    def seconds(self) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) of a micro-batch, forward and backward, and of what is behind the last one."""
+        parts = self.evaluation.metrics.parts
+        between_s = parts.forward_s[:, 1] + parts.backward_s[:, 1]
+        last_s = parts.forward_s[:, 2] + parts.backward_s[:, 2]
+        return between_s, parts.end_s + last_s - between_s
+
+
+@dataclass(frozen=True)
+class StageOffer(Offer):
+    """What a stage may be, with the rows of its range's frontier."""
+
+    rows: np.ndarray
+
+    def part(self, chosen: Sequence[int]) -> StageOffer:
+        """Some of the strategies."""
+        at = list(chosen)
+        return StageOffer(
+            self.memory[at], self.first_s[at], self.further_s[at], self.end_s[at], self.rows[at]
+        )
+
+
+class Stand(NamedTuple):
+    """Where a stage stands in a schedule.
+
+    Attributes:
+        before, place, behind: the places of the stage before, of this one and of the one behind.
+        per_place: stages that a place has.
+        blocking: whether ranks stand still while messages pass.
+    """
+
+    before: int | None
+    place: int
+    behind: int | None
+    per_place: int
+    blocking: bool
+
+
+class StageFrontiers:
+    """The frontiers of a model's ranges on the places of one mesh.
+
+    Args:
+        again: activations that stages make for themselves.
+        mesh: of the whole job; its first axis is the pipeline.
+        restriction: of the whole model's groups on a place.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        costs: CostSource,
+        cutter: Cutter,
+        again: frozenset[str],
+        mesh: Mesh,
+        micro_batches: int,
+        restriction: Restriction,
+        thoroughness: Thoroughness,
+    ):
+        self.problem, self.settings, self.costs = problem, settings, costs
+        self.cutter, self.again, self.restriction = cutter, again, restriction
+        self.thoroughness = thoroughness
+        self.prices = PipelinePrices.of(costs, mesh)
+        self.sizes = (micro_batches, *mesh.shape[1:])
+        # By look: of the ranges that have it, the first, its templates and frontier.
+        self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
+        self.frontier: dict[str, StageFrontier | None] = {}
+        self.look: dict[Range, str] = {}
+        self.arrays = (TableArrays(None, in_memory=True), TableArrays(None, in_memory=True))
+
+    def find(self, wanted: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
+        """Search ranges.
+
+        Args:
+            wanted: per range the ends that it may have, each with the numbers of micro-batches in flight.
+        """
+        asked: dict[str, dict[Ends, set[int]]] = {}
+        for (start, stop), of_range in wanted.items():
+            look = self._known_look(start, stop)
+            for ends, flights in of_range.items():
+                asked.setdefault(look, {}).setdefault(ends, set()).update(flights)
+        works = {
+            work.key: work
+            for look in asked
+            for template in self.first[look][2].values()
+            for work in template.works
+        }
+        self.costs.find_facts_of(works.values())
+        self.costs.measure(works)
+        for look, of_look in asked.items():
+            self.frontier[look] = self._search(look, of_look)
+
+    def offer(self, where: Range, ends: Ends, in_flight: int, stand: Stand) -> StageOffer | None:
+        """What a stage may be that is this range; None where it can be nothing.
+
+        Args:
+            in_flight: micro-batches that it keeps something of at once.
+        """
+        found = self.frontier[self.look[where]]
+        if found is None:
+            return None
+        rows = np.array([at for at, own in enumerate(found.ends) if own == ends], dtype=np.int64)
+        if not len(rows):
+            return None
+        each_s, end_s = found.seconds
+        messages_s = sum(
+            self.prices.message_s(stand.place, to, size)
+            for to, size in zip((stand.behind, stand.before), found.sent[ends], strict=True)
+            if to is not None
+        )
+        waiting_s = messages_s if stand.blocking else 0.0
+        # A place's stages take turns, and share its memory: each is taken for as large as the other.
+        return StageOffer(
+            found.memory(in_flight)[rows] * stand.per_place,
+            each_s[rows] + messages_s,
+            (each_s[rows] + waiting_s) * stand.per_place,
+            end_s[rows],
+            rows,
+        )
+
+    def stage(self, where: Range) -> Stage:
+        """The graph of a range."""
+        return self.cutter.stage(*where, self.again)
+
+    def strategy(self, where: Range, row: int) -> Strategy:
+        """A row of a range's frontier as the range's own strategy."""
+        found = self.frontier[self.look[where]]
+        assert found is not None
+        part = self.stage(where)
+        names = renamed(found.tables.graph, part.graph)
+        tables = _of_other(found.tables, part, names, self.problem.micro)
+        of = found.evaluation
+        known: dict[str, str] = dict(names.items())
+        choice = {known[name]: int(column[row]) for name, column in of.choices.items()}
+        options: dict[object, int] = {known[name]: int(column[row]) for name, column in of.options.items()}
+        return tables.strategy(choice, options)
+
+    def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
+        """Per row of a range's frontier how it stores those of some parameters that it uses."""
+        used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
+        asked = [name for name in names if name in used]
+        if not asked:
+            return [{} for _ in rows]
+        strategies = (self.strategy(where, int(row)) for row in rows)
+        return [{name: one.stored[name] for name in asked} for one in strategies]
+
+    def evaluation(self, where: Range, row: int) -> Evaluation:
+        """The simulated figures of a row."""
+        found = self.frontier[self.look[where]]
+        assert found is not None
+        return only(found.evaluation, row)
+
+    # -- searching ----------------------------------------------------------------------------------
+
+    def _known_look(self, start: int, stop: int) -> str:
+        where = start, stop
+        if where not in self.look:
+            part = self.stage(where)
+            micro = part.micro(self.problem.micro)
+            keys = group_keys(part.graph, micro)
+            self.look[where] = look = _look(part, keys, self.restriction)
+            if look not in self.first:
+                limit = _of_stage(self.restriction, part)
+                self.first[look] = (
+                    part,
+                    micro,
+                    outline_templates(part.graph, self.sizes, micro, limit, keys),
+                )
+        return self.look[where]
+
+    def _search(self, look: str, wanted: Mapping[Ends, Iterable[int]]) -> StageFrontier | None:
+        part, micro, outlined = self.first[look]
+        templates = with_facts(outlined, self.costs.facts_of)
+        offered = {region.name for region in offered_regions(self.problem, self.settings)}
+        regions = [region for region in find_regions(part.graph) if region.name in offered]
+        # What is kept counts as often as micro-batches are in flight: two tables tell those of any number.
+        one, two = (
+            TableBuilder(
+                part.graph,
+                micro,
+                templates,
+                self.prices.of_stage(part.graph, self.sizes, in_flight),
+                regions,
+                _of_stage(self.restriction, part),
+                arrays,
+            ).build()
+            for in_flight, arrays in zip((1, 2), self.arrays, strict=True)
+        )
+        chosen: list[tuple[Mapping[str, int], Mapping[object, int]]] = []
+        ends_of: list[Ends] = []
+        for ends, flights in wanted.items():
+            allowed = self._crossing_so(part, micro, one, ends)
+            seen: set[object] = set()
+            for in_flight in self.thoroughness.flights(flights):
+                for choice, options in self._tracked(_with_in_flight(one, two, in_flight), allowed):
+                    key = tuple(sorted(choice.items())), tuple(sorted(options.items(), key=str))
+                    if key not in seen:
+                        seen.add(key)
+                        chosen.append((choice, options))
+                        ends_of.append(ends)
+        if not chosen:
+            return None
+        (evaluation,) = Evaluator(one, self.prices.overlap)(chosen)
+        sent = {
+            ends: self._sent(part, one.strategy(*chosen[ends_of.index(ends)]))
+            for ends in dict.fromkeys(ends_of)
+        }
+        return StageFrontier(one, evaluation, tuple(ends_of), sent)
+
+    def _tracked(
+        self, tables: CostTables, allowed: Mapping[str, int]
+    ) -> list[tuple[Mapping[str, int], Mapping[object, int]]]:
+        """Strategies of a stage that stand for its frontier."""
+        graph = cost_graph(_allowing(tables, allowed))
+        try:
+            gap = self.thoroughness.gap
+            frontier = outline_frontier(graph) if gap is None else track_frontier(graph, epsilon=gap)
+        except NoStrategyError:
+            return []
+        points = Staircase(frontier.memory, frontier.time)
+        rows = np.asarray(representatives(points, self.thoroughness.candidates, LOSS)).tolist()
+        return [(frontier.strategy(row), frontier.options(row)) for row in rows]
+
+    def _crossing_so(
+        self, part: Stage, micro: Mapping[str, AxisStrategy], tables: CostTables, ends: Ends
+    ) -> dict[str, int]:
+        """Per group by which a tensor crosses its configuration: on every axis as is asked for, where the
+        tensor has a dim of that which divides, else whole."""
+        found = {}
+        before, behind = ends
+        for names, group_named, placement in (
+            (part.arriving, arriving_group, before),
+            (part.departing, departing_group, behind),
+        ):
+            for name in names:
+                assert placement is not None, "a tensor crosses an end of the model"
+                group = part.graph.group_of[group_named(name)]
+                labels = [
+                    tuple(str(group.strategies[i].label) for i in choice)
+                    for choice in tables.templates[group.name].choices
+                ]
+                batch = micro[group.name].label
+                known = {"batch": str(batch) if batch.splits else "none", "second": "d1", "whole": "none"}
+                wanted = tuple(known[one] for one in placement)
+                if wanted not in labels:
+                    wanted = tuple("none" if one == "d1" else one for one in wanted)
+                if wanted not in labels:
+                    wanted = ("none",) * len(placement)
+                found[group.name] = labels.index(wanted)
+        return found
+
+    def _sent(self, part: Stage, strategy: Strategy) -> tuple[float, float]:
+        """Bytes that a rank sends on for each micro-batch, and those of the gradients that it sends back."""
+        tensors = self.cutter.source.tensors
+        on = sum(crossing_bytes(strategy, departing_group(name), name) for name in part.departing)
+        back = sum(
+            crossing_bytes(strategy, arriving_group(name), name)
+            for name in part.arriving
+            if tensors[name].requires_grad
+        )
+        return float(on), float(back)
+
+
+def renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
+    """Of the variables of a graph those of another one that looks alike."""
+    pairs = [
+        (make(a), make(b))
+        for make, ours, theirs in (
+            (Variable.of_group, [g.name for g in old.groups], [g.name for g in new.groups]),
+            (Variable.of_hub, old.hubs, new.hubs),
+            (Variable.of_parameter, old.shared, new.shared),
+        )
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return dict(pairs)
+
+
+def _of_other(
+    tables: CostTables, part: Stage, names: Mapping[Variable, Variable], micro: Mapping[str, AxisStrategy]
+) -> CostTables:
+    """The tables of a stage under the names of one that looks alike; without edges, which only searches
+    need."""
+    regions = {region.name: region for region in find_regions(part.graph)}
+    group_of = {region.groups[0]: region for region in regions.values()}
+    return replace(
+        tables,
+        graph=part.graph,
+        variables=tuple(replace(v, key=names[v.key]) for v in tables.variables),
+        edges=(),
+        templates={names[Variable.of_group(n)]: template for n, template in tables.templates.items()},
+        micro=part.micro(micro),
+        regions=tuple(group_of[names[Variable.of_group(r.groups[0])]] for r in tables.regions),
+    )
+
+
+def only(evaluation: Evaluation, row: int) -> Evaluation:
+    """One strategy of an evaluation by itself."""
+    rows = slice(row, row + 1)
+    metrics = evaluation.metrics
+    parts = type(metrics.parts)(**{name: value[rows] for name, value in vars(metrics.parts).items()})
+    figures = {name: value[rows] for name, value in vars(metrics).items() if name != "parts"}
+    return Evaluation(
+        evaluation.batch.part(rows),
+        type(metrics)(**figures, parts=parts),
+        {name: column[rows] for name, column in evaluation.choices.items()},
+        {name: column[rows] for name, column in evaluation.options.items()},
+    )
+
+
+def _look(part: Stage, keys: Mapping[str, str], restriction: Restriction) -> str:
+    """Equal for ranges that look alike: groups that do, tensors between them, blocks, restrictions."""
+    numbers: dict[str, int] = {}
+    position = {group.name: number for number, group in enumerate(part.graph.groups)}
+    found: list[object] = []
+    for group in part.graph.groups:
+        names = [n for op in group.operators for n in (*op.inputs(), *op.outputs)]
+        wires = [numbers.setdefault(name, len(numbers)) for name in names]
+        found.append((keys[group.name], wires, restriction.about(group)))
+    found.append([numbers[name] for name in (*part.graph.hubs, *part.graph.shared)])
+    found.append([numbers[name] for name in part.graph.atoms.graph.outputs if name in numbers])
+    found.append([[position[name] for name in region.groups] for region in find_regions(part.graph)])
+    found.append([[position[name] for name in names if name in position] for names in restriction.together])
+    return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
+def _of_stage(restriction: Restriction, part: Stage) -> Restriction:
+    """What a restriction of the whole model says of a stage."""
+    names = {group.name for group in part.graph.groups}
+    together = (tuple(name for name in one if name in names) for one in restriction.together)
+    return replace(
+        restriction,
+        kept={name: kept for name, kept in restriction.kept.items() if name in names},
+        together=tuple(one for one in together if len(one) > 1),
+        combined={name: left for name, left in restriction.combined.items() if name in names},
+    )
+
+
+def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTables:
+    """The tables with so many micro-batches in flight, given those of one and of two."""
+    if in_flight == 1:
+        return one
+    known: dict[int, tuple[np.ndarray, ...]] = {}
+
+    def memory(of: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
+        # Groups that look alike keep sharing their arrays.
+        if id(of.memory) not in known:
+            columns = zip(of.memory, with_two.memory, strict=True)
+            known[id(of.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
+        return known[id(of.memory)]
+
+    def table(of: EdgeTable, with_two: EdgeTable) -> np.ndarray:
+        if id(of.table) not in known:
+            known[id(of.table)] = (_extended(of.table, with_two.table, in_flight),)
+        return known[id(of.table)][0]
+
+    return replace(
+        one,
+        variables=tuple(
+            replace(a, memory=memory(a, b)) for a, b in zip(one.variables, two.variables, strict=True)
+        ),
+        edges=tuple(replace(a, table=table(a, b)) for a, b in zip(one.edges, two.edges, strict=True)),
+    )
+
+
+def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
+    """The line through the values of one and of two; what is impossible stays so."""
+    each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
+    return one + (in_flight - 1) * each
+
+
+def _allowing(tables: CostTables, allowed: Mapping[str, int]) -> CostTables:
+    """The tables with one configuration left of some groups."""
+    variables = tuple(
+        replace(
+            v,
+            memory=tuple(
+                column if number == allowed[v.key] else np.full_like(column, np.inf)
+                for number, column in enumerate(v.memory)
+            ),
+        )
+        if v.key in allowed
+        else v
+        for v in tables.variables
+    )
+    return replace(tables, variables=variables)

@@ -1,7 +1,7 @@
 """Pipelines beside the frontier of one mesh: ranges of the model searched, and put together to stages.
 
 Of every degree, mesh of a place and number of micro-batches the frontiers of ranges are found
-(:mod:`tensoropt.session.stage_frontiers`), stages are composed of them for every amount of memory
+(:mod:`tensoropt.pipeline.stage_frontiers`), stages are composed of them for every amount of memory
 (:mod:`tensoropt.pipeline.compose`), and what is composed is simulated with its schedule. Where a model has
 more positions to cut at than are all tried, the cuts lie between those that even out computation and those
 that even out storage, and what else is left out is in the notes.
@@ -10,51 +10,35 @@ that even out storage, and what else is left out is in the notes.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from math import inf
-
-import numpy as np
+from functools import cached_property, partial
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
-from tensoropt.ops.layouts import Layout
-from tensoropt.pipeline.compose import Composition, compose
+from tensoropt.pipeline.balance import balanced, block_cuts, flops_of, narrow_cuts, parameter_bytes_of
+from tensoropt.pipeline.compose import compose
+from tensoropt.pipeline.composer import Composer, Crossings
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
-from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
+from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageFrontiers, Thoroughness
 from tensoropt.pipeline.stages import Cutter
-from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import Point, check_budget, reduce_points
 from tensoropt.plan.problem import micro_batch_counts
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
-from tensoropt.profiling.workload import workload
+from tensoropt.session.one_space import cost_graph
 from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations
-from tensoropt.session.stage_frontiers import (
-    CROSSINGS,
-    Ends,
-    Placement,
-    Range,
-    StageFrontiers,
-    StageOffer,
-    Stand,
-    Thoroughness,
-)
-from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.constraints import ConstraintError, match
-from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.regions import find_regions
+from tensoropt.sharding.groups import GroupGraph
 
 MOST_PLACES = 16
 """The highest degree that is tried, as in what is published."""
@@ -75,8 +59,6 @@ those up to which the meshes and numbers of micro-batches that an outline finds 
 one. Assumptions."""
 STEP = 0.01
 """By which share the memory of the next pipeline is less, where not all are tried."""
-Cut = tuple[int, Placement | None]
-"""A position, and how tensors cross it."""
 
 
 def wants_pipelines(settings: Settings) -> bool:
@@ -176,7 +158,7 @@ class _Finder:
 
     def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
         """Per mesh of a job and number of micro-batches the pipelines found."""
-        self.weights = self._weights()
+        self.weights = flops_of(self.graph, self.costs), parameter_bytes_of(self.graph)
         asked = [
             (mesh, micro_batches)
             for places in self._degrees
@@ -239,23 +221,6 @@ class _Finder:
 
     # -- cuts ---------------------------------------------------------------------------------------
 
-    def _weights(self) -> np.ndarray:
-        """(2, groups) of computation, in FLOP unsplit and at least a little for everything, and of
-        parameters."""
-        tensors = self.graph.atoms.graph.tensors
-        found = np.zeros((2, len(self.graph.groups)))
-        for number, group in enumerate(self.graph.groups):
-            found[:, number] = (
-                self._flops(group),
-                sum(tensors[n].bytes for n in (*group.parameters, *group.shared)),
-            )
-        return found
-
-    def _flops(self, group: Group) -> float:
-        work = workload(self.graph, Configuration(group, (group.unsplit,)), (1,))
-        facts = self.costs.facts_of(work)
-        return facts.forward_flops + facts.backward_flops + 1.0
-
     def _positions(self, stages: int, thoroughness: Thoroughness) -> list[list[int]]:
         """Per stage where it may begin, and behind the last where it ends.
 
@@ -275,7 +240,7 @@ class _Finder:
         if len(places) <= FEW_POSITIONS and thoroughness is EXACT:
             return [[0], *(places for _ in range(stages - 1)), [count]]
         self._notes["pipelines: cut between where computation and where storage are evened out"] = None
-        even = [cuts for weights in self.weights if (cuts := _balanced(weights, places, stages))]
+        even = [cuts for weights in self.weights if (cuts := balanced(weights, places, stages))]
         windows = []
         for number in range(stages - 1):
             own = [cuts[number] for cuts in even]
@@ -284,18 +249,14 @@ class _Finder:
 
     def _cuttable(self, stages: int) -> list[int]:
         """Where stages may begin: with repeated blocks where there are enough, else where least crosses."""
-        starts = {self.cutter.place[region.groups[0]] for region in find_regions(self.graph)}
-        blocks = [cut for cut in self.cutter.cuts if cut in starts]
-        every = list(self.cutter.cuts)
-        if len(every) <= FEW_POSITIONS:
-            return every
+        if len(self.cutter.cuts) <= FEW_POSITIONS:
+            return list(self.cutter.cuts)
+        blocks = block_cuts(self.cutter)
         if len(blocks) >= stages - 1:
             self._notes["pipelines: stages begin with blocks"] = None
             return blocks
         self._notes["pipelines: stages begin where least crosses"] = None
-        sizes = {cut: self.cutter.crossing_bytes(cut) for cut in every}
-        limit = sorted(sizes.values())[min(len(sizes) - 1, max(stages - 1, len(sizes) // 4))]
-        return [cut for cut, size in sizes.items() if size <= limit]
+        return narrow_cuts(self.cutter, stages - 1)
 
     # -- stages -------------------------------------------------------------------------------------
 
@@ -304,20 +265,10 @@ class _Finder:
     ) -> list[PipelineEvaluation]:
         """The pipelines on a mesh that none of them beats, in a schedule; by default in the one asked for."""
         schedule = schedule or self.schedule
-        per_place = 2 if schedule_named(schedule).several else 1
         restriction = self._restriction(mesh, micro_batches)
         if restriction is None:
             return []
-        stages = mesh.shape[0] * per_place
-        try:
-            actions = place_actions(schedule, mesh.shape[0], per_place, micro_batches)
-        except PlanError as refusal:
-            self._notes[
-                f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}"
-            ] = None
-            return []
-        in_flight = [in_flight_of(actions, stage) for stage in range(stages)]
-        positions = self._positions(stages, thoroughness)
+        exact = thoroughness is EXACT
         frontiers = StageFrontiers(
             self.problem,
             self.settings,
@@ -328,36 +279,24 @@ class _Finder:
             micro_batches,
             restriction,
             thoroughness,
+            cost_graph,
         )
-        wanted: list[dict[Range, list[Ends]]] = [
-            self._wanted(stage, positions, len(mesh.shape) - 1, thoroughness) for stage in range(stages)
-        ]
-        asked: dict[Range, dict[Ends, set[int]]] = {}
-        for flights, of_stage in zip(in_flight, wanted, strict=True):
-            for where, ends in of_stage.items():
-                for one in ends:
-                    asked.setdefault(where, {}).setdefault(one, set()).add(flights)
-        frontiers.find(asked)
-        blocking = self.session.cluster.device_type == "cpu"
-        at = [stage_place(schedule, mesh.shape[0], stage) for stage in range(stages)]
-        offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
-        for stage, of_stage in enumerate(wanted):
-            own: dict[tuple[Cut, Cut], StageOffer] = {}
-            before, behind = (at[n] if 0 <= n < stages else None for n in (stage - 1, stage + 1))
-            stand = Stand(before, at[stage], behind, per_place, blocking)
-            for where, ends in of_stage.items():
-                for one in ends:
-                    offer = frontiers.offer(where, one, in_flight[stage], stand)
-                    if offer is not None:
-                        own[(where[0], one[0]), (where[1], one[1])] = offer
-            offers.append(own)
-        found: list[PipelineEvaluation] = []
-        for alike in self._storing_alike(frontiers, offers):
-            for composition in compose(alike, micro_batches, step=0.0 if thoroughness is EXACT else STEP):
-                if not composition.exact:
-                    self._notes["pipelines: some compositions were left out"] = None
-                if pipeline := self._evaluated(frontiers, alike, composition, mesh.shape[0], schedule):
-                    found.append(pipeline)
+        if not exact:
+            self._notes["pipelines: what crosses lies alike at all cuts"] = None
+        try:
+            composer = Composer(
+                frontiers,
+                schedule,
+                Crossings() if exact else Crossings(outer=CROSSINGS[:1], everywhere_alike=True),
+                partial(compose, step=0.0 if exact else STEP),
+                self._notes,
+            )
+        except PlanError as refusal:
+            self._notes[
+                f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}"
+            ] = None
+            return []
+        found = list(composer.pipelines(self._positions(composer.stages, thoroughness)))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(_unbeaten(found), frontiers.prices)
         return list(_unbeaten(found))
@@ -404,118 +343,6 @@ class _Finder:
         made = Simulations(self.session.cluster, [])
         made.spaces = list(self.searched.simulations)
         return made
-
-    def _wanted(
-        self, stage: int, positions: Sequence[Sequence[int]], axes: int, thoroughness: Thoroughness
-    ) -> dict[Range, list[Ends]]:
-        """The ranges that a stage may be, and how tensors may cross their ends."""
-        ways: list[Placement] = list(itertools.product(CROSSINGS, repeat=axes))
-        last = stage == len(positions) - 2
-        pairs: list[Ends] = [
-            (before, behind)
-            for before in (ways if stage else [None])
-            for behind in (ways if not last else [None])
-        ]
-        if stage and not last and thoroughness is not EXACT:
-            self._notes["pipelines: what crosses lies alike at all cuts"] = None
-            pairs = [(one, other) for one, other in pairs if one == other]
-        return {
-            (start, stop): pairs
-            for start in positions[stage]
-            for stop in positions[stage + 1]
-            if start < stop and self.cutter.learns(start, stop)
-        }
-
-    def _storing_alike(
-        self, frontiers: StageFrontiers, offers: Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
-    ) -> Iterator[Sequence[Mapping[tuple[Cut, Cut], StageOffer]]]:
-        """The offers by how parameters are stored that several stages use: all of these store them alike."""
-        stored = [
-            {
-                ends: frontiers.stored((ends[0][0], ends[1][0]), offer.rows, self.graph.shared)
-                for ends, offer in of_stage.items()
-            }
-            for of_stage in offers
-        ]
-        for way in _ways_to_store([[of for rows in one.values() for of in rows] for one in stored]):
-            left = []
-            for of_stage, known in zip(offers, stored, strict=True):
-                rows = {
-                    ends: [
-                        i
-                        for i, of in enumerate(known[ends])
-                        if all(of.get(n, x) == x for n, x in way.items())
-                    ]
-                    for ends in of_stage
-                }
-                left.append({ends: offer.part(rows[ends]) for ends, offer in of_stage.items() if rows[ends]})
-            yield left
-
-    def _evaluated(
-        self,
-        frontiers: StageFrontiers,
-        offers: Sequence[Mapping[tuple[Cut, Cut], StageOffer]],
-        composition: Composition[Cut],
-        places: int,
-        schedule: str,
-    ) -> PipelineEvaluation | None:
-        chosen = []
-        for of_stage, (ends, row) in zip(offers, composition.stages, strict=True):
-            (start, _), (stop, _) = ends
-            chosen.append(((start, stop), int(of_stage[ends].rows[row])))
-        try:
-            strategy = PipelinedStrategy(
-                self.graph,
-                tuple(start for (start, _), _ in chosen[1:]),
-                self.again,
-                tuple(frontiers.strategy(where, row) for where, row in chosen),
-                schedule,
-                places,
-                self.cutter,
-            )
-        except PlanError as refusal:
-            self._notes[f"some pipelines were left out: {refusal}"] = None
-            return None
-        return assemble(
-            strategy, [frontiers.evaluation(where, row) for where, row in chosen], frontiers.prices
-        )
-
-
-def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """How parameters that several stages use may be stored, so that each of them has a strategy that does.
-
-    Args:
-        of_stages: per stage and strategy where it stores which parameters.
-    """
-    found: list[dict[str, Layout]] = [{}]
-    for name in dict.fromkeys(n for rows in of_stages for of in rows for n in of):
-        users = [{of[name] for of in rows if name in of} for rows in of_stages]
-        users = [layouts for layouts in users if layouts]
-        if len(users) > 1:
-            common = sorted(set.intersection(*users))
-            found = [{**way, name: layout} for way in found for layout in common]
-    return found
-
-
-def _balanced(weights: np.ndarray, positions: Sequence[int], stages: int) -> tuple[int, ...]:
-    """The cuts at which the heaviest stage is lightest; of equals the first. Empty where there are too
-    few."""
-    total = np.concatenate([[0.0], np.cumsum(weights)])
-    ends = [*positions, len(weights)]
-    # best[e]: (heaviest, cuts) of the first stages that end at position e.
-    best: dict[int, tuple[float, tuple[int, ...]]] = {end: (float(total[end]), ()) for end in ends}
-    for _ in range(stages - 1):
-        following: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for end in ends:
-            choices = [
-                (max(heaviest, float(total[end] - total[cut])), (*cuts, cut))
-                for cut, (heaviest, cuts) in best.items()
-                if cut < end and cut != len(weights)
-            ]
-            if choices:
-                following[end] = min(choices)
-        best = following
-    return best.get(len(weights), (inf, ()))[1]
 
 
 def _unbeaten(found: Sequence[PipelineEvaluation]) -> tuple[PipelineEvaluation, ...]:

@@ -9,7 +9,7 @@ micro-batches in flight make what is kept count several times, and nothing else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -39,8 +39,7 @@ from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_g
 from tensoropt.plan.evaluate import Evaluation, Evaluator
 from tensoropt.plan.problem import Problem, offered_regions
 from tensoropt.plan.settings import Settings
-from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
-from tensoropt.session.one_space import cost_graph
+from tensoropt.search import CostGraph, NoStrategyError, Staircase, outline_frontier, track_frontier
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
@@ -53,6 +52,9 @@ Range = tuple[int, int]
 """The groups of a stage: the first, and the first of the next stage."""
 Ends = tuple[Placement | None, Placement | None]
 """How tensors come into a range and leave it; None at an end of the model."""
+
+GraphOf = Callable[[CostTables], CostGraph]
+"""The tables of a stage as the search takes them."""
 
 LOSS = 3e-3
 """Of a frontier's hypervolume, what those of its strategies that are simulated may lose; an assumption."""
@@ -148,6 +150,7 @@ class StageFrontiers:
         again: activations that stages make for themselves.
         mesh: of the whole job; its first axis is the pipeline.
         restriction: of the whole model's groups on a place.
+        graph_of: what a search may choose from of a stage's tables.
     """
 
     def __init__(
@@ -161,10 +164,11 @@ class StageFrontiers:
         micro_batches: int,
         restriction: Restriction,
         thoroughness: Thoroughness,
+        graph_of: GraphOf,
     ):
         self.problem, self.settings, self.costs = problem, settings, costs
         self.cutter, self.again, self.restriction = cutter, again, restriction
-        self.thoroughness = thoroughness
+        self.thoroughness, self.graph_of = thoroughness, graph_of
         self.prices = PipelinePrices.of(costs, mesh)
         self.sizes = (micro_batches, *mesh.shape[1:])
         # By look: of the ranges that have it, the first, its templates and frontier.
@@ -316,7 +320,7 @@ class StageFrontiers:
         self, tables: CostTables, allowed: Mapping[str, int]
     ) -> list[tuple[Mapping[str, int], Mapping[object, int]]]:
         """Strategies of a stage that stand for its frontier."""
-        graph = cost_graph(_allowing(tables, allowed))
+        graph = self.graph_of(_allowing(tables, allowed))
         try:
             gap = self.thoroughness.gap
             frontier = outline_frontier(graph) if gap is None else track_frontier(graph, epsilon=gap)

@@ -1,0 +1,70 @@
+"""Where a model may be cut, and cuts that even out what stages have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+
+from tensoropt.costs.source import CostSource
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.profiling.workload import workload
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.regions import find_regions
+
+
+def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
+    """(groups,) FLOP of each, forward and backward, unsplit; at least a little for everything."""
+    found = []
+    for group in graph.groups:
+        facts = costs.facts_of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
+        found.append(facts.forward_flops + facts.backward_flops + 1.0)
+    return np.array(found)
+
+
+def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
+    """(groups,) bytes of the parameters that each uses."""
+    tensors = graph.atoms.graph.tensors
+    return np.array([float(sum(tensors[n].bytes for n in (*g.parameters, *g.shared))) for g in graph.groups])
+
+
+def block_cuts(cutter: Cutter) -> list[int]:
+    """The cuts before repeated blocks."""
+    starts = {cutter.place[region.groups[0]] for region in find_regions(cutter.graph)}
+    return [cut for cut in cutter.cuts if cut in starts]
+
+
+def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
+    """The cuts that least crosses: a quarter of all, and no fewer than ``least``."""
+    sizes = {cut: cutter.crossing_bytes(cut) for cut in cutter.cuts}
+    if not sizes:
+        return []
+    limit = sorted(sizes.values())[min(len(sizes) - 1, max(least - 1, len(sizes) // 4))]
+    return [cut for cut, size in sizes.items() if size <= limit]
+
+
+def balanced(weights: np.ndarray, positions: Sequence[int], stages: int) -> tuple[int, ...]:
+    """The cuts at which the heaviest stage is lightest; of equals the first. Empty where there are too few.
+
+    Args:
+        weights: (groups,) of what is evened out.
+        positions: where stages may begin, ascending.
+    """
+    total = np.concatenate([[0.0], np.cumsum(weights)])
+    ends = [*positions, len(weights)]
+    # best[e]: (heaviest, cuts) of the first stages that end at position e.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {end: (float(total[end]), ()) for end in ends}
+    for _ in range(stages - 1):
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for end in ends:
+            choices = [
+                (max(heaviest, float(total[end] - total[cut])), (*cuts, cut))
+                for cut, (heaviest, cuts) in best.items()
+                if cut < end and cut != len(weights)
+            ]
+            if choices:
+                following[end] = min(choices)
+        best = following
+    return best.get(len(weights), (inf, ()))[1]

@@ -1,0 +1,204 @@
+"""Pipelines of one mesh and schedule: ranges wanted, searched, composed to stages, and simulated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tensoropt.errors import PlanError
+from tensoropt.ops.layouts import Layout
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
+from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
+from tensoropt.pipeline.stage_frontiers import (
+    CROSSINGS,
+    Ends,
+    Placement,
+    Range,
+    StageFrontiers,
+    StageOffer,
+    Stand,
+)
+from tensoropt.pipeline.strategy import PipelinedStrategy
+
+Cut = tuple[int, Placement | None]
+"""A position, and how tensors cross it."""
+Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
+"""Per stage what it may be between its ends."""
+Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[Composition[Cut]]]
+"""Puts stages together, given the micro-batches; :func:`~tensoropt.pipeline.compose.compose` by default."""
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """How tensors may cross cuts.
+
+    Attributes:
+        ways: per axis of a place, alike for all axes.
+        outer: of all axes but the last one, where these have ways of their own.
+        everywhere_alike: whether all cuts are crossed alike, which takes fewer searches.
+    """
+
+    ways: Sequence[str] = CROSSINGS
+    outer: Sequence[str] = CROSSINGS
+    everywhere_alike: bool = False
+
+    def placements(self, axes: int) -> list[Placement]:
+        """All of a mesh of so many axes."""
+        return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
+
+    def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
+        """How tensors come into a stage and leave it."""
+        ways = self.placements(axes)
+        pairs: list[Ends] = [
+            (before, behind)
+            for before in ([None] if first else ways)
+            for behind in ([None] if last else ways)
+        ]
+        if first or last or not self.everywhere_alike:
+            return pairs
+        return [(one, other) for one, other in pairs if one == other]
+
+
+class Composer:
+    """Makes pipelines of one mesh and number of micro-batches in one schedule.
+
+    Args:
+        frontiers: of the ranges on that mesh.
+        composing: how stages are put together.
+        notes: is told what was left out.
+
+    Raises:
+        PlanError: the schedule does not go with the mesh and the micro-batches.
+    """
+
+    def __init__(
+        self,
+        frontiers: StageFrontiers,
+        schedule: str,
+        crossings: Crossings,
+        composing: Composing = compose,
+        notes: dict[str, None] | None = None,
+    ):
+        self.frontiers, self.schedule, self.crossings = frontiers, schedule, crossings
+        self.composing, self.notes = composing, {} if notes is None else notes
+        self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.sizes[0]
+        self.places = self.mesh.shape[0]
+        self.per_place = stages_per_place(schedule)
+        self.stages = self.places * self.per_place
+        actions = place_actions(schedule, self.places, self.per_place, self.micro_batches)
+        self.in_flight = [in_flight_of(actions, stage) for stage in range(self.stages)]
+
+    def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
+        """The pipelines composed, simulated.
+
+        Args:
+            positions: per stage where it may begin, and behind the last where it ends.
+        """
+        offers = self._offers(self._wanted(positions))
+        for alike in self._storing_alike(offers):
+            for composition in self.composing(alike, self.micro_batches):
+                if not composition.exact:
+                    self.notes["pipelines: some compositions were left out"] = None
+                if pipeline := self._evaluated(alike, composition):
+                    yield pipeline
+
+    def _wanted(self, positions: Sequence[Sequence[int]]) -> list[dict[Range, list[Ends]]]:
+        """Per stage the ranges that it may be, and how tensors may cross their ends."""
+        axes, learns = len(self.mesh.shape) - 1, self.frontiers.cutter.learns
+        found = []
+        for stage in range(self.stages):
+            ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
+            ranges = itertools.product(positions[stage], positions[stage + 1])
+            found.append({(a, b): ends for a, b in ranges if a < b and learns(a, b)})
+        return found
+
+    def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> Offers:
+        """What each stage may be; ranges are searched here."""
+        asked: dict[Range, dict[Ends, set[int]]] = {}
+        for flights, of_stage in zip(self.in_flight, wanted, strict=True):
+            for where, ends in of_stage.items():
+                for one in ends:
+                    asked.setdefault(where, {}).setdefault(one, set()).add(flights)
+        self.frontiers.find(asked)
+        blocking = self.frontiers.prices.cluster.device_type == "cpu"
+        at = [stage_place(self.schedule, self.places, stage) for stage in range(self.stages)]
+        offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
+        for stage, of_stage in enumerate(wanted):
+            before, behind = (at[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
+            stand = Stand(before, at[stage], behind, self.per_place, blocking)
+            own: dict[tuple[Cut, Cut], StageOffer] = {}
+            for (start, stop), ends in of_stage.items():
+                for one in ends:
+                    offer = self.frontiers.offer((start, stop), one, self.in_flight[stage], stand)
+                    if offer is not None:
+                        own[(start, one[0]), (stop, one[1])] = offer
+            offers.append(own)
+        return offers
+
+    def _storing_alike(self, offers: Offers) -> Iterator[Offers]:
+        """The offers by how parameters are stored that several stages use: all of these store them alike."""
+        shared = self.frontiers.cutter.graph.shared
+        stored = [
+            {
+                ends: self.frontiers.stored((ends[0][0], ends[1][0]), offer.rows, shared)
+                for ends, offer in of_stage.items()
+            }
+            for of_stage in offers
+        ]
+        for way in _ways_to_store([[of for rows in one.values() for of in rows] for one in stored]):
+            left = []
+            for of_stage, known in zip(offers, stored, strict=True):
+                rows = {
+                    ends: [
+                        i
+                        for i, of in enumerate(known[ends])
+                        if all(of.get(name, layout) == layout for name, layout in way.items())
+                    ]
+                    for ends in of_stage
+                }
+                left.append({ends: offer.part(rows[ends]) for ends, offer in of_stage.items() if rows[ends]})
+            yield left
+
+    def _evaluated(self, offers: Offers, composition: Composition[Cut]) -> PipelineEvaluation | None:
+        frontiers, chosen = self.frontiers, []
+        for of_stage, (ends, row) in zip(offers, composition.stages, strict=True):
+            (start, _), (stop, _) = ends
+            chosen.append(((start, stop), int(of_stage[ends].rows[row])))
+        try:
+            strategy = PipelinedStrategy(
+                frontiers.cutter.graph,
+                tuple(start for (start, _), _ in chosen[1:]),
+                frontiers.again,
+                tuple(frontiers.strategy(where, row) for where, row in chosen),
+                self.schedule,
+                self.places,
+                frontiers.cutter,
+            )
+        except PlanError as refusal:
+            self.notes[f"some pipelines were left out: {refusal}"] = None
+            return None
+        alone = [frontiers.evaluation(where, row) for where, row in chosen]
+        return assemble(strategy, alone, frontiers.prices)
+
+
+def stages_per_place(schedule: str) -> int:
+    """How many stages a place has in pipelines that are looked for."""
+    return 2 if schedule_named(schedule).several else 1
+
+
+def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
+    """How parameters that several stages use may be stored, so that each of them has a strategy that does.
+
+    Args:
+        of_stages: per stage and strategy where it stores which parameters.
+    """
+    found: list[dict[str, Layout]] = [{}]
+    for name in dict.fromkeys(n for rows in of_stages for of in rows for n in of):
+        users = [{of[name] for of in rows if name in of} for rows in of_stages]
+        users = [layouts for layouts in users if layouts]
+        if len(users) > 1:
+            common = sorted(set.intersection(*users))
+            found = [{**way, name: layout} for way in found for layout in common]
+    return found

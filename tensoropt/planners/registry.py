@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tensoropt.errors import TensorOptError
-from tensoropt.planners.results import best_of, plan_of, simulated_answer
+from tensoropt.planners.results import best_of, best_pipelines, plan_of, simulated_answer
 
 if TYPE_CHECKING:
     from tensoropt.plan import Plan
@@ -36,7 +36,7 @@ class Entry:
     Attributes:
         name: as in ``--planners``; its module's name.
         about: one line.
-        kind: ``sharded`` or ``placed``.
+        kind: ``sharded``, ``pipelined`` or ``placed``.
         solves: by CP-SAT, which an extra brings.
     """
 
@@ -50,14 +50,18 @@ class Entry:
     ) -> tuple[SimulatedPoint, ...]:
         """The simulated points of its plans, each with what the planner says of it.
 
-        A sharded method's module has ``select``, which picks from tables; a placed one's has ``place``,
-        which gives operators devices and orders, or ``place_split``, which may cut operators too.
+        A sharded method's module has ``select``, which picks from tables; a pipelined one's has
+        ``pipelines``, which composes stages; a placed one's has ``place``, which gives operators devices and
+        orders, or ``place_split``, which may cut operators too.
         """
         # Only now: listing the planners must not load their solvers, one of which is an extra.
         module = importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
         if self.kind == "sharded":
             selections = module.select(task, memory_limit_bytes, seed)
             return best_of(task, self.name, selections, memory_limit_bytes)
+        if self.kind == "pipelined":
+            answers = module.pipelines(task.staging, memory_limit_bytes, seed)
+            return best_pipelines(task, self.name, answers, memory_limit_bytes)
         graph = task.placing
         if hasattr(module, "place_split"):
             graph, answer = module.place_split(graph, memory_limit_bytes, seed)
@@ -82,6 +86,23 @@ ENTRIES = {
         Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
         Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
+        Entry(
+            "gpipe",
+            "GPipe: a stage to each device, all forwards before all backwards, recomputed",
+            "pipelined",
+        ),
+        Entry(
+            "pipedream_1f1b",
+            "PipeDream-flush: the slowest stage as fast as can be, one forward, one backward",
+            "pipelined",
+        ),
+        Entry("dapple", "DAPPLE: replicated stages, for the latency of the whole step", "pipelined"),
+        Entry("alpa", "Alpa: stages by a dynamic programme, any way to split inside", "pipelined"),
+        Entry(
+            "galvatron",
+            "Galvatron: per layer data, sharded data or tensor parallelism, in even stages",
+            "pipelined",
+        ),
         Entry("placer", "TensorFlow's Placer: rules alone; what is free lies on device 0", "placed"),
         Entry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory", "placed"),
         Entry("m_etf", "Baechi m-ETF: earliest task first, under caps of memory", "placed"),

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tensoropt.errors import InfeasibleError
+from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import SimulatedPlacement, simulate_placement
 from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan import Plan
 from tensoropt.plan.evaluate import CHUNK, evaluate
 from tensoropt.plan.point import Point, reduce_points
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer
 from tensoropt.planners.placed.common.answer import PlacedAnswer
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.overlap import overlap_of
@@ -67,6 +69,37 @@ def best_of(
     """
     points = simulated_points(task, planner, selections)
     simulated = [SimulatedPoint(p, s.notes) for p, s in zip(points, selections, strict=True)]
+    return _best(planner, simulated, limit)
+
+
+def best_pipelines(
+    task: PlanningTask, planner: str, answers: Iterable[PipelinedAnswer], limit: float | None
+) -> tuple[SimulatedPoint, ...]:
+    """What remains of pipelines, as :func:`best_of` has it.
+
+    Raises:
+        InfeasibleError: none fits; says what the leanest needs.
+    """
+    simulated = [
+        SimulatedPoint(
+            pipelined_point(
+                found,
+                mesh,
+                space=task.staging.space_of(mesh, found.strategy.micro_batches),
+                planner=planner,
+            ),
+            notes,
+        )
+        for found, mesh, notes in answers
+    ]
+    if not simulated:
+        raise InfeasibleError(f"{planner} finds no plan: nothing is left of its stages' strategies")
+    return _best(planner, simulated, limit)
+
+
+def _best(
+    planner: str, simulated: Sequence[SimulatedPoint], limit: float | None
+) -> tuple[SimulatedPoint, ...]:
     kept = reduce_points(simulated, lambda found: (found.point.memory_bytes, found.point.time_s))
     if limit is None:
         return kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.costs.tables import CostTables
@@ -18,6 +18,9 @@ from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import problem as prepared
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.space import Space
+
+if TYPE_CHECKING:
+    from tensoropt.planners.pipelined.common.task import PipelineTask
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class PlanningTask:
         base: an exploration of the same model; it knows how to write plans. Where placing planners are asked
             its last space is theirs.
         placed: what operators cost on single devices; None where no placing planner is asked.
+        staged: the same for methods that cut the model into stages; None where none is asked.
     """
 
     prepared: prepared.Problem
@@ -73,6 +77,7 @@ class PlanningTask:
     spaces: tuple[TableSpace, ...]
     base: Exploration
     placed: PlacedPrices | None = None
+    staged: PipelineTask | None = None
 
     @cached_property
     def placing(self) -> PricedGraph:
@@ -80,6 +85,13 @@ class PlanningTask:
         if self.placed is None:
             raise TensorOptError("this task was made without prices for placing planners")
         return self.placed.price()
+
+    @property
+    def staging(self) -> PipelineTask:
+        """The model as planners of pipelines see it."""
+        if self.staged is None:
+            raise TensorOptError("this task was made without prices for planners of pipelines")
+        return self.staged
 
     @property
     def search_s(self) -> float:

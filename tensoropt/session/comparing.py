@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from tensoropt.costs.source import CostSource
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.point import reduce_points, unbeaten
 from tensoropt.planners.compare import compare
+from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
 from tensoropt.planners.task import PlanningTask, TableSpace
 from tensoropt.session.evaluation import certified, record_used
@@ -33,16 +35,24 @@ def with_planners(
     frontier, keys = exploration.points, searched.problem.graph.atoms.graph.parameters
     tables = tuple(
         TableSpace(s.mesh, s.tables, names)
-        for s, names in zip(searched.spaces, exploration.spaces, strict=True)
+        # Spaces of pipelines come behind those that were searched.
+        for s, names in zip(searched.spaces, exploration.spaces, strict=False)
     )
-    # Store and ranks are opened only for placed planners, and closed after all planners have run.
+    # Store and ranks are opened only for planners that price anew, and closed after all have run.
     with ExitStack() as stack:
-        prices = None
-        if any(entry.kind == "placed" for entry in entries):
-            prices = _placed_prices(session, searched, stack)
+        kinds, prices, staged = {entry.kind for entry in entries}, None, None
+        costs = _costs(session, searched, stack) if kinds - {"sharded"} else searched.costs
+        if "pipelined" in kinds:
+            staged = PipelineTask(
+                searched.problem, session.cluster, costs, session.settings, len(exploration.spaces)
+            )
+            exploration = replace(exploration, spaces=(*exploration.spaces, *staged.spaces))
+        if "placed" in kinds:
+            graph, constraints = searched.problem.graph, session.settings.constraints
+            prices = PlacedPrices(graph, session.cluster, costs, constraints)
             spaces = (*exploration.spaces, placed_space(session.cluster, {t.name: str(t.key) for t in keys}))
             exploration = replace(exploration, spaces=spaces)
-        question = PlanningTask(searched.problem, session.cluster, tables, exploration, prices)
+        question = PlanningTask(searched.problem, session.cluster, tables, exploration, prices, staged)
         seed = exploration.model.seed
         rows, others = compare(question, entries, limits, frontier, seed, session.progress)
     others = certified(searched.spaces, others)
@@ -58,9 +68,8 @@ def with_planners(
     )
 
 
-def _placed_prices(session: Session, searched: Searched, stack: ExitStack) -> PlacedPrices:
-    """Prices of single operators, from where the tables' came; ``stack`` closes what they need."""
+def _costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:
+    """Costs of further work, from where the tables' came; ``stack`` closes what they need."""
     store = stack.enter_context(session.open_store())
     pool = stack.enter_context(session.open_ranks())
-    costs = replace(searched.costs, store=store, pool=pool, progress=session.progress)
-    return PlacedPrices(searched.problem.graph, session.cluster, costs, session.settings.constraints)
+    return replace(searched.costs, store=store, pool=pool, progress=session.progress)

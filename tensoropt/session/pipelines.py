@@ -84,7 +84,9 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     spaces, points = list(exploration.spaces), [] if pinned else list(exploration.points)
     keys = {t.name: str(t.key) for t in searched.problem.graph.atoms.graph.parameters}
     count = 0
-    for mesh, micro_batches, evaluations in finder.all():
+    with session.clock.stage("pipelines"):
+        every = finder.all()
+    for mesh, micro_batches, evaluations in every:
         made = [pipelined_point(one, mesh, space=len(spaces)) for one in evaluations]
         spaces.append(pipelined_space(mesh, micro_batches, keys, finder.notes))
         count += len(made)
@@ -98,7 +100,8 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
     check_budget(points, session.settings.memory_bytes)
     kept, used = _used_spaces(spaces, points)
-    return replace(exploration, spaces=kept, points=used, report=_noted(exploration, notes))
+    report = {**_noted(exploration, notes), "seconds": dict(session.clock.seconds)}
+    return replace(exploration, spaces=kept, points=used, report=report)
 
 
 def _costs(point: Point) -> tuple[float, float]:

@@ -48,7 +48,8 @@ NAMES_IN_USE = frozenset(
         "kernels.mean_as_sum", "kernels.divided", "kernels.seeded", "kernels.random", "kernels.bernoulli",
         "kernels.dropout", "kernels.attention_with_dropout", "kernels.vocabulary_embedding",
         "kernels.embedding_bag", "kernels.index_relative", "kernels.sync_batch_norm",
-        "loss_kernels.cross_entropy", "loss_kernels.nll_loss", "expert_kernels.grouped_mm", "kernels.arrive", "kernels.depart",
+        "loss_kernels.cross_entropy", "loss_kernels.nll_loss", "expert_kernels.grouped_mm",
+        "kernels.arrive", "kernels.depart",
     }
 )  # fmt: skip
 """As they stand in profile stores and saved explorations."""

@@ -15,6 +15,7 @@ from tensoropt.plan.exploration import Exploration
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.plan.settings import Settings
+from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded.common.restricted import selections_of
 from tensoropt.planners.task import PlanningTask, TableSpace
@@ -37,7 +38,7 @@ def small(
 ) -> PlanningTask:
     """A problem over meshes of one size and micro-batch counts; priced by the toy prices.
 
-    Placing planners have prices from the data sheet of a CPU core.
+    Placing planners, and those of pipelines, have prices from the data sheet of a CPU core.
     """
     prepared = problem(MODELS[name])
     cluster = load_cluster(f"local:{prod(meshes[0])}")
@@ -49,9 +50,14 @@ def small(
             spaces.append(TableSpace(mesh, tables, space_of(prepared, mesh, tables, ())))
     graph = prepared.captured.graph
     costs = CostSource(cluster, ProfileStore(":memory:"), Settings(), None)
+    staged = PipelineTask(prepared, cluster, costs, Settings(), len(spaces))
     base = Exploration(
         points=(),
-        spaces=(*(s.names for s in spaces), placed_space(cluster, spaces[0].names.keys)),
+        spaces=(
+            *(s.names for s in spaces),
+            *staged.spaces,
+            placed_space(cluster, spaces[0].names.keys),
+        ),
         model=ModelInfo(source=f"tests:{name}", fingerprint=graph.fingerprint),
         cluster=cluster.to_dict(),
         settings=Settings().to_dict(),
@@ -59,7 +65,7 @@ def small(
         report={},
     )
     prices = PlacedPrices(prepared.graph, cluster, costs)
-    return PlanningTask(prepared, cluster, tuple(spaces), base, prices)
+    return PlanningTask(prepared, cluster, tuple(spaces), base, prices, staged)
 
 
 @cache

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.pipeline.plans import pipelined_strategy
 from tensoropt.placement.plans import placed_strategy
 from tensoropt.plan import load_plan
 from tensoropt.planners.errors import UnsuitableError
@@ -44,7 +47,9 @@ def plans(name: str, question, limit=None, seed: int = 0):
 
 def check_executable(plan, graph) -> None:
     """The plan describes something of this model that an executor can run."""
-    if plan.placed is None:
+    if plan.pipeline is not None:
+        assert pipelined_strategy(plan, graph).devices == prod(plan.mesh.shape)
+    elif plan.placed is None:
         plan.strategy(graph)
     else:
         found = placed_strategy(plan, graph)

@@ -1,0 +1,1 @@
+"""Methods that cut a model into stages: one file per method."""

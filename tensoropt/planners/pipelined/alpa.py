@@ -1,0 +1,57 @@
+"""Alpa: stages by a dynamic programme, any way to split operators inside them.
+
+L. Zheng et al., *Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning*, OSDI
+2022. Operators are clustered into layers of about equal FLOP (section 5.2, "operator clustering"), of which
+stages are made; a stage's devices split its operators in any way, for the shortest time within the memory
+that 1F1B leaves it (section 4.2, equation 5); the step is :math:`\\sum_i t_i + (B - 1) \\max_j t_j`
+(equation 2), without what is behind the last micro-batch. Stages have equal meshes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tensoropt.costs.tables import VariableTable
+from tensoropt.pipeline.balance import balanced
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.composer import Crossings, Cut
+from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise, flat
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+from tensoropt.planners.sharded.common.restricted import NOTHING
+from tensoropt.planners.task import TableSpace
+
+LAYERS = 16
+"""Into which operators are clustered at most, as in the paper's examples (appendix)."""
+
+
+def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
+    """Pipelines of every degree, for every amount of memory."""
+    for mesh, micro_batches in task.suiting(flat):
+        stages = mesh.shape[0]
+        where = task.positions(stages)
+        layers = list(balanced(task.flops, where, max(min(LAYERS, len(where) + 1), stages)))
+        positions = [[0], *(layers for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
+        crossings = Crossings(everywhere_alike=True)
+        found = task.compose(
+            mesh, micro_batches, _kept, positions, crossings=crossings, composing=_of_equation_2
+        )
+        for one in found:
+            yield PipelinedAnswer(one, mesh)
+
+
+def _kept(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+    """Any way to split, nothing recomputed."""
+    return NOTHING if computed_otherwise(space, variable, index, recomputing=False) else None
+
+
+def _of_equation_2(
+    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
+) -> Iterator[Composition[Cut]]:
+    without_end = [
+        {ends: replace(one, end_s=np.zeros_like(one.end_s)) for ends, one in of_stage.items()}
+        for of_stage in offers
+    ]
+    yield from compose(without_end, micro_batches, step=0.01)

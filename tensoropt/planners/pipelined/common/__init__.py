@@ -1,0 +1,1 @@
+"""What methods that cut a model into stages share."""

@@ -1,0 +1,50 @@
+"""Stages whose devices all have their share of the batch: what pipelines had before they had shards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.tables import VariableTable
+from tensoropt.planners.sharded.common.batch import whole
+from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
+from tensoropt.planners.task import TableSpace, labels_of
+from tensoropt.sharding.regions import region_of
+
+Recomputing = bool | None
+"""Whether blocks are computed again in backward; None where that is left open."""
+
+
+def flat(mesh: Mesh) -> bool:
+    """Whether a place's mesh has one axis at most."""
+    return len(mesh.shape) <= 2
+
+
+def following_the_batch(*, recomputing: Recomputing = False) -> Allowed:
+    """Every group of a stage on its batch dim, parameters whole."""
+
+    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+        if computed_otherwise(space, variable, index, recomputing):
+            return NOTHING
+        if variable.key.kind == "parameter":
+            return whole(space, variable, index)
+        if variable.key.kind != "group":
+            return None
+        batch = str(space.tables.micro[variable.key].label)
+        if any(label != batch for label in labels_of(space, variable.key, index)):
+            return NOTHING
+        return whole(space, variable, index)
+
+    return allowed
+
+
+def computed_otherwise(
+    space: TableSpace, variable: VariableTable, index: int, recomputing: Recomputing
+) -> bool:
+    """Whether a configuration recomputes where it should not, or the other way round."""
+    if recomputing is None or not variable.again:
+        return False
+    if recomputing and variable.key.kind == "group":
+        in_block = variable.key in region_of(space.tables.regions)
+        return in_block and not variable.again[index]
+    return variable.again[index] and not recomputing

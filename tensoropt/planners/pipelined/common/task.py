@@ -1,0 +1,193 @@
+"""What a method that cuts a model into stages is given, and how it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.restrictions import FREE
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.tables import CostTables
+from tensoropt.errors import PlanError
+from tensoropt.pipeline.balance import block_cuts, flops_of, narrow_cuts
+from tensoropt.pipeline.compose import compose
+from tensoropt.pipeline.composer import Composer, Composing, Crossings
+from tensoropt.pipeline.evaluate import PipelineEvaluation
+from tensoropt.pipeline.meshes import degrees_of, job_meshes
+from tensoropt.pipeline.points import pipelined_space
+from tensoropt.pipeline.stage_frontiers import GraphOf, StageFrontiers, Thoroughness
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.plan.plan import MeshInfo
+from tensoropt.plan.problem import Problem
+from tensoropt.plan.settings import Settings
+from tensoropt.plan.space import Space
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.sharded.common.restricted import Allowed, restricted_graph
+from tensoropt.planners.task import TableSpace
+
+MOST_PLACES, MOST_AXES = 16, 2
+"""The highest degree that methods try, and the axes of a place."""
+MULTIPLES = (8, 4, 2, 1)
+"""Micro-batches for each place; the first that divides the batch is taken. GPipe has its bubble "negligible"
+from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
+FEW = 8
+"""Positions up to which a model is cut at any of them; else before blocks. Assumptions, all of these."""
+STEP = 0.01
+"""By which share each pipeline of a method is leaner than the one before."""
+EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
+
+
+class PipelinedAnswer(NamedTuple):
+    """A pipeline that a method picked, simulated, and what is said of it."""
+
+    found: PipelineEvaluation
+    mesh: Mesh
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PipelineTask:
+    """A model on a cluster, for methods that cut it into stages.
+
+    Attributes:
+        first_space: the number of the first of :attr:`spaces` in the exploration that answers belong to.
+    """
+
+    problem: Problem
+    cluster: Cluster
+    costs: CostSource
+    settings: Settings
+    first_space: int
+
+    @cached_property
+    def cutter(self) -> Cutter:
+        """All ways to cut the model."""
+        return Cutter(self.problem.graph)
+
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """(groups,) FLOP of each, unsplit."""
+        return flops_of(self.problem.graph, self.costs)
+
+    @cached_property
+    def jobs(self) -> tuple[tuple[Mesh, int], ...]:
+        """The meshes of a job, with the micro-batches that are run on each."""
+        if not self.problem.graph.atoms.graph.training or self.problem.refusal:
+            return ()
+        most = min(MOST_PLACES, len(self.cutter.cuts) + 1)
+        found = []
+        for places in degrees_of(self.cluster):
+            if places <= most and (count := self._micro_batches(places)):
+                found += [(mesh, count) for mesh in job_meshes(self.cluster, places, MOST_AXES)]
+        return tuple(found)
+
+    def _micro_batches(self, places: int) -> int | None:
+        tensors = self.problem.graph.atoms.graph.tensors
+        inputs = self.problem.graph.atoms.graph.inputs
+        batch = next((tensors[n].shape[0] for n in inputs if tensors[n].shape), 1)
+        return next((places * m for m in MULTIPLES if batch % (places * m) == 0), None)
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        """A space for each of the jobs."""
+        keys = {t.name: str(t.key) for t in self.problem.graph.atoms.graph.parameters}
+        return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
+
+    def space_of(self, mesh: Mesh, micro_batches: int) -> int:
+        """The number of a job's space in the exploration."""
+        return self.first_space + self.jobs.index((mesh, micro_batches))
+
+    def positions(self, stages: int) -> list[int]:
+        """Where stages may begin: anywhere in small models, else before blocks, else where least crosses."""
+        if len(self.cutter.cuts) <= FEW:
+            return list(self.cutter.cuts)
+        blocks = block_cuts(self.cutter)
+        return blocks if len(blocks) >= stages - 1 else narrow_cuts(self.cutter, stages - 1)
+
+    def suiting(self, suits: Callable[[Mesh], bool]) -> list[tuple[Mesh, int]]:
+        """The jobs whose meshes suit a method.
+
+        Raises:
+            UnsuitableError: there is none.
+        """
+        if not self.problem.graph.atoms.graph.training:
+            raise UnsuitableError("pipelines are planned for training only; use --mode train")
+        found = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
+        if not found:
+            raise UnsuitableError(
+                "no pipeline of this kind goes with the model, its batch and the cluster: stages need "
+                "trained parameters, equal parts of the devices, and a batch that as many micro-batches "
+                "divide; choose a batch that is a multiple of the number of stages"
+            )
+        return found
+
+    def compose(
+        self,
+        mesh: Mesh,
+        micro_batches: int,
+        allowed: Allowed,
+        positions: Sequence[Sequence[int]],
+        *,
+        schedule: str = "1f1b",
+        crossings: Crossings | None = None,
+        composing: Composing | None = None,
+    ) -> Iterator[PipelineEvaluation]:
+        """Pipelines on one mesh, of what is allowed in stages' tables.
+
+        Args:
+            positions: per stage where it may begin, and behind the last where it ends.
+            composing: how stages are put together; by default for memory and the step.
+        """
+        frontiers = StageFrontiers(
+            self.problem,
+            self.settings,
+            self.costs,
+            self.cutter,
+            self.cutter.can_be_made_again,
+            mesh,
+            micro_batches,
+            FREE,
+            EFFORT,
+            _graph_of(mesh, allowed),
+        )
+        try:
+            composer = Composer(
+                frontiers,
+                schedule,
+                crossings or Crossings(("batch",), ("batch",)),
+                composing or partial(compose, step=STEP),
+            )
+        except PlanError as refusal:
+            raise UnsuitableError(str(refusal)) from None
+        return composer.pipelines(positions)
+
+
+def _graph_of(mesh: Mesh, allowed: Allowed) -> GraphOf:
+    """Tables of a stage as the search takes them, of what is allowed."""
+
+    def graph_of(tables: CostTables):  # type: ignore[no-untyped-def]
+        return restricted_graph(TableSpace(mesh, tables, _names(tables)), allowed)
+
+    return graph_of
+
+
+def _names(tables: CostTables) -> Space:
+    """What configurations of a stage's groups split, in words."""
+    groups: dict[str, Mapping[str, object]] = {}
+    for group in tables.graph.groups:
+        labels = [str(s.label) for s in group.strategies]
+        choices = tables.templates[group.name].choices
+        groups[group.name] = {"configurations": [[labels[i] for i in choice] for choice in choices]}
+    return Space(
+        mesh=MeshInfo(shape=tables.mesh[1:], names=tuple(f"axis{n}" for n in range(len(tables.mesh) - 1))),
+        micro_batches=tables.mesh[0],
+        groups=groups,
+        hubs={},
+        shared={},
+        keys={},
+    )

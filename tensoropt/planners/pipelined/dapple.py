@@ -1,0 +1,23 @@
+"""DAPPLE: data parallelism and stages, planned for the latency of a whole step.
+
+S. Fan et al., *DAPPLE: A Pipelined Data Parallel Approach for Training Large Models*, PPoPP 2021, section
+4.3: the step is warm-up, steady and ending phase, the last with the reduction of gradients among a stage's
+replicas; the partition and the degree that minimise it are found by a dynamic programme. Backward begins
+early (1F1B). Stages are replicated alike here, over every degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensoropt.planners.pipelined.common.data_parallel import flat, following_the_batch
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+
+
+def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
+    """Pipelines of every degree, for every amount of memory."""
+    for mesh, micro_batches in task.suiting(flat):
+        inner = task.positions(mesh.shape[0])
+        positions = [[0], *(inner for _ in range(mesh.shape[0] - 1)), [len(task.problem.graph.groups)]]
+        for found in task.compose(mesh, micro_batches, following_the_batch(), positions):
+            yield PipelinedAnswer(found, mesh)

@@ -1,0 +1,95 @@
+"""Galvatron: per layer data, sharded data or tensor parallelism, in stages of equal numbers of layers.
+
+X. Miao et al., *Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism*,
+VLDB 2023. The degree of the pipeline is a power of two and decided first (section 3.1); inside a stage each
+layer combines data parallelism, sharded data parallelism (ZeRO's third stage) and tensor parallelism on the
+axes of a mesh (section 3.2), by a dynamic programme over layers and a binned memory budget (section 3.3);
+layers are divided evenly among stages. Here the exact frontier of these choices takes the place of bins
+within a stage; the budget is binned where stages meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tensoropt.costs.tables import VariableTable
+from tensoropt.ops.layouts import Layout
+from tensoropt.pipeline.balance import balanced
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.composer import Crossings, Cut
+from tensoropt.pipeline.stages import is_crossing
+from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
+from tensoropt.planners.sharded.megatron import inner_labels
+from tensoropt.planners.task import TableSpace, labels_of
+
+BINS = 64
+"""Of the memory budget; an assumption: the paper says that few are enough."""
+
+
+def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
+    """Pipelines of every degree that is a power of two."""
+    graph = task.problem.graph
+    tensor = inner_labels(graph, {name: str(one.label) for name, one in task.problem.micro.items()})
+    allowed = _of_layers(tensor)
+    for mesh, micro_batches in task.suiting(lambda mesh: mesh.shape[0] & (mesh.shape[0] - 1) == 0):
+        stages = mesh.shape[0]
+        where = task.positions(stages)
+        layers = np.zeros(len(graph.groups))
+        layers[[0, *where]] = 1.0
+        cuts = balanced(layers, where, stages)
+        positions = [[0], *([cut] for cut in cuts), [len(graph.groups)]]
+        if len(positions) != stages + 1:
+            continue
+        found = task.compose(
+            mesh,
+            micro_batches,
+            allowed,
+            positions,
+            crossings=Crossings(("batch", "whole"), ("batch",), everywhere_alike=True),
+            composing=_binned,
+        )
+        for one in found:
+            yield PipelinedAnswer(one, mesh)
+
+
+def _of_layers(tensor: Mapping[str, frozenset[str]]) -> Allowed:
+    """Per axis the batch, or what Megatron-LM splits; parameters whole or in shards."""
+
+    def allowed(space: TableSpace, variable: VariableTable, index: int) -> np.ndarray | None:
+        if computed_otherwise(space, variable, index, recomputing=False):
+            return NOTHING
+        if variable.key.kind != "group" or is_crossing(space.tables.graph.group_of[variable.key]):
+            return None
+        batch = str(space.tables.micro[variable.key].label)
+        ways = {batch, *tensor.get(variable.key, ())}
+        if any(label not in ways for label in labels_of(space, variable.key, index)):
+            return NOTHING
+        return _whole_or_sharded(variable.options[index])
+
+    return allowed
+
+
+def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
+    """The first option, which stores parameters as they are used, and those with most shards."""
+    shards = np.array([sum(code >= 0 for layout in one for code in layout[1:]) for one in options])
+    mask: np.ndarray = shards == shards.max()
+    mask[0] = True
+    return mask
+
+
+def _binned(
+    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
+) -> Iterator[Composition[Cut]]:
+    """Memory counts in bins, rounded up."""
+    most = max((float(one.memory.max()) for of_stage in offers for one in of_stage.values()), default=0.0)
+    size = most / BINS or 1.0
+    binned = [
+        {ends: replace(one, memory=np.ceil(one.memory / size) * size) for ends, one in of_stage.items()}
+        for of_stage in offers
+    ]
+    yield from compose(binned, micro_batches)

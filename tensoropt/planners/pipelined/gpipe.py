@@ -1,0 +1,33 @@
+"""GPipe: a stage to each device, micro-batches forward, then backward, blocks recomputed.
+
+Y. Huang et al., *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS
+2019. Cells are as many as devices, cut so that their estimated costs differ least (section 2.2, here: the
+heaviest is lightest); only what enters a cell's blocks is kept for backward (section 2.3). All forwards run
+before all backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tensoropt.pipeline.balance import balanced
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.pipelined.common.data_parallel import following_the_batch
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+
+
+def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
+    """One pipeline over all devices.
+
+    Raises:
+        UnsuitableError: the model has too few positions to be cut at, or the batch too few samples.
+    """
+    for mesh, micro_batches in task.suiting(lambda mesh: len(mesh.shape) == 1):
+        stages = mesh.shape[0]
+        cuts = balanced(task.flops, task.positions(stages), stages)
+        if not cuts:
+            raise UnsuitableError(f"the model has too few positions to be cut into {stages} stages")
+        positions = [[0], *([cut] for cut in cuts), [len(task.problem.graph.groups)]]
+        allowed = following_the_batch(recomputing=True)
+        for found in task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe"):
+            yield PipelinedAnswer(found, mesh)

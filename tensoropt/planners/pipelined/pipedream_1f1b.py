@@ -1,0 +1,48 @@
+"""PipeDream with flushes: the slowest stage as fast as can be, one forward, one backward in turns.
+
+D. Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP 2019, section 3.1:
+the partitioning of layers into stages that minimises the time of the slowest; *Memory-Efficient
+Pipeline-Parallel DNN Training*, ICML 2021, section 3.2: 1F1B with a flush after each batch, so that one
+version of the weights is kept. Stages are replicated alike here (PipeDream may replicate each otherwise),
+over every degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.composer import Cut
+from tensoropt.planners.pipelined.common.data_parallel import flat, following_the_batch
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+
+
+def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
+    """A pipeline of every degree, with the rest of the devices as replicas of stages."""
+    for mesh, micro_batches in task.suiting(flat):
+        stages = mesh.shape[0]
+        inner = task.positions(stages)
+        positions = [[0], *(inner for _ in range(stages - 1)), [len(task.problem.graph.groups)]]
+        found = task.compose(
+            mesh, micro_batches, following_the_batch(), positions, composing=slowest_stage_fastest
+        )
+        for one in found:
+            yield PipelinedAnswer(one, mesh)
+
+
+def slowest_stage_fastest(
+    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
+) -> Iterator[Composition[Cut]]:
+    """The compositions whose slowest stage takes least, for every amount of memory (SOSP 2019, section
+    3.1)."""
+    slowest_only = [
+        {
+            ends: replace(one, first_s=np.zeros_like(one.first_s), end_s=np.zeros_like(one.end_s))
+            for ends, one in of_stage.items()
+        }
+        for of_stage in offers
+    ]
+    yield from compose(slowest_only, max(micro_batches, 2), step=0.01)

@@ -100,7 +100,11 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
     check_budget(points, session.settings.memory_bytes)
     kept, used = _used_spaces(spaces, points)
-    report = {**_noted(exploration, notes), "seconds": dict(session.clock.seconds)}
+    seconds = {
+        **exploration.report["seconds"],
+        "pipelines": round(session.clock.seconds["pipelines"], 3),
+    }
+    report = {**_noted(exploration, notes), "seconds": seconds}
     return replace(exploration, spaces=kept, points=used, report=report)
 
 

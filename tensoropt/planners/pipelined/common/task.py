@@ -33,8 +33,8 @@ from tensoropt.planners.task import TableSpace
 MOST_PLACES, MOST_AXES = 16, 2
 """The highest degree that methods try, and the axes of a place."""
 MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches for each place; the first that divides the batch is taken. GPipe has its bubble "negligible"
-from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
+"""Micro-batches for each place, the first that suits. GPipe has its bubble "negligible" from 4 on (Huang et
+al., NeurIPS 2019, section 2.3)."""
 FEW = 8
 """Positions up to which a model is cut at any of them; else before blocks. Assumptions, all of these."""
 STEP = 0.01
@@ -87,10 +87,13 @@ class PipelineTask:
         return tuple(found)
 
     def _micro_batches(self, places: int) -> int | None:
+        """The most for each place; with pieces that a place's devices can divide, where there are any."""
         tensors = self.problem.graph.atoms.graph.tensors
         inputs = self.problem.graph.atoms.graph.inputs
         batch = next((tensors[n].shape[0] for n in inputs if tensors[n].shape), 1)
-        return next((places * m for m in MULTIPLES if batch % (places * m) == 0), None)
+        counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
+        devices = self.cluster.device_count // places
+        return next((m for m in counts if (batch // m) % devices == 0), counts[0] if counts else None)
 
     @property
     def spaces(self) -> tuple[Space, ...]:

@@ -1,0 +1,116 @@
+"""Small models whose stages can be told by heart, and pipelines of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.sharding.configurations import Configuration, batch_strategies
+from tensoropt.sharding.groups import AxisStrategy, GroupGraph
+from tensoropt.sharding.storage import stored_layout
+from tensoropt.sharding.strategy import Strategy
+from tensoropt.verify.random_strategies import micro_strategies
+
+Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+
+
+class Skip(nn.Module):
+    """What the first of four layers makes is read by the second, and by the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second, third, fourth = self.layers
+        h = torch.relu(first(x))
+        return F.mse_loss(fourth(torch.relu(third(torch.relu(second(h))))) + h, y)
+
+
+def skip() -> Recipe:
+    return Skip(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+
+class Tables(nn.Module):
+    """Three layers that read what is made of the input, of a parameter, and with random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(24, 24, bias=False) for _ in range(3))
+        self.register_buffer("angles", torch.rand(24))
+        self.gains = nn.Parameter(torch.rand(24))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mask, gains = torch.softmax(x, -1), torch.softmax(self.gains, -1)
+        noise = F.dropout(torch.softmax(self.angles, -1), 0.5)
+        h = self.first(x) * mask * gains
+        h = self.second(h) * mask * noise
+        return F.mse_loss(self.third(h) * mask * gains * noise, y)
+
+
+def tables() -> Recipe:
+    return Tables(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+
+class Tied(nn.Module):
+    """The last of four layers is the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(24, 24, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second, self.third, self.first):
+            x = torch.relu(layer(x))
+        return F.mse_loss(x, y)
+
+
+def tied() -> Recipe:
+    return Tied(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+
+def split_along_the_batch(
+    graph: GroupGraph,
+    cuts: Sequence[int],
+    sizes: Sequence[int],
+    schedule: str = "1f1b",
+    again: frozenset[str] = frozenset(),
+) -> PipelinedStrategy:
+    """A pipeline whose stages are data parallel on all axes, with whole parameters.
+
+    Args:
+        sizes: micro-batches, places, then the axes of a place.
+    """
+    micro_batches, places, *axes = sizes
+    micro, batch = micro_strategies(graph, micro_batches), batch_strategies(graph)
+    stages = [
+        batch_parallel(stage.graph, (micro_batches, *axes), stage.micro(micro), stage.micro(batch))
+        for stage in Cutter(graph).stages(cuts, again)
+    ]
+    return PipelinedStrategy(graph, tuple(cuts), again, tuple(stages), schedule, places)
+
+
+def batch_parallel(
+    graph: GroupGraph,
+    mesh: tuple[int, ...],
+    micro: Mapping[str, AxisStrategy],
+    batch: Mapping[str, AxisStrategy],
+) -> Strategy:
+    """Every group follows the batch on every axis, and what it reads lies as it is made."""
+    chosen = {
+        g.name: Configuration(g, (micro[g.name], *(batch[g.name] for _ in mesh[1:]))) for g in graph.groups
+    }
+    tensors = graph.atoms.graph.tensors
+    stored = {
+        name: stored_layout(tensors[name], chosen[g.name].layout(name))
+        for g in graph.groups
+        for name in (*g.parameters, *g.shared)
+    }
+    made = {name: c.layout(name) for c in chosen.values() for op in c.group.operators for name in op.outputs}
+    return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored)

@@ -1,0 +1,289 @@
+"""Where models are cut, what crosses, and the graphs of the stages."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensoropt.errors import PlanError
+from tensoropt.pipeline.stages import Cutter, Stage, crossing_tensor, is_crossing
+from tensoropt.sharding.configurations import micro_batch_strategies
+from tensoropt.sharding.regions import find_regions
+from tests.costs.models import Recipe, four, gpt2, llama, problem
+from tests.execute.models import vgg_norm_plain
+from tests.pipeline.models import skip, tables, tied
+
+ROWS = 16 * 24 * 4
+"""Bytes of what the layers of the small models hand on: 16 rows of 24 single-precision numbers."""
+
+
+@cache
+def cutter(build: Callable[[], Recipe], mode: str = "train") -> Cutter:
+    return Cutter(problem(build, mode).graph)
+
+
+def own(stage: Stage) -> list[str]:
+    """The groups of a stage that compute something."""
+    return [group.name for group in stage.graph.groups if not is_crossing(group)]
+
+
+# -- cuts -----------------------------------------------------------------------------------------
+
+
+def test_cuts_leave_trained_parameters_on_both_sides() -> None:
+    # Four products, then the loss: a stage of the loss alone would learn nothing.
+    assert [g.name for g in cutter(four).graph.groups] == [
+        "linear", "linear_1", "linear_2", "linear_3", "mse_loss",
+    ]  # fmt: skip
+    assert cutter(four).cuts == (1, 2, 3)
+
+
+def test_inference_is_cut_anywhere() -> None:
+    assert cutter(four, "inference").cuts == (1, 2, 3, 4)
+
+
+def test_cuts_behind_what_has_no_gradient_hand_none_back() -> None:
+    # softmax of the input, softmax of a parameter, dropout of a constant, then the first layer.
+    found = cutter(tables)
+    assert [g.name for g in found.graph.groups[:4]] == ["softmax", "softmax_1", "dropout", "linear"]
+    assert found.cuts[0] == 2
+    assert not found.learns(0, 1)
+    assert found.learns(0, 2)
+
+
+def test_a_stage_of_operators_without_parameters_learns_nothing() -> None:
+    found = cutter(gpt2)
+    residual = found.place["add_1"]
+    assert found.learns(residual, residual + 2)
+    assert not found.learns(residual, residual + 1)
+
+
+# -- what crosses ---------------------------------------------------------------------------------
+
+
+def test_what_is_made_before_and_read_behind_crosses() -> None:
+    found = cutter(four)
+    assert [found.crossing(cut) for cut in found.cuts] == [("relu",), ("relu_1",), ("relu_2",)]
+    assert [found.crossing_bytes(cut) for cut in found.cuts] == [ROWS] * 3
+
+
+def test_a_shortcut_crosses_all_cuts_up_to_its_reader() -> None:
+    found = cutter(skip)
+    assert [found.crossing(cut) for cut in (1, 2, 3, 4, 5)] == [
+        ("relu",), ("relu", "relu_1"), ("relu", "relu_2"), ("relu", "linear_3"), ("add",),
+    ]  # fmt: skip
+    assert [found.crossing_bytes(cut) for cut in (1, 2)] == [ROWS, 2 * ROWS]
+
+
+def test_what_only_a_later_stage_reads_passes_through_those_between() -> None:
+    first, second, third = cutter(skip).stages((1, 2))
+    assert first.departing == second.arriving == ("relu",)
+    assert second.departing == third.arriving == ("relu", "relu_1")
+    assert own(second) == ["linear_1"]
+    # Three stages further it is handed on untouched.
+    between = cutter(skip).stages((1, 2, 3))[2]
+    assert between.arriving == ("relu", "relu_1")
+    assert between.departing == ("relu", "relu_2")
+    assert [g.name for g in between.graph.groups] == [
+        "arrive.relu", "arrive.relu_1", "linear_2", "depart.relu", "depart.relu_2",
+    ]  # fmt: skip
+
+
+def test_only_what_needs_neither_parameters_nor_luck_is_made_again() -> None:
+    found = cutter(tables)
+    # Of the input alone; of a parameter there is a gradient, and dropout would draw other numbers.
+    assert found.can_be_made_again == {"softmax"}
+    # Made by reading the input once and writing as much.
+    assert found.made_again_bytes("softmax") == 2 * ROWS
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_labels_of_language_models_can_be_made_again(build: Callable[[], Recipe]) -> None:
+    found = cutter(build)
+    (labels,) = [g for g in found.graph.groups if g.name == "pad"]
+    assert {n for op in labels.operators for n in op.outputs} == found.can_be_made_again
+    assert not labels.parameters
+
+
+def test_a_stage_makes_again_what_it_would_receive() -> None:
+    found = cutter(tables)
+    cut = found.place["linear_1"]
+    sent, again = found.stages((cut,)), found.stages((cut,), frozenset({"softmax"}))
+    assert "softmax" in sent[1].arriving
+    assert "softmax" not in own(sent[1])
+    assert set(sent[1].arriving) - {"softmax"} == set(again[1].arriving)
+    assert own(again[1]) == ["softmax", *own(sent[1])]
+    # The first stage is the same but for what it sends.
+    assert own(again[0]) == own(sent[0])
+    assert again[0].departing == again[1].arriving
+
+
+def test_a_stage_makes_nothing_again_that_it_does_not_read() -> None:
+    found = cutter(gpt2)
+    again = found.can_be_made_again
+    first, *rest = found.stages((found.place["layer_norm_2"], found.place["layer_norm_4"]), again)
+    assert "pad" not in own(first)
+    assert ["pad" in own(stage) for stage in rest] == [False, True]
+
+
+# -- where stages begin ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("layer_norm_2", "layer_norm_2"),
+        ("transformer.h.1", "layer_norm_2"),
+        ("transformer.h.1.mlp", "addmm_6"),
+        ("transformer.h.1.mlp.c_proj", "addmm_7"),
+        ("lm_head", "linear"),
+    ],
+)
+def test_a_stage_begins_with_an_operator_or_a_module(name: str, group: str) -> None:
+    found = cutter(gpt2)
+    assert found.beginning(name) == found.place[group]
+
+
+@pytest.mark.parametrize("name", ["transformer.h.2", "transformer.h.", "transformer.h.1.ml", "", "addmm_99"])
+def test_what_the_model_has_not_begins_no_stage(name: str) -> None:
+    with pytest.raises(PlanError, match=f"no operator or module called {re.escape(name)} that a stage"):
+        cutter(gpt2).beginning(name)
+
+
+# -- graphs of stages -----------------------------------------------------------------------------
+
+
+def test_a_stage_is_a_graph_of_its_own() -> None:
+    whole = cutter(four)
+    first, last = whole.stages((2,))
+    graph = last.graph.atoms.graph
+    # The model's inputs are every stage's; what arrives is one more.
+    assert graph.inputs == (*whole.source.inputs, "arriving_0")
+    assert graph.tensors["arriving_0"].shape == whole.source.tensors["relu_1"].shape
+    assert graph.outputs == whole.source.outputs
+    assert [t.name for t in graph.parameters] == ["p_model_layers_2_weight", "p_model_layers_3_weight"]
+    # What departs is no result of the model.
+    assert first.graph.atoms.graph.outputs == ()
+    assert [t.name for t in first.graph.atoms.graph.parameters] == [
+        "p_model_layers_0_weight", "p_model_layers_1_weight",
+    ]  # fmt: skip
+
+
+def test_what_crosses_does_so_in_any_placement_that_it_can_have() -> None:
+    _, last = cutter(four).stages((2,))
+    arrives = last.graph.group_of["arrive.relu_1"]
+    assert crossing_tensor(arrives) == "relu_1"
+    assert [str(s.label) for s in arrives.strategies] == ["none", "d0", "d1", "partial", "partial_grad"]
+    mask = cutter(tables).stages((cutter(tables).place["linear_1"],))[1].graph.group_of["arrive.softmax"]
+    assert [str(s.label) for s in mask.strategies] == ["none", "d0", "d1"]
+
+
+def test_a_stage_follows_the_batch_as_the_whole_model_does() -> None:
+    whole = cutter(four)
+    micro = micro_batch_strategies(whole.graph)
+    for stage in whole.stages((1, 3)):
+        found = stage.micro(micro)
+        assert set(found) == {group.name for group in stage.graph.groups}
+        for group in stage.graph.groups:
+            if is_crossing(group):
+                assert str(found[group.name].label) == "d0"
+            else:
+                assert found[group.name] is micro[group.name]
+
+
+def test_a_parameter_of_two_stages_is_in_both() -> None:
+    first, last = cutter(tied).stages((2,))
+    name = "p_model_first_weight"
+    whole = problem(tied).graph
+    assert whole.group_of["linear"].shared == whole.group_of["linear_3"].shared == (name,)
+    # Within a stage one operator uses it.
+    assert first.graph.group_of["linear"].parameters == last.graph.group_of["linear_3"].parameters == (name,)
+    assert first.graph.shared == last.graph.shared == ()
+
+
+def test_repeated_blocks_stay_those_of_the_whole_model() -> None:
+    found = cutter(gpt2)
+    blocks = [(region.name, region.groups) for region in find_regions(found.graph)]
+    first, last = found.stages((found.place["layer_norm_2"],))
+    assert [*first.graph.regions, *last.graph.regions] == blocks
+    assert len(blocks) == 2
+    # A block that is cut is recomputed by neither side.
+    first, last = found.stages((found.place["layer_norm_3"],))
+    assert [*first.graph.regions, *last.graph.regions] == blocks[:1]
+
+
+def test_a_buffer_that_moves_does_so_in_one_stage() -> None:
+    found = cutter(vgg_norm_plain)
+    mutations = found.source.mutations
+    assert mutations
+    first, last = found.stages((found.place["linear"],))
+    assert first.graph.atoms.graph.mutations == mutations
+    assert last.graph.atoms.graph.mutations == {}
+
+
+@given(st.data())
+def test_any_cuts_give_stages_that_are_the_whole_model(data: st.DataObject) -> None:
+    found = cutter(data.draw(st.sampled_from([four, skip, tables, tied, llama])))
+    cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(found.cuts), min_size=1, max_size=4))))
+    again = frozenset(data.draw(st.sets(st.sampled_from(sorted(found.can_be_made_again) or [""]))) - {""})
+    ends = (0, *cuts, len(found.graph.groups))
+    if not all(found.learns(start, stop) for start, stop in pairwise(ends)):
+        with pytest.raises(PlanError, match="no trained parameters"):
+            found.stages(cuts, again)
+        return
+    stages = found.stages(cuts, again)
+    makers = {found.maker[name].name for name in again}
+    counts = Counter(name for stage in stages for name in own(stage))
+    assert list(dict.fromkeys(n for stage in stages for n in own(stage) if n not in makers)) == [
+        g.name for g in found.graph.groups if g.name not in makers
+    ]
+    assert set(counts) == {g.name for g in found.graph.groups}
+    assert all(count == 1 for name, count in counts.items() if name not in makers)
+    # What one stage sends the next one receives, in this order, and nothing of what is made again.
+    for before, behind in pairwise(stages):
+        assert before.departing == behind.arriving
+        assert again.isdisjoint(behind.arriving)
+    assert stages[0].arriving == stages[-1].departing == ()
+    # Each has whatever its operators read.
+    for stage in stages:
+        graph = stage.graph.atoms.graph
+        made = {n for op in graph.operators for n in op.outputs}
+        for op in graph.operators:
+            assert all(graph.tensors[n].kind != "activation" or n in made for n in op.inputs())
+        assert list(stage.graph.group_of) == [op.name for g in stage.graph.groups for op in g.operators]
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "cuts", "says"),
+    [
+        (four, (2, 2), "the stage that begins with linear_2 is empty; give cuts in order, each once"),
+        (four, (3, 1), "the stage that begins with linear_3 is empty; give cuts in order, each once"),
+        (four, (0,), "the stage that begins with linear is empty"),
+        (four, (5,), "begins with mse_loss is empty"),
+        (four, (4,), "a stage cannot begin with mse_loss: every stage needs trained parameters and hands a "
+                     "gradient to the one before it"),
+        (tables, (1,), "the stage that begins with softmax has no trained parameters; move its cut"),
+        (tables, (4, 5), "the stage that begins with mul has no trained parameters; move its cut"),
+    ],
+)  # fmt: skip
+def test_cuts_that_cannot_be_are_refused(
+    build: Callable[[], Recipe], cuts: tuple[int, ...], says: str
+) -> None:
+    with pytest.raises(PlanError, match=says):
+        cutter(build).stages(cuts)
+
+
+@pytest.mark.parametrize("name", ["softmax_1", "dropout.0", "linear"])
+def test_what_cannot_be_made_again_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match=f"{name} depends on parameters or random numbers"):
+        cutter(tables).stages((9,), frozenset({name}))

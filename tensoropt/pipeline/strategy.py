@@ -50,11 +50,13 @@ class PipelinedStrategy:
         meshes = {strategy.mesh for strategy in self.stages}
         if len(meshes) != 1:
             raise PlanError(f"the stages of a pipeline have one mesh, but these have {sorted(meshes)}")
-        if len(self.stages) % self.places:
+        # Fewer than one place, which a file may say, is refused with all that the schedule does not run.
+        per_place, over = divmod(len(self.stages), max(self.places, 1))
+        if over:
             raise PlanError(
                 f"{len(self.stages)} stages do not divide over {self.places} parts of the devices"
             )
-        check_schedule(self.schedule, self.places, len(self.stages) // self.places, self.micro_batches)
+        check_schedule(self.schedule, self.places, per_place, self.micro_batches)
         if schedule_named(self.schedule).apart:
             self._check_apart()
         for number, (stage, left, right) in enumerate(

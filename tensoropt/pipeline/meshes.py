@@ -17,14 +17,8 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
     Raises:
         ClusterError: the devices are not in so many equal parts of whole link levels.
     """
-    devices = cluster.device_count
-    if places < 2 or devices % places:
-        raise ClusterError(
-            f"{devices} devices are not in {places} equal parts of a pipeline; give a divisor of the number "
-            "of devices that is at least 2"
-        )
     found = []
-    for inner in cluster.subset(devices // places).meshes(most_axes):
+    for inner in _place_of(cluster, places).meshes(most_axes):
         axes = [(size, name) for size, name in zip(inner.shape, inner.names, strict=True) if size > 1]
         found.append(
             Mesh(shape=(places, *(size for size, _ in axes)), names=(STAGE_AXIS, *(name for _, name in axes)))
@@ -38,8 +32,33 @@ def degrees_of(cluster: Cluster) -> tuple[int, ...]:
     for places in range(2, cluster.device_count + 1):
         if cluster.device_count % places == 0:
             try:
-                cluster.subset(cluster.device_count // places)
+                _place_of(cluster, places)
             except ClusterError:
                 continue
             found.append(places)
     return tuple(found)
+
+
+def _place_of(cluster: Cluster, places: int) -> Cluster:
+    """One of the equal parts, the first.
+
+    Raises:
+        ClusterError: there are no such parts.
+    """
+    devices = cluster.device_count
+    if places < 2 or devices % places:
+        raise ClusterError(
+            f"{devices} devices are not in {places} equal parts of a pipeline; give a divisor of the number "
+            "of devices that is at least 2"
+        )
+    part = cluster.subset(devices // places)
+    # The first part of a level can be one that the next does not fit into: 3 devices of a node of 4.
+    if part.levels:
+        level, within = part.levels[0], cluster.levels[-len(part.levels)]
+        if within.size % level.size:
+            raise ClusterError(
+                f"{places} equal parts of cluster '{cluster.name}' would lie across its links: each has "
+                f"{level.size} of the {within.size} of a level ({level.name}); give a number "
+                "of parts that divides them"
+            )
+    return part

@@ -1,0 +1,141 @@
+"""Seconds of messages and collectives of a pipeline, worked out by hand on a small cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tensoropt.cluster import Cluster, Link, Mesh, load_cluster
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.costs.source import CostSource
+from tensoropt.pipeline.costs import PipelinePrices, PlaceCommunication
+from tensoropt.plan.settings import Settings
+from tensoropt.profiling.link_fits import LinkFit
+from tensoropt.profiling.links import LinkFits
+from tensoropt.profiling.overheads import Overheads
+from tensoropt.profiling.store import ProfileStore
+from tests.costs.models import ToyCompute, four, problem
+from tests.costs.test_communication import make_cluster, make_fit
+
+MB = 1e6
+"""10 µs on the 100 GB/s inside a node of :func:`make_cluster`, 100 µs on the 10 GB/s between nodes."""
+
+
+def prices(
+    cluster: Cluster,
+    shape: tuple[int, ...],
+    measured: Mapping[tuple[int, int], LinkFit] | None = None,
+    *,
+    beside: bool = True,
+) -> PipelinePrices:
+    mesh = Mesh(shape=shape, names=("stage", *(f"axis{i}" for i in range(len(shape) - 1))))
+    fits = None if measured is None else LinkFits(collectives={}, pairs=measured)
+    model = CommunicationModel(cluster, mesh, fits)
+    return PipelinePrices(cluster, mesh, ToyCompute(), model, Overheads(), "adam", beside=beside)
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def test_a_message_takes_the_link_between_the_places() -> None:
+    # Four places of two ranks on two nodes of four: 0 and 1 share a node, 2 and 3 the other.
+    found = prices(make_cluster(2, 4, cards=2), (4, 2))
+    assert found.devices_per_place == 2
+    assert found.message_s(0, 1, MB) == found.message_s(1, 0, MB) == pytest.approx(1e-6 + 10e-6)
+    assert found.message_s(2, 3, MB) == pytest.approx(1e-6 + 10e-6)
+    assert found.message_s(1, 2, MB) == pytest.approx(10e-6 + 100e-6)
+
+
+def test_nothing_is_sent_within_a_place_and_nothing_takes_nothing() -> None:
+    found = prices(make_cluster(2, 4), (2, 4))
+    assert found.message_s(1, 1, MB) == 0.0
+    assert found.message_s(0, 1, 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "cards", "shape", "seconds"),
+    [
+        (2, 4, 1, (2, 4), 10e-6 + 4 * 100e-6),  # all four ranks of a node through its one card
+        (2, 4, 2, (2, 4), 10e-6 + 2 * 100e-6),
+        (2, 4, 4, (2, 4), 10e-6 + 100e-6),
+        (2, 4, 8, (2, 4), 10e-6 + 100e-6),  # a rank drives one card
+        (2, 4, 1, (2, 2, 2), 10e-6 + 4 * 100e-6),  # however the place's mesh is folded
+        (4, 2, 1, (2, 4), 10e-6 + 2 * 100e-6),  # a place of two nodes has two cards
+        (2, 1, 1, (2,), 10e-6 + 100e-6),
+        (1, 8, 1, (2, 4), 1e-6 + 10e-6),  # a switch: every rank has its own link
+    ],
+)
+def test_ranks_of_a_place_share_the_cards_of_their_node(
+    nodes: int, per_node: int, cards: int, shape: tuple[int, ...], seconds: float
+) -> None:
+    found = prices(make_cluster(nodes, per_node, cards), shape)
+    assert found.message_s(0, 1, MB) == found.message_s(1, 0, MB) == pytest.approx(seconds)
+
+
+def test_part_of_a_node_shares_its_cards_only_with_itself() -> None:
+    # Places of two: of the node's four ranks those of place 1 send over the card, those of place 0 do not.
+    found = prices(make_cluster(2, 4), (4, 2))
+    assert found.message_s(1, 2, MB) == pytest.approx(10e-6 + 2 * 100e-6)
+
+
+def test_a_measured_pair_is_believed_as_it_is() -> None:
+    fit = make_fit("pair", (0, 4), 50e-6, 1e-9)
+    found = prices(make_cluster(2, 4), (2, 4), {(0, 4): fit})
+    assert found.message_s(0, 1, MB) == found.message_s(1, 0, MB) == pytest.approx(50e-6 + 1e-3)
+
+
+def test_wires_of_a_pair_are_its_own() -> None:
+    wire = Link(name="wire", latency_s=2e-6, bandwidth_bytes_per_s=50e9, dedicated=True)
+    plain = make_cluster(1, 2)
+    wired = Cluster(name="wired", devices=plain.devices, levels=plain.levels, pairs={(0, 1): wire})
+    assert prices(wired, (2,)).message_s(0, 1, MB) == pytest.approx(2e-6 + 20e-6)
+
+
+# -- collectives within a place -------------------------------------------------------------------
+
+
+def test_axes_of_a_place_are_counted_without_the_pipeline() -> None:
+    cluster, mesh = make_cluster(2, 4), Mesh(shape=(2, 2, 2))
+    job = CommunicationModel(cluster, mesh)
+    place = PlaceCommunication(job)
+    for axes, of_job in (((0,), (1,)), ((1,), (2,)), ((0, 1), (1, 2))):
+        assert place.time_s("all_reduce", axes, MB) == job.time_s("all_reduce", of_job, MB)
+        assert place.source("all_reduce", axes) == "data sheet"
+    # Four ranks of a node: three hops and three quarters of the bytes, there and back.
+    assert place.time_s("all_reduce", (0, 1), MB) == pytest.approx(6e-6 + 1.5 * 10e-6)
+    assert place.described == f"a place of {job.described}"
+
+
+def test_other_places_have_their_collectives_meanwhile() -> None:
+    # Two places of two nodes of two: each pair of ranks that are alike on their nodes has half of a card.
+    place = PlaceCommunication(CommunicationModel(make_cluster(4, 2), Mesh(shape=(2, 2, 2))))
+    assert place.time_s("all_gather", (0,), MB) == pytest.approx(10e-6 + 0.5 * 200e-6)
+    # Inside a node they cost what they cost alone.
+    assert place.time_s("all_gather", (1,), MB) == pytest.approx(1e-6 + 0.5 * 10e-6)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_links_of_a_place_are_those_of_its_axes(beside: bool) -> None:
+    found = prices(load_cluster("dgx-h100x4"), (2, 2, 8), beside=beside).overlap
+    assert found.beside is beside
+    # Of two nodes of eight: between them, inside them, and both.
+    assert dict(found.by_axes) == {(0,): ("node",), (1,): ("gpu",), (0, 1): ("node", "gpu")}
+
+
+def test_a_stage_is_priced_as_a_model_on_the_mesh_of_a_place() -> None:
+    found = prices(make_cluster(2, 4), (4, 2))
+    stage = found.of_stage(problem(four).graph, (2, 2), in_flight=3)
+    assert stage.communication is found.of_place
+    assert (stage.optimizer, stage.in_flight, stage.packs) == ("adam", 3, True)
+    assert not prices(load_cluster("dgx-h100[4]"), (2, 2)).of_stage(problem(four).graph, (1, 2)).packs
+
+
+def test_a_cost_source_gives_the_prices_of_the_job(tmp_path) -> None:
+    cluster, mesh = load_cluster("dgx-h100x2"), Mesh(shape=(2, 8), names=("stage", "gpu"))
+    with ProfileStore(tmp_path / "profiles.sqlite") as store:
+        found = PipelinePrices.of(CostSource(cluster, store, Settings(optimizer="sgd")), mesh)
+    assert (found.optimizer, found.beside, found.devices_per_place) == ("sgd", True, 8)
+    # 8 cards of 400 Gbit/s for 8 ranks: each message has one.
+    alone = found.communication.pair_time_s(0, 8, MB)
+    assert found.message_s(0, 1, MB) == alone

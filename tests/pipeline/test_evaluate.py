@@ -1,0 +1,257 @@
+"""What pipelines take: seconds and memory by hand, and beside what fake ranks send and keep."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensoropt.cluster import Cluster, Mesh
+from tensoropt.costs.communication import CommunicationModel
+from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.evaluate import (
+    PipelineEvaluation,
+    evaluate_pipeline,
+    memory_of_actions,
+    stage_works,
+)
+from tensoropt.pipeline.schedules import place_actions
+from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.profiling.overheads import Overheads
+from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.fake_ranks import check_on_fake_ranks
+from tensoropt.verify.predict import rows_of
+from tensoropt.verify.random_pipelines import random_pipeline
+from tensoropt.verify.recorder import compare_collectives
+from tests.costs.models import facts_of, four, problem
+from tests.costs.test_communication import make_cluster
+from tests.pipeline.models import skip, split_along_the_batch, tied
+from tests.simulate.test_simulator import Hand
+
+ROWS, WEIGHT = 4 * 24 * 4, 24 * 24 * 4
+"""Bytes of what a layer makes of a micro-batch of 4 rows, and of its weights."""
+MESSAGE = 10e-6 + ROWS / 10e9
+"""Seconds of such a micro-batch between nodes."""
+RESULT = 10e-6 + 4 / 10e9
+"""Seconds in which the loss gets to one other rank."""
+
+
+def evaluated(
+    strategy: PipelinedStrategy, cluster: Cluster | None = None, optimizer: str = "adam"
+) -> PipelineEvaluation:
+    """At hand's prices on CPU ranks, every place a node."""
+    cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
+    mesh = Mesh(
+        shape=strategy.mesh[1:], names=("stage", *(f"axis{i}" for i in range(len(strategy.mesh) - 2)))
+    )
+    works = stage_works(strategy)
+    training = strategy.graph.atoms.graph.training
+    facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
+    communication = CommunicationModel(cluster, mesh)
+    prices = PipelinePrices(cluster, mesh, Hand(), communication, Overheads(), optimizer, beside=False)
+    return evaluate_pipeline(strategy, works, facts, prices)
+
+
+def halves(schedule: str, micro_batches: int = 4) -> PipelinedStrategy:
+    """Two of the four layers each, behind the second of them the loss."""
+    return split_along_the_batch(problem(four).graph, (2,), (micro_batches, 2), schedule)
+
+
+# -- seconds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_step_by_hand(schedule: str) -> None:
+    # One second forward and two backward for each group: 3 and 6 at place 0, of two layers and what departs;
+    # 4 and 8 at place 1, of what arrives, two layers and the loss. Place 1 never waits once it has begun.
+    found = evaluated(halves(schedule))
+    # On CPU ranks, the sender copies: place 1 sends each of 4 gradients before it goes on.
+    assert found.times.total_s == pytest.approx(3 + MESSAGE + 4 * 12 + 4 * MESSAGE + 6)
+    assert found.total_s == pytest.approx(found.times.total_s + RESULT)
+    assert found.times.working_s == pytest.approx((4 * 9, 4 * 12))
+    assert found.times.sending_s == pytest.approx((4 * MESSAGE, 4 * MESSAGE))
+    # Of place 1, which has most to do.
+    assert found.compute_s == pytest.approx(48)
+    assert found.communication_s == found.exposed_s == pytest.approx(4 * MESSAGE + RESULT)
+    assert found.idle_s == pytest.approx(3 + MESSAGE + 6)
+    idle = (57 - 36) + (57 - 48)
+    assert found.times.bubble == pytest.approx(idle / (2 * 57), rel=1e-4)
+
+
+def test_more_micro_batches_shrink_the_bubble() -> None:
+    bubbles = [evaluated(halves("1f1b", count)).times.bubble for count in (2, 4, 8, 16)]
+    # (p - 1) of m + p - 1, but for stages of 9 and 12 seconds.
+    assert bubbles == pytest.approx([1 - 21 * m / (2 * (9 + 12 * m)) for m in (2, 4, 8, 16)], rel=1e-4)
+    assert bubbles == sorted(bubbles, reverse=True)
+
+
+def test_gradients_of_parameters_fill_the_bubble() -> None:
+    plain, apart = evaluated(halves("1f1b")), evaluated(halves("zero_bubble"))
+    # Place 0 has only half of its last backward behind the last gradient's message; the other half follows.
+    assert apart.total_s < plain.total_s
+    assert apart.compute_s == plain.compute_s
+    assert apart.times.bubble < plain.times.bubble
+
+
+def test_copies_of_a_parameter_are_added_up_behind_the_step() -> None:
+    found = evaluated(split_along_the_batch(problem(tied).graph, (2,), (4, 2)))
+    # Of two copies: half of the gradient there and back.
+    tie = 10e-6 + WEIGHT / 10e9
+    assert found.total_s == pytest.approx(found.times.total_s + tie + RESULT)
+    assert found.exposed_s == pytest.approx(4 * MESSAGE + tie + RESULT)
+
+
+def test_stages_that_are_split_reduce_in_their_last_backward() -> None:
+    found = evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
+    # Two layers' gradients in one bucket, between two ranks of a node: 1 µs each way and their bytes.
+    bucket = 2 * 1e-6 + 2 * WEIGHT / 100e9
+    for stage, backward_s in zip(found.stages, (6.0, 8.0), strict=True):
+        parts = stage.metrics.parts
+        assert parts.backward_s[0].tolist() == pytest.approx([backward_s] * 2 + [backward_s + bucket], 1e-9)
+        assert parts.end_s.tolist() == [0.0]
+    assert found.times.working_s[0] == pytest.approx(4 * 9 + bucket, 1e-9)
+
+
+def test_inference_has_no_way_back() -> None:
+    strategy = split_along_the_batch(problem(four, "inference").graph, (2,), (4, 2), "gpipe")
+    found = evaluated(strategy)
+    assert {h.kind for h in found.times.happenings} == {"F", "B", "S"}
+    assert [float(s.metrics.parts.backward_s.sum()) for s in found.stages] == [0.0, 0.0]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+LASTING = [2 * WEIGHT, 2 * WEIGHT, 4 * WEIGHT]
+"""Parameters, gradients and Adam's two moments of two layers."""
+ACTION = 4 * ROWS + WEIGHT
+"""What a backward of two layers needs: what both made, two gradients of rows, that of one layer's weights."""
+
+
+def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
+    # Place 0 keeps what both layers made, the second of which departs. Place 1 also keeps what arrived.
+    few, every = evaluated(halves("1f1b")), evaluated(halves("gpipe"))
+    # Beside the micro-batch that is computed: one of two in flight; none at the last place, whose peak is
+    # when the optimizer steps; three of four.
+    assert few.memory[0].tolist() == [*LASTING, 2 * ROWS, ACTION]
+    assert few.memory[1].tolist() == [*LASTING, 0, 2 * WEIGHT]
+    assert every.memory.tolist() == [[*LASTING, 3 * 2 * ROWS, ACTION], [*LASTING, 3 * 3 * ROWS, ACTION]]
+    assert every.memory_bytes == 8 * WEIGHT + 9 * ROWS + ACTION
+    assert every.fullest == 1
+
+
+@pytest.mark.parametrize(("micro_batches", "in_flight"), [(2, 2), (4, 2), (8, 2), (16, 2)])
+def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(
+    micro_batches: int, in_flight: int
+) -> None:
+    rows = 16 // micro_batches * 24 * 4
+    found = evaluated(halves("1f1b", micro_batches))
+    actions = place_actions("1f1b", 2, 1, micro_batches)[0]
+    kept = [kinds[3] for _, kinds in memory_of_actions(found.strategy, found.stages, 0, actions)]
+    assert max(kept) == (in_flight - 1) * 2 * rows
+    gpipe = evaluated(halves("gpipe", micro_batches))
+    assert gpipe.memory[0][3] == (micro_batches - 1) * 2 * rows
+
+
+def kept_and_needed(found: PipelineEvaluation, place: int) -> list[tuple[str, int, int]]:
+    """By action what is kept beside it and what it needs; "end" is what comes behind the last."""
+    strategy = found.strategy
+    per_place = len(strategy.stages) // strategy.places
+    actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)[place]
+    return [
+        ("end" if action is None else f"{action.kind}{action.micro_batch}", int(kinds[3]), int(kinds[4]))
+        for action, kinds in memory_of_actions(strategy, found.stages, place, actions)
+    ]
+
+
+def test_gpipe_holds_what_it_sent_until_the_step_is_over() -> None:
+    kept = 2 * ROWS
+    # With every backward a message of a micro-batch is held for good.
+    assert kept_and_needed(evaluated(halves("gpipe")), 0) == [
+        ("F0", 0, ACTION), ("F1", kept, ACTION), ("F2", 2 * kept, ACTION), ("F3", 3 * kept, ACTION),
+        ("B0", 3 * kept, ACTION), ("B1", 2 * kept, ACTION + ROWS),
+        ("B2", kept, ACTION + 2 * ROWS), ("B3", 0, ACTION + 3 * ROWS), ("end", 0, 2 * WEIGHT),
+    ]  # fmt: skip
+
+
+def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
+    strategy = split_along_the_batch(problem(four).graph, (1, 2), (4, 3))
+    found = kept_and_needed(evaluated(strategy), 1)
+    # The middle one of three places: what arrived and what the layer made, of two micro-batches.
+    kept = 2 * ROWS
+    needed = found[0][2]
+    assert found[:-1] == [
+        ("F0", 0, needed), ("F1", kept, needed), ("B0", kept, needed), ("F2", kept, needed),
+        ("B1", kept, needed), ("F3", kept, needed), ("B2", kept, needed), ("B3", 0, needed + ROWS),
+    ]  # fmt: skip
+
+
+def test_gradients_wait_where_those_of_parameters_are_made_later() -> None:
+    found = kept_and_needed(evaluated(halves("zero_bubble")), 1)
+    own, waiting = 3 * ROWS, 2 * ROWS
+    by_action = {name: kept for name, kept, _ in found}
+    # What forward kept stays beside what W needs of two layers; from the second I on a W follows each.
+    assert (by_action["F0"], by_action["I0"], by_action["F1"]) == (0, own, own + waiting)
+    assert (by_action["I1"], by_action["W0"]) == (2 * own + waiting, own + waiting)
+    assert by_action["W3"] == 0
+
+
+def test_the_curve_is_that_of_the_fullest_place() -> None:
+    found = evaluated(halves("gpipe"))
+    curve = found.memory_curve()
+    own = [h for h in found.times.happenings if h.place == 1 and h.kind in "FB"]
+    assert [start for start, _ in curve] == [*(h.start_s for h in own), own[-1].end_s]
+    assert max(float(kinds.sum()) for _, kinds in curve) == found.memory_bytes
+
+
+def test_a_place_has_the_parameters_of_all_its_stages() -> None:
+    found = evaluated(split_along_the_batch(problem(four).graph, (1, 2, 3), (4, 2), "interleaved_1f1b"))
+    assert found.memory[:, :3].tolist() == [LASTING, LASTING]
+    assert [stage.metrics.memory[0, 0] for stage in found.stages] == [WEIGHT] * 4
+
+
+# -- beside fake ranks ----------------------------------------------------------------------------
+
+
+def test_sends_are_counted() -> None:
+    found = evaluated(halves("1f1b"))
+    assert found.sent_by(0) == {Collective("send", (0, 1), ROWS): 4, Collective("broadcast", (0,), 4): 1}
+    split = evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
+    # Both layers' gradients in a bucket, along the axis behind the pipeline's.
+    assert split.sent_by(3)[Collective("all_reduce", (1,), 2 * WEIGHT)] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "schedule"),
+    [
+        ("tests.costs.models:four", (4, 2, 2), "1f1b"),
+        ("tests.pipeline.models:skip", (2, 4), "gpipe"),
+        ("tests.pipeline.models:tables", (2, 2), "gpipe"),
+        ("tests.pipeline.models:tied", (4, 2, 2), "interleaved_1f1b"),
+        ("tests.costs.models:four", (4, 2), "zbv"),
+        ("tests.execute.models:transformer", (2, 2, 2), "1f1b"),
+    ],
+)
+def test_ranks_issue_what_is_predicted(name: str, mesh: tuple[int, ...], schedule: str) -> None:
+    loaded = load_model(ModelSpec(name))
+    strategy = random_pipeline(loaded.graph, mesh, schedule, random.Random(1))
+    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+    assert issued.ranks_checked == list(range(strategy.devices))
+    for rank, rows in zip(issued.ranks_checked, issued.collectives_of_ranks, strict=True):
+        shown = [
+            row | {"axes": [a - 1 for a in row["axes"]]} if row["kind"] != "send" else row for row in rows
+        ]
+        assert compare_collectives(rows_of(found.sent_by(rank)), shown) == [], rank
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("build", [four, skip, tied])
+def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
+    loaded = load_model(ModelSpec(f"{build.__module__}:{build.__name__}"))
+    strategy = split_along_the_batch(loaded.graph, (1, 2), (4, 3), schedule)
+    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+    # A gradient of one micro-batch is 3 % of models as small as these.
+    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.05)
+    assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest

@@ -85,6 +85,8 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
         raise PlanError(
             f"the first axis of a pipeline's mesh is called {STAGE_AXIS}, not {plan.mesh.names[:1]}"
         )
+    if len(plan.mesh.names) != len(plan.mesh.shape):
+        raise PlanError(f"the plan names {len(plan.mesh.names)} axes of a mesh of {len(plan.mesh.shape)}")
     places, *axes = plan.mesh.shape
     stages = [
         {**stage.model_dump(exclude={"begins"}), "mesh": [plan.micro_batches, *axes]} for stage in info.stages

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensoropt.costs.process_memory import TERMS
 from tensoropt.plan.files import written_whole
 from tensoropt.plan.findings import Findings
+from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_plan import plan_of
 from tensoropt.sharding.storage import stored_words
@@ -68,12 +69,19 @@ def _gap(point: Point) -> str:
 
 
 def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """One row per point and operator group: what each mesh axis splits, how parameters are stored."""
+    """One row per point and operator group: what each mesh axis splits, how parameters are stored.
+
+    Of a pipeline the first axis has the number of the stage, and a row for each stage how its parameters are
+    stored.
+    """
     axes = max((len(s.mesh.names) for s in exploration.spaces), default=0)
     header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []
     for i, point in enumerate(exploration.points):
         plan = plan_of(exploration, point)
+        if plan.pipeline is not None:
+            rows += [[i, *row] for row in _stage_rows(plan, axes)]
+            continue
         members = exploration.spaces[point.space].groups
         for name, operator in plan.operators.items():
             if operator.device is not None:
@@ -86,6 +94,19 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
             )
             rows.append([i, name, *labels, *[""] * (axes - len(labels)), stored])
     _write(path, header, rows)
+
+
+def _stage_rows(plan: Plan, axes: int) -> Iterator[list[str]]:
+    """The stages of a plan with a pipeline, each with its operators: the cells behind the point's number."""
+    assert plan.pipeline is not None
+    for number, stage in enumerate(plan.pipeline.stages):
+        stored = "; ".join(
+            f"{plan.parameters[p].key}={','.join(stored_words(layout))}" for p, layout in stage.stored.items()
+        )
+        yield [f"stage {number}", str(number), *[""] * (axes - 1), stored]
+        for name, (_, *labels) in stage.groups.items():
+            if name in plan.operators:  # and not what arrives or departs
+                yield [name, str(number), *labels, *[""] * (axes - 1 - len(labels)), ""]
 
 
 COMPARISON_COLUMNS = (

@@ -1,0 +1,249 @@
+"""Explorations that look for pipelines, too: what they find, pinned and not, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensoropt.api import explore
+from tensoropt.cluster import Mesh, load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
+from tensoropt.pipeline.plans import pipelined_strategy
+from tensoropt.plan.exploration import Exploration, load_exploration
+from tensoropt.plan.point import Point
+from tensoropt.plan.settings import Settings
+from tensoropt.profiling.store import ProfileStore
+from tests.costs.models import four, problem
+
+CLUSTER = "cpu:4"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
+    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
+        yield opened
+
+
+def explored(store: ProfileStore, **settings: Any) -> Exploration:
+    """Four layers on four CPU ranks at data-sheet prices, in four micro-batches unless said otherwise."""
+    model, args, kwargs = four()
+    asked = {"cluster": CLUSTER, "measure": "never", "micro_batches": [4]} | settings
+    return explore(model, args, kwargs, store=store, **asked)
+
+
+@pytest.fixture(scope="module")
+def plain(store: ProfileStore) -> Exploration:
+    return explored(store)
+
+
+@pytest.fixture(scope="module")
+def both(store: ProfileStore) -> Exploration:
+    return explored(store, pipelines="auto")
+
+
+def pipelined(found: Exploration) -> list[tuple[int, Point]]:
+    return [(i, point) for i, point in enumerate(found.points) if point.pipeline is not None]
+
+
+def beaten(point: Point, others: tuple[Point, ...]) -> bool:
+    costs = point.memory_bytes, point.time_s
+    theirs = [(p.memory_bytes, p.time_s) for p in others]
+    return any(p != costs and p[0] <= costs[0] and p[1] <= costs[1] for p in theirs)
+
+
+# -- what is found --------------------------------------------------------------------------------
+
+
+def test_without_being_asked_none_is_looked_for(plain: Exploration, store: ProfileStore) -> None:
+    assert not pipelined(plain)
+    assert not any("pipeline" in note for note in plain.report["notes"])
+    assert explored(store, pipelines="never").points == plain.points
+
+
+def test_pipelines_stand_in_one_frontier_with_the_others(both: Exploration) -> None:
+    assert 0 < len(pipelined(both)) < len(both.points)
+    memory, times = [p.memory_bytes for p in both.points], [p.time_s for p in both.points]
+    assert memory == sorted(memory)
+    assert times == sorted(times, reverse=True)
+    assert not [p for p in both.points if beaten(p, both.points)]
+
+
+def test_pipelines_take_nothing_away(plain: Exploration, both: Exploration) -> None:
+    kept = {(p.memory_bytes, p.time_s) for p in both.points}
+    for point in plain.points:
+        assert (point.memory_bytes, point.time_s) in kept or beaten(point, both.points)
+    # Whatever is no pipeline was there before.
+    before = {(p.memory_bytes, p.time_s) for p in plain.points}
+    assert {(p.memory_bytes, p.time_s) for p in both.points if p.pipeline is None} <= before
+
+
+def test_they_are_said_to_be_a_heuristic(both: Exploration) -> None:
+    assert any("heuristic" in note for note in both.report["notes"])
+    for _, point in pipelined(both):
+        assert (point.exact, point.gap) == (False, None)
+        assert any("heuristic" in note for note in both.spaces[point.space].notes)
+
+
+def test_every_space_has_a_point_or_was_searched(both: Exploration) -> None:
+    used = {point.space for point in both.points}
+    for number, space in enumerate(both.spaces):
+        assert number in used or space.groups
+    for _, point in pipelined(both):
+        mesh = both.spaces[point.space].mesh
+        assert mesh.names[0] == "stage"
+        assert mesh.label.startswith("pp")
+
+
+def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore) -> None:
+    graph = problem(four).graph
+    settings = Settings(measure="never")
+    costs = CostSource(load_cluster(CLUSTER), store, settings)
+    for index, point in pipelined(both):
+        plan = both.plan(index)
+        strategy = pipelined_strategy(plan, graph)
+        assert strategy.devices == 4
+        works = stage_works(strategy)
+        costs.find_facts_of(work for of_stage in works for work in of_stage.values())
+        facts = [{name: costs.facts_of(work) for name, work in of.items()} for of in works]
+        mesh = Mesh(shape=plan.mesh.shape, names=plan.mesh.names)
+        found = evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
+        assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)
+        assert point.time_s == pytest.approx(found.total_s, rel=1e-9)
+
+
+def test_they_survive_saving(both: Exploration, tmp_path: Path) -> None:
+    both.save(tmp_path)
+    again = load_exploration(tmp_path)
+    assert again.points == both.points
+    index, _ = pipelined(both)[0]
+    assert again.plan(index) == both.plan(index)
+
+
+def test_micro_batches_that_are_given_are_kept_to(both: Exploration) -> None:
+    assert {space.micro_batches for space in both.spaces} == {4}
+
+
+def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: ProfileStore) -> None:
+    found = explored(store, pipelines="auto", micro_batches="auto")
+    assert pipelined(found)
+    for _, point in pipelined(found):
+        space = found.spaces[point.space]
+        assert space.micro_batches >= space.mesh.shape[0]
+        assert 16 % space.micro_batches == 0
+
+
+# -- pins -----------------------------------------------------------------------------------------
+
+
+def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Exploration:
+    return explored(store, constraints={"pipeline": pin}, **settings)
+
+
+def test_a_pin_holds_at_every_point(store: ProfileStore) -> None:
+    found = pinned(store, {"stages": 2, "schedule": "gpipe", "cuts": ["linear_1"]})
+    assert found.points
+    assert len(pipelined(found)) == len(found.points)
+    for index in range(len(found.points)):
+        plan = found.plan(index)
+        assert plan.pipeline is not None
+        assert plan.pipeline.schedule == "gpipe"
+        assert [stage.begins for stage in plan.pipeline.stages] == ["", "linear_1"]
+        assert plan.mesh.shape[0] == 2
+
+
+def test_cuts_may_name_modules(store: ProfileStore) -> None:
+    found = pinned(store, {"stages": 4, "cuts": ["layers.1", "layers.2", "layers.3"]})
+    for index in range(len(found.points)):
+        info = found.plan(index).pipeline
+        assert info is not None
+        assert [stage.begins for stage in info.stages] == ["", "linear_1", "linear_2", "linear_3"]
+
+
+def test_what_is_not_pinned_is_the_searchs(store: ProfileStore) -> None:
+    found = pinned(store, {"stages": 2})
+    assert found.points
+    for index in range(len(found.points)):
+        plan = found.plan(index)
+        assert plan.pipeline is not None
+        assert plan.mesh.shape[0] == 2
+
+
+def test_one_stage_forbids_pipelines(store: ProfileStore, plain: Exploration) -> None:
+    found = pinned(store, {"stages": 1}, pipelines="auto")
+    assert not pipelined(found)
+    assert [(p.memory_bytes, p.time_s) for p in found.points] == [
+        (p.memory_bytes, p.time_s) for p in plain.points
+    ]
+
+
+# -- budgets and refusals -------------------------------------------------------------------------
+
+
+def test_a_budget_holds_for_pipelines(store: ProfileStore, both: Exploration) -> None:
+    limit = both.points[len(both.points) // 2].memory_bytes
+    found = explored(store, pipelines="auto", memory_bytes=limit)
+    assert found.points
+    assert pipelined(found)
+    assert any(p.memory_bytes <= limit for p in found.points)
+
+
+def test_a_budget_below_all_that_is_pinned_is_infeasible(store: ProfileStore) -> None:
+    with pytest.raises(InfeasibleError):
+        pinned(store, {"stages": 2}, memory_bytes=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("pin", "says"),
+    [
+        ({"stages": 3}, "3 stages"),  # four devices
+        ({"stages": 8}, "8 stages"),
+        ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
+        ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
+        ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
+        ({"stages": 4, "cuts": ["linear_1"]}, "cuts"),
+        ({"stages": 4, "cuts": ["linear_1", "linear_3", "linear_2"]}, "in order"),
+        ({"stages": 2, "cuts": ["mse_loss"]}, "mse_loss"),
+        ({"stages": 2, "schedule": 3}, "'schedule' is the name of one"),
+        ({"stages": 0}, "'stages' is a number of at least 1, not 0"),
+        ({"stages": True}, "'stages' is a number of at least 1, not True"),
+        ({"schedule": "1f1b"}, "'stages' is a number of at least 1, not None"),
+        ({"stages": 1, "schedule": "1f1b"}, "one stage is no pipeline"),
+        ({"stages": 1, "cuts": ["linear_1"]}, "one stage is no pipeline"),
+        ({"stages": 2, "cuts": 3}, "cuts"),
+        ({"stages": 2, "places": 2}, "places"),
+    ],
+)
+def test_pins_that_cannot_be_kept_are_refused(store: ProfileStore, pin: dict[str, Any], says: str) -> None:
+    with pytest.raises(TensorOptError, match=says):
+        pinned(store, pin)
+
+
+def test_a_pin_that_no_micro_batches_fit_is_refused(store: ProfileStore) -> None:
+    with pytest.raises(TensorOptError, match="4 stages"):
+        pinned(store, {"stages": 4}, micro_batches=[1])
+
+
+def test_inference_has_no_pipelines(store: ProfileStore) -> None:
+    found = explored(store, pipelines="auto", mode="inference", micro_batches=[1])
+    assert not pipelined(found)
+    assert any("no pipelines" in note for note in found.report["notes"])
+    with pytest.raises(TensorOptError, match="training"):
+        pinned(store, {"stages": 2}, mode="inference", micro_batches=[1])
+
+
+def test_one_device_has_no_pipelines(store: ProfileStore) -> None:
+    found = explored(store, cluster="cpu:1", pipelines="auto")
+    assert found.points
+    assert not pipelined(found)
+    assert any("no pipelines" in note for note in found.report["notes"])
+
+
+def test_what_is_neither_auto_nor_never_is_refused() -> None:
+    with pytest.raises(TensorOptError, match="unknown pipelines 'always'; use auto or never"):
+        Settings(pipelines="always")

@@ -351,6 +351,15 @@ def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) ->
             "contradicts pin 1",
         ),
         ("devices: [{operators: a, kinds: [A100-80GB]}]", "H100-80GB is not supported"),
+        ("pipeline: 2", "pipeline is a mapping"),
+        ("pipeline: {stages: two}", "'stages' is a number of at least 1, not 'two'"),
+        ("pipeline: {stages: 2, stage: 2}", "did you mean stages"),
+        ("pipeline: {stages: 2, schedule: [1f1b]}", "'schedule' is the name of one, such as 1f1b"),
+        ("pipeline: {stages: 2, schedule: 1f2b}", "no pipeline schedule called 1f2b; there are gpipe, 1f1b"),
+        ("pipeline: {stages: 2, cuts: [c]}", "no operator or module called c that a stage could begin with"),
+        ("pipeline: {stages: 2, cuts: [cross_entropy_loss]}", "cannot begin with cross_entropy_loss"),
+        ("pipeline: {stages: 1, cuts: [b]}", "one stage is no pipeline"),
+        ("pipeline: {stages: 3}", "pipeline (3 stages, any schedule)"),
     ],
 )
 def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None, says: str) -> None:
@@ -362,6 +371,41 @@ def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None
     assert code == 2
     assert says in err
     assert "Traceback" not in err
+
+
+def test_pipelines_are_explored_chosen_and_verified(run: Any, place: Path) -> None:
+    (place / "pipeline.yaml").write_text("pipeline: {stages: 2, schedule: gpipe, cuts: [b]}")
+    arguments = ("net.py:net", "--cluster", "two.yaml", "--micro-batches", "2")
+    code, out, err = run("explore", *arguments, "--pipelines", "auto", "--out", "both")
+    assert code == 0, err
+    assert "pipelines auto" in err
+    assert run("explore", *arguments, "--constraints", "pipeline.yaml", "--out", "piped")[0] == 0
+    assert run("export", "piped", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
+    with open(place / "f.csv", newline="") as file:
+        assert {(row["mesh"], row["devices"]) for row in csv.DictReader(file)} == {("pp2", "2")}
+    with open(place / "s.csv", newline="") as file:
+        stages = {row["operator"]: row["axis_0"] for row in csv.DictReader(file)}
+    assert stages == {
+        "stage 0": "0",
+        "linear": "0",
+        "stage 1": "1",
+        "linear_1": "1",
+        "cross_entropy_loss": "1",
+    }
+    assert run("choose", "piped", "--knee", "--out", "piped.json")[0] == 0
+    assert json.loads((place / "piped.json").read_text())["schema"] == "tensoropt.plan/2"
+    code, out, _ = run("verify", "piped.json", "--fake", "--json")
+    (plan,) = json.loads(out)["plans"]
+    assert code == 0, out
+    assert plan["collectives_predicted"] == plan["collectives_issued"]
+
+
+def test_random_pipelines_are_verified(run: Any) -> None:
+    arguments = ("--random", "2", "--cluster", "two.yaml", "--fake", "--pipeline", "2")
+    code, out, err = run("verify", "net.py:net", *arguments)
+    assert code == 0, out
+    assert "verifying 2 random pipelines of net.py:net" in err
+    assert "2 of 2 plans ok" in out
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -411,6 +455,18 @@ BAD = {
     "too many ranks": (
         ("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64", "--ranks"), "512 are too"
     ),
+    "pipelines of no degree": (
+        ("verify", "net.py:net", "--random", "1", "--cluster", "two.yaml", "--pipeline", "3"),
+        "2 devices are not in 3 equal parts",
+    ),
+    "pipelines of one place": (
+        ("verify", "net.py:net", "--random", "1", "--cluster", "two.yaml", "--pipeline", "1"),
+        "give a divisor of the number of devices that is at least 2",
+    ),
+    "pipelines that are placed": (
+        ("verify", "net.py:net", "--random", "1", "--placed", "--pipeline", "2"), "two kinds of plans"
+    ),
+    "pipelines of a plan": (("verify", "two.yaml", "--pipeline", "2"), "belong to --random N"),
     "links of GPUs elsewhere": (("measure-links", "--cluster", "dgx-a100"), "local:N"),
     "demo elsewhere": (("demo", "--cluster", "dgx-a100", "--out", "bad"), "local:N"),
 }  # fmt: skip
@@ -445,6 +501,8 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
         (), ("fly",), ("explore",), ("choose", "out"), ("list", "cats"),
         ("choose", "out", "--knee", "--time", "1"),
         (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
+        (*NET, *EXPLORE, "--pipelines", "always"),
+        ("verify", "net.py:net", "--random", "1", "--pipeline", "two"),
     ],
 )  # fmt: skip
 def test_unknown_words_are_refused_by_the_parser(run: Any, arguments: tuple[str, ...]) -> None:

@@ -92,9 +92,8 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
 
     def _make_schedule(self, group: dist.ProcessGroup) -> PipelineScheduleSingle | PipelineScheduleMulti:
         count, micro_batches = len(self.strategy.stages), self.strategy.micro_batches
-        running: list[Any] = [
-            RunningStage(engine, number, count, group) for number, engine in self.stages.items()
-        ]
+        self._running = [RunningStage(engine, number, count, group) for number, engine in self.stages.items()]
+        running: list[Any] = [*self._running]
 
         def loss_of(output: torch.Tensor, _: Any) -> torch.Tensor:
             return output
@@ -148,6 +147,8 @@ class PipelinedEngine(Engine[LoweredStrategy, Pending]):
         target = numbers if len(self.strategy.stages) - 1 in self.stages else None
         run = self._schedule.step if training else self._schedule.eval
         run(*given, target=target, return_outputs=False)
+        for stage in self._running:
+            stage.let_messages_go()
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
         """The model's results, which the ranks of the stage that makes them send along the pipeline."""

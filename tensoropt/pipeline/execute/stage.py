@@ -239,15 +239,18 @@ class RunningStage(PipelineStage):
         self._going_back = super().get_bwd_send_ops(bwd_chunk_id)
         return self._going_back
 
-    # -- micro-batches
-    # ----------------------------------------------------------------------------------------
+    def let_messages_go(self) -> None:
+        """All was sent and received: nothing of it stays for the optimizer's step and the next forward."""
+        self._coming_back.clear()
+        self._going_back.clear()
+
+    # -- micro-batches ----------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The forward of one micro-batch."""
         self._module.micro_batch = fwd_chunk_id
         # 1F1B has waited for both before a forward.
-        self._coming_back.clear()
-        self._going_back.clear()
+        self.let_messages_go()
         found = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         for info in self.args_recv_info[fwd_chunk_id]:
             info.buffer = None

@@ -32,7 +32,7 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         "--micro-batches",
         default="auto",
         metavar="auto|1,2,4",
-        help="counts to search; auto: 1,2,4,8 that divide",
+        help="counts to search; auto: 1,2,4,8 that divide; pipelines of P stages run P times as many",
     )
     verb.add_argument(
         "--recompute",

@@ -57,6 +57,7 @@ FEW_GROUPS, SOME_GROUPS = 64, 600
 """Groups of a model up to which ranges are searched to a small gap, each cut with a placement of its own; and
 those up to which the meshes and numbers of micro-batches that an outline finds good are searched to a larger
 one. Assumptions."""
+HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
 STEP = 0.01
 """By which share the memory of the next pipeline is less, where not all are tried."""
 
@@ -139,7 +140,7 @@ class _Finder:
         self.costs: CostSource = searched.costs
         self.again = self.cutter.can_be_made_again
         self.small = len(self.graph.groups) <= FEW_GROUPS
-        self._notes: dict[str, None] = {}
+        self._notes: dict[str, None] = {HEURISTIC: None}
 
     @property
     def notes(self) -> list[str]:
@@ -197,7 +198,7 @@ class _Finder:
         found: list[PipelineEvaluation] = []
         if not self.small and len(mesh.shape) <= MOST_AXES:
             found += self._of_mesh(mesh, micro_batches, CLOSE)
-        if not self._pinned_schedule:
+        if not self._pinned_schedule and not self._pinned_cuts:
             found += self._of_mesh(mesh, micro_batches, QUICK, "interleaved_1f1b")
         return found
 
@@ -235,7 +236,7 @@ class _Finder:
             PlanError, ConstraintError: the model cannot be cut as it is pinned.
         """
         count = len(self.graph.groups)
-        if self.pin is not None and self.pin.cuts:
+        if self.pin is not None and self._pinned_cuts:
             pinned = tuple(self.cutter.beginning(name) for name in self.pin.cuts)
             if len(pinned) != stages - 1:
                 raise ConstraintError(
@@ -311,6 +312,10 @@ class _Finder:
     @property
     def _pinned_schedule(self) -> bool:
         return self.pin is not None and self.pin.schedule is not None
+
+    @property
+    def _pinned_cuts(self) -> bool:
+        return self.pin is not None and bool(self.pin.cuts)
 
     def _apart(self, found: Sequence[PipelineEvaluation], prices: PipelinePrices) -> list[PipelineEvaluation]:
         """The same stages in the schedule that makes gradients of parameters apart, where they can run so."""

@@ -125,8 +125,16 @@ def test_they_survive_saving(both: Exploration, tmp_path: Path) -> None:
     assert again.plan(index) == both.plan(index)
 
 
-def test_micro_batches_that_are_given_are_kept_to(both: Exploration) -> None:
-    assert {space.micro_batches for space in both.spaces} == {4}
+def test_each_place_has_the_micro_batches_that_are_given(both: Exploration) -> None:
+    """So that a device works on pieces as large as without stages."""
+    for space in both.spaces:
+        places = space.mesh.shape[0] if not space.groups else 1
+        assert space.micro_batches == 4 * places
+
+
+def test_of_a_pinned_pipeline_micro_batches_are_as_given(store: ProfileStore) -> None:
+    found = explored(store, constraints={"pipeline": {"stages": 2}})
+    assert {space.micro_batches for space in found.spaces if not space.groups} == {4}
 
 
 def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: ProfileStore) -> None:

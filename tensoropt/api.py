@@ -187,7 +187,7 @@ def recost(
 def _evaluated(session: Session, searched: Searched, info: ModelInfo) -> Exploration:
     """The points of all that was searched, and of pipelines where these are asked for."""
     found = evaluate_searched(session, searched, info)
-    return with_pipelines(session, searched, found) if wants_pipelines(session.settings) else found
+    return with_pipelines(session, searched, found) if wants_pipelines(session) else found
 
 
 def _kept(session: Session, problem: Problem, info: ModelInfo) -> Exploration:

@@ -42,9 +42,10 @@ def add_question(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument(
         "--pipelines",
-        choices=("auto", "never"),
-        default="never",
-        help="auto: look for plans that cut the model into stages, too, by a heuristic; default: %(default)s",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="plans that cut the model into stages, by a heuristic: auto: a first look on clusters of "
+        "several nodes; always: a closer one, on any; default: %(default)s",
     )
     verb.add_argument(
         "--overlap",

@@ -36,8 +36,9 @@ class Settings:
             buffers, inputs (:mod:`tensoropt.costs.process_memory`), and replay PyTorch's allocator for the
             points (:mod:`tensoropt.simulate.allocations`). They are estimates that were not compared with a
             card, and NCCL's are so large that small models have few plans left.
-        pipelines: ``auto`` also looks for plans that cut the model into stages
-            (:mod:`tensoropt.session.pipelines`), by a heuristic; ``never`` does not.
+        pipelines: plans that cut the model into stages (:mod:`tensoropt.session.pipelines`), by a heuristic:
+            ``auto`` takes a first look at them on clusters of several nodes, ``always`` looks closer, on any
+            cluster; ``never`` does neither.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.
@@ -56,7 +57,7 @@ class Settings:
     constraints: Constraints | None = None
     measure: str = "all"
     process_memory: bool = False
-    pipelines: str = "never"
+    pipelines: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", constraints_of(self.constraints))  # also data, or a path
@@ -68,8 +69,8 @@ class Settings:
             raise TensorOptError(f"unknown recompute '{self.recompute}'; use auto or never")
         if self.overlap not in ("default", "none"):
             raise TensorOptError(f"unknown overlap '{self.overlap}'; use default or none")
-        if self.pipelines not in ("auto", "never"):
-            raise TensorOptError(f"unknown pipelines '{self.pipelines}'; use auto or never")
+        if self.pipelines not in ("auto", "always", "never"):
+            raise TensorOptError(f"unknown pipelines '{self.pipelines}'; use auto, always or never")
         if self.measure not in ("all", "never"):
             raise TensorOptError(f"unknown measure '{self.measure}'; use all or never")
         if self.optimizer not in ("sgd", "momentum", "adam"):

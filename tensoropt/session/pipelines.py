@@ -25,6 +25,7 @@ from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
+from tensoropt.pipeline.schedules import schedule_named
 from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageFrontiers, Thoroughness
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.plan.exploration import Exploration
@@ -37,7 +38,7 @@ from tensoropt.session.refining import best_counts, combining
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations
-from tensoropt.sharding.constraints import ConstraintError, match
+from tensoropt.sharding.constraints import ConstraintError, PipelinePin, match
 from tensoropt.sharding.groups import GroupGraph
 
 MOST_PLACES = 16
@@ -62,10 +63,17 @@ STEP = 0.01
 """By which share the memory of the next pipeline is less, where not all are tried."""
 
 
-def wants_pipelines(settings: Settings) -> bool:
-    """Whether pipelines are looked for: where they are asked for, or pinned."""
-    pin = settings.constraints.pipeline if settings.constraints is not None else None
-    return pin.stages > 1 if pin is not None else settings.pipelines == "auto"
+def wants_pipelines(session: Session) -> bool:
+    """Whether pipelines are looked for: where they are asked for, pinned, or published jobs have them."""
+    settings = session.settings
+    if (pin := _pinned(settings)) is not None:
+        return pin.stages > 1
+    several_nodes = len(session.cluster.levels) > 1
+    return settings.pipelines == "always" or (settings.pipelines == "auto" and several_nodes)
+
+
+def _pinned(settings: Settings) -> PipelinePin | None:
+    return settings.constraints.pipeline if settings.constraints is not None else None
 
 
 def with_pipelines(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
@@ -135,7 +143,8 @@ class _Finder:
         self.graph: GroupGraph = searched.problem.graph
         self.cutter = Cutter(self.graph)
         self.settings = session.settings
-        self.pin = self.settings.constraints.pipeline if self.settings.constraints is not None else None
+        self.pin = _pinned(self.settings)
+        self.closely = self.pin is not None or self.settings.pipelines == "always"
         self.schedule = (self.pin.schedule if self.pin is not None else None) or "1f1b"
         self.costs: CostSource = searched.costs
         self.again = self.cutter.can_be_made_again
@@ -147,8 +156,18 @@ class _Finder:
         """What was left out."""
         return list(self._notes)
 
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
     def refusal(self) -> str:
-        """Why there are no pipelines, or ""."""
+        """Why there are no pipelines, or "".
+
+        Raises:
+            PlanError: there is no schedule of the name that is pinned.
+        """
+        schedule_named(self.schedule)
+        if self.settings.process_memory:
+            return "what processes take of a GPU is not counted for them"
         given = self.settings.constraints
         if given is not None and given.devices:
             return "constraints of device kinds are not carried over to stages"
@@ -204,9 +223,12 @@ class _Finder:
 
     def _promising(self, found: Sequence[Sequence[PipelineEvaluation]]) -> list[int]:
         """The meshes and micro-batches of pipelines that nothing known beats, where the model is not too
-        large to look closer."""
+        large to look closer, and that is asked for."""
+        if not self.closely:
+            self._note("pipelines: a first look, one stage to a place; --pipelines always looks closer")
+            return []
         if len(self.graph.groups) > SOME_GROUPS:
-            self._notes["pipelines: one stage to a place, from outlines of the stages' frontiers"] = None
+            self._note("pipelines: one stage to a place, from outlines of the stages' frontiers")
             return []
         simulated = self._simulations.frontier()
         rivals = [(float(m), float(t), -1) for m, t in zip(simulated.memory, simulated.time, strict=True)]
@@ -247,7 +269,7 @@ class _Finder:
         places = self._cuttable(stages)
         if len(places) <= FEW_POSITIONS and thoroughness is EXACT:
             return [[0], *(places for _ in range(stages - 1)), [count]]
-        self._notes["pipelines: cut between where computation and where storage are evened out"] = None
+        self._note("pipelines: cut between where computation and where storage are evened out")
         even = [cuts for weights in self.weights if (cuts := balanced(weights, places, stages))]
         windows = []
         for number in range(stages - 1):
@@ -261,9 +283,9 @@ class _Finder:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
         if len(blocks) >= stages - 1:
-            self._notes["pipelines: stages begin with blocks"] = None
+            self._note("pipelines: stages begin with blocks")
             return blocks
-        self._notes["pipelines: stages begin where least crosses"] = None
+        self._note("pipelines: stages begin where least crosses")
         return narrow_cuts(self.cutter, stages - 1)
 
     # -- stages -------------------------------------------------------------------------------------
@@ -290,7 +312,7 @@ class _Finder:
             cost_graph,
         )
         if not exact:
-            self._notes["pipelines: what crosses lies alike at all cuts"] = None
+            self._note("pipelines: what crosses lies alike at all cuts")
         try:
             composer = Composer(
                 frontiers,
@@ -300,9 +322,7 @@ class _Finder:
                 self._notes,
             )
         except PlanError as refusal:
-            self._notes[
-                f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}"
-            ] = None
+            self._note(f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}")
             return []
         found = list(composer.pipelines(self._positions(composer.stages, thoroughness)))
         if not self._pinned_schedule and schedule == self.schedule:
@@ -335,15 +355,15 @@ class _Finder:
                     match(given, self.graph), self.graph, self.problem.micro, (inner,), (micro_batches,)
                 ).spaces
             except ConstraintError as refusal:
-                self._notes[f"no pipelines on pp{mesh.label}: {refusal}"] = None
+                self._note(f"no pipelines on pp{mesh.label}: {refusal}")
                 return None
             limit = (spaces or {}).get((inner.label, micro_batches), FREE)
         if inner.axis_count < MOST_AXES:
             return limit
-        self._notes[
+        self._note(
             f"pipelines on places of {MOST_AXES} axes: groups combine the ways to split that the best "
             "strategies without stages use, not all"
-        ] = None
+        )
         simulations = self._simulations
         searched = {space.tables.mesh[0] for space in simulations.spaces}
         count = micro_batches if micro_batches in searched else best_counts(simulations)[0]

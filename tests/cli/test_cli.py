@@ -376,7 +376,7 @@ def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None
 def test_pipelines_are_explored_chosen_and_verified(run: Any, place: Path) -> None:
     (place / "pipeline.yaml").write_text("pipeline: {stages: 2, schedule: gpipe, cuts: [b]}")
     arguments = ("net.py:net", "--cluster", "two.yaml", "--micro-batches", "2")
-    code, out, err = run("explore", *arguments, "--pipelines", "auto", "--out", "both")
+    code, out, err = run("explore", *arguments, "--pipelines", "always", "--out", "both")
     assert code == 0, err
     assert "pipelines auto" in err
     assert run("explore", *arguments, "--constraints", "pipeline.yaml", "--out", "piped")[0] == 0
@@ -501,7 +501,7 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
         (), ("fly",), ("explore",), ("choose", "out"), ("list", "cats"),
         ("choose", "out", "--knee", "--time", "1"),
         (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
-        (*NET, *EXPLORE, "--pipelines", "always"),
+        (*NET, *EXPLORE, "--pipelines", "some"),
         ("verify", "net.py:net", "--random", "1", "--pipeline", "two"),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def plain(store: ProfileStore) -> Exploration:
 
 @pytest.fixture(scope="module")
 def both(store: ProfileStore) -> Exploration:
-    return explored(store, pipelines="auto")
+    return explored(store, pipelines="always")
 
 
 def pipelined(found: Exploration) -> list[tuple[int, Point]]:
@@ -138,7 +138,7 @@ def test_of_a_pinned_pipeline_micro_batches_are_as_given(store: ProfileStore) ->
 
 
 def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: ProfileStore) -> None:
-    found = explored(store, pipelines="auto", micro_batches="auto")
+    found = explored(store, pipelines="always", micro_batches="auto")
     assert pipelined(found)
     for _, point in pipelined(found):
         space = found.spaces[point.space]
@@ -183,7 +183,7 @@ def test_what_is_not_pinned_is_the_searchs(store: ProfileStore) -> None:
 
 
 def test_one_stage_forbids_pipelines(store: ProfileStore, plain: Exploration) -> None:
-    found = pinned(store, {"stages": 1}, pipelines="auto")
+    found = pinned(store, {"stages": 1}, pipelines="always")
     assert not pipelined(found)
     assert [(p.memory_bytes, p.time_s) for p in found.points] == [
         (p.memory_bytes, p.time_s) for p in plain.points
@@ -195,7 +195,7 @@ def test_one_stage_forbids_pipelines(store: ProfileStore, plain: Exploration) ->
 
 def test_a_budget_holds_for_pipelines(store: ProfileStore, both: Exploration) -> None:
     limit = both.points[len(both.points) // 2].memory_bytes
-    found = explored(store, pipelines="auto", memory_bytes=limit)
+    found = explored(store, pipelines="always", memory_bytes=limit)
     assert found.points
     assert pipelined(found)
     assert any(p.memory_bytes <= limit for p in found.points)
@@ -238,7 +238,7 @@ def test_a_pin_that_no_micro_batches_fit_is_refused(store: ProfileStore) -> None
 
 
 def test_inference_has_no_pipelines(store: ProfileStore) -> None:
-    found = explored(store, pipelines="auto", mode="inference", micro_batches=[1])
+    found = explored(store, pipelines="always", mode="inference", micro_batches=[1])
     assert not pipelined(found)
     assert any("no pipelines" in note for note in found.report["notes"])
     with pytest.raises(TensorOptError, match="training"):
@@ -246,7 +246,7 @@ def test_inference_has_no_pipelines(store: ProfileStore) -> None:
 
 
 def test_one_device_has_no_pipelines(store: ProfileStore) -> None:
-    found = explored(store, cluster="cpu:1", pipelines="auto")
+    found = explored(store, cluster="cpu:1", pipelines="always")
     assert found.points
     assert not pipelined(found)
     assert any("no pipelines" in note for note in found.report["notes"])

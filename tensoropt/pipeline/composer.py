@@ -13,8 +13,8 @@ from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.stage_frontiers import (
     CROSSINGS,
+    CrossingWays,
     Ends,
-    Placement,
     Range,
     StageFrontiers,
     StageOffer,
@@ -22,7 +22,7 @@ from tensoropt.pipeline.stage_frontiers import (
 )
 from tensoropt.pipeline.strategy import PipelinedStrategy
 
-Cut = tuple[int, Placement | None]
+Cut = tuple[int, CrossingWays | None]
 """A position, and how tensors cross it."""
 Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
 """Per stage what it may be between its ends."""
@@ -44,7 +44,7 @@ class Crossings:
     outer: Sequence[str] = CROSSINGS
     everywhere_alike: bool = False
 
-    def placements(self, axes: int) -> list[Placement]:
+    def placements(self, axes: int) -> list[CrossingWays]:
         """All of a mesh of so many axes."""
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 

@@ -44,13 +44,13 @@ from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 
-Placement = tuple[str, ...]
+CrossingWays = tuple[str, ...]
 """How tensors cross a cut: per axis of a place one of :data:`CROSSINGS`."""
 CROSSINGS = ("batch", "second", "whole")
 """Split along the batch, split along the dim behind it (the sequence of a language model), or whole."""
 Range = tuple[int, int]
 """The groups of a stage: the first, and the first of the next stage."""
-Ends = tuple[Placement | None, Placement | None]
+Ends = tuple[CrossingWays | None, CrossingWays | None]
 """How tensors come into a range and leave it; None at an end of the model."""
 
 GraphOf = Callable[[CostTables], CostGraph]

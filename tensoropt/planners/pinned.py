@@ -23,10 +23,9 @@ from tensoropt.plan.evaluate import evaluate, space_of
 from tensoropt.plan.point import Point
 from tensoropt.plan.problem import Problem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_graph
 from tensoropt.planners.sharded.megatron import inner_labels
 from tensoropt.planners.sharded.zero import STAGES
-from tensoropt.planners.task import TableSpace
+from tensoropt.planners.tables import NOTHING, TableSpace, restricted_graph
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 from tensoropt.search import NoStrategyError, track_frontier

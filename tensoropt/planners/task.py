@@ -11,35 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tensoropt.cluster import Cluster, Mesh
-from tensoropt.costs.tables import CostTables
+from tensoropt.cluster import Cluster
 from tensoropt.errors import TensorOptError
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan import problem as prepared
 from tensoropt.plan.exploration import Exploration
-from tensoropt.plan.space import Space
+from tensoropt.planners.tables import TableSpace
 
 if TYPE_CHECKING:
     from tensoropt.planners.pipelined.common.task import PipelineTask
-
-
-@dataclass(frozen=True)
-class TableSpace:
-    """Tables of one mesh and micro-batch count, and the names of what can be chosen in them."""
-
-    mesh: Mesh
-    tables: CostTables
-    names: Space
-
-    @property
-    def micro_batches(self) -> int:
-        """How many micro-batches a step has in this space."""
-        return self.tables.mesh[0]
-
-
-def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
-    """Per mesh axis (without the micro-batches) what a group's configuration splits."""
-    return tuple(space.names.labels(name, index))
 
 
 @dataclass(frozen=True)

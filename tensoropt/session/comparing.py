@@ -14,7 +14,8 @@ from tensoropt.plan.point import reduce_points, unbeaten
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
-from tensoropt.planners.task import PlanningTask, TableSpace
+from tensoropt.planners.tables import TableSpace
+from tensoropt.planners.task import PlanningTask
 from tensoropt.session.evaluation import certified, record_used
 from tensoropt.session.searched import Searched
 from tensoropt.session.session import Session

@@ -378,7 +378,7 @@ def test_pipelines_are_explored_chosen_and_verified(run: Any, place: Path) -> No
     arguments = ("net.py:net", "--cluster", "two.yaml", "--micro-batches", "2")
     code, out, err = run("explore", *arguments, "--pipelines", "always", "--out", "both")
     assert code == 0, err
-    assert "pipelines auto" in err
+    assert "pipelines always" in err
     assert run("explore", *arguments, "--constraints", "pipeline.yaml", "--out", "piped")[0] == 0
     assert run("export", "piped", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
     with open(place / "f.csv", newline="") as file:

@@ -18,7 +18,8 @@ from tensoropt.plan.settings import Settings
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.results import simulated_points
 from tensoropt.planners.sharded.common.restricted import selections_of
-from tensoropt.planners.task import PlanningTask, TableSpace
+from tensoropt.planners.tables import TableSpace
+from tensoropt.planners.task import PlanningTask
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.search import track_frontier
 from tensoropt.session.one_space import cost_graph

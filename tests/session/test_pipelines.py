@@ -252,6 +252,6 @@ def test_one_device_has_no_pipelines(store: ProfileStore) -> None:
     assert any("no pipelines" in note for note in found.report["notes"])
 
 
-def test_what_is_neither_auto_nor_never_is_refused() -> None:
-    with pytest.raises(TensorOptError, match="unknown pipelines 'always'; use auto or never"):
-        Settings(pipelines="always")
+def test_what_says_nothing_of_pipelines_is_refused() -> None:
+    with pytest.raises(TensorOptError, match="unknown pipelines 'sometimes'; use auto, always or never"):
+        Settings(pipelines="sometimes")

@@ -20,8 +20,7 @@ from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise, flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
-from tensoropt.planners.sharded.common.restricted import NOTHING
-from tensoropt.planners.task import TableSpace
+from tensoropt.planners.tables import NOTHING, TableSpace
 
 LAYERS = 16
 """Into which operators are clustered at most, as in the paper's examples (appendix)."""

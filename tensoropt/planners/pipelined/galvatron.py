@@ -23,9 +23,8 @@ from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.planners.pipelined.common.data_parallel import computed_otherwise
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
-from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
 from tensoropt.planners.sharded.megatron import inner_labels
-from tensoropt.planners.task import TableSpace, labels_of
+from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
 
 BINS = 64
 """Of the memory budget; an assumption: the paper says that few are enough."""

@@ -25,7 +25,8 @@ from tensoropt.costs.tables import CostTables, EdgeTable
 from tensoropt.plan.evaluate import Evaluator, costs_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels
-from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
+from tensoropt.planners.tables import TableSpace, labels_of
+from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.overlap import overlap_of
 
 PROPOSALS = 600

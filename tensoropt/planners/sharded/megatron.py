@@ -17,8 +17,9 @@ from tensoropt.costs.tables import VariableTable
 from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.batch import batch_labels, whole
-from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_selections, some
-from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
+from tensoropt.planners.sharded.common.restricted import restricted_selections, some
+from tensoropt.planners.tables import NOTHING, TableSpace, labels_of
+from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.labels import Label
 

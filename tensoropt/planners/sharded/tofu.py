@@ -20,7 +20,8 @@ from tensoropt.costs.tables import CostTables, VariableTable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.elimination import ImpossibleError, IrreducibleError, cheapest
 from tensoropt.planners.sharded.common.timesteps import coalesced, repeated
-from tensoropt.planners.task import PlanningTask, Selection, TableSpace, labels_of
+from tensoropt.planners.tables import TableSpace, labels_of
+from tensoropt.planners.task import PlanningTask, Selection
 
 WHOLE = frozenset({"none", "partial", "partial_grad"})
 MOST_NAMED = 6

@@ -20,8 +20,9 @@ import numpy as np
 from tensoropt.costs.tables import VariableTable
 from tensoropt.ops.layouts import Layout
 from tensoropt.planners.sharded.common.batch import following_the_batch
-from tensoropt.planners.sharded.common.restricted import Allowed, restricted_selections, some
-from tensoropt.planners.task import PlanningTask, Selection, TableSpace
+from tensoropt.planners.sharded.common.restricted import restricted_selections, some
+from tensoropt.planners.tables import Allowed, TableSpace
+from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
 
 STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}

@@ -7,8 +7,7 @@ import numpy as np
 from tensoropt.cluster import Mesh
 from tensoropt.costs.tables import VariableTable
 from tensoropt.planners.sharded.common.batch import whole
-from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
-from tensoropt.planners.task import TableSpace, labels_of
+from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
 from tensoropt.sharding.regions import region_of
 
 Recomputing = bool | None

@@ -27,8 +27,7 @@ from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.restricted import Allowed, restricted_graph
-from tensoropt.planners.task import TableSpace
+from tensoropt.planners.tables import Allowed, TableSpace, restricted_graph
 
 MOST_PLACES, MOST_AXES = 16, 2
 """The highest degree that methods try, and the axes of a place."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from tensoropt.costs.tables import VariableTable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.restricted import NOTHING, Allowed
-from tensoropt.planners.task import PlanningTask, TableSpace, labels_of
+from tensoropt.planners.tables import NOTHING, Allowed, TableSpace, labels_of
+from tensoropt.planners.task import PlanningTask
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
 

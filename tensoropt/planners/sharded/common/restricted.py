@@ -8,39 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
-from tensoropt.costs.tables import VariableTable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.task import PlanningTask, Selection, TableSpace
-from tensoropt.search import CostGraph, NoStrategyError, TrackedFrontier, track_frontier
-
-Allowed = Callable[[TableSpace, VariableTable, int], np.ndarray | None]
-"""(space, variable, configuration) -> mask over its options, or None for all of them."""
+from tensoropt.planners.tables import Allowed, TableSpace, restricted_graph
+from tensoropt.planners.task import PlanningTask, Selection
+from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 
 MOST_POINTS = 64
 """Points kept per space; an assumption: a scheme leaves little open, so that more would hardly differ."""
-
-
-def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
-    """The space's cost graph with everything else marked impossible.
-
-    Where nothing of a variable is allowed the graph says so when it is searched
-    (:class:`~tensoropt.search.NoStrategyError`).
-
-    Raises:
-        ValueError: a table is no table of costs (negative, NaN, ragged), or a mask does not fit its table.
-    """
-    graph = CostGraph()
-    for variable in space.tables.variables:
-        costs = []
-        for index, table in enumerate(variable.costs):
-            mask = allowed(space, variable, index)
-            costs.append(table if mask is None else np.where(mask[:, None], table, np.inf))
-        graph.add_operator(variable.key, costs)
-    for edge in space.tables.edges:
-        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
-    return graph
 
 
 def restricted_selections(
@@ -75,7 +49,3 @@ def some(selections: Iterator[Selection], why_not: str) -> list[Selection]:
     if not found:
         raise UnsuitableError(why_not)
     return found
-
-
-NOTHING = np.zeros(1, dtype=bool)
-"""A mask that allows no option."""

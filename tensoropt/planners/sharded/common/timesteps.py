@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import networkx as nx
 import numpy as np
 
-from tensoropt.planners.task import TableSpace
+from tensoropt.planners.tables import TableSpace
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.types import Floats
 

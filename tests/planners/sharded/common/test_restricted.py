@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tensoropt.planners.registry import planner
-from tensoropt.planners.sharded.common.restricted import NOTHING, restricted_selections
+from tensoropt.planners.sharded.common.restricted import restricted_selections
+from tensoropt.planners.tables import NOTHING
 from tests.planners.problems import small
 
 CASE = ("two layers", ((2,),), (1,))

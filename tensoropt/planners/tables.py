@@ -1,0 +1,60 @@
+"""Cost tables as planners read them: what configurations split, and what of them a method allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.tables import CostTables, VariableTable
+from tensoropt.plan.space import Space
+from tensoropt.search import CostGraph
+
+
+@dataclass(frozen=True)
+class TableSpace:
+    """Tables of one mesh and micro-batch count, and the names of what can be chosen in them."""
+
+    mesh: Mesh
+    tables: CostTables
+    names: Space
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a step has in this space."""
+        return self.tables.mesh[0]
+
+
+def labels_of(space: TableSpace, name: str, index: int) -> tuple[str, ...]:
+    """Per mesh axis (without the micro-batches) what a group's configuration splits."""
+    return tuple(space.names.labels(name, index))
+
+
+Allowed = Callable[[TableSpace, VariableTable, int], np.ndarray | None]
+"""(space, variable, configuration) -> mask over its options, or None for all of them."""
+
+NOTHING = np.zeros(1, dtype=bool)
+"""A mask that allows no option."""
+
+
+def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
+    """The space's cost graph with everything else marked impossible.
+
+    Where nothing of a variable is allowed the graph says so when it is searched
+    (:class:`~tensoropt.search.NoStrategyError`).
+
+    Raises:
+        ValueError: a table is no table of costs (negative, NaN, ragged), or a mask does not fit its table.
+    """
+    graph = CostGraph()
+    for variable in space.tables.variables:
+        costs = []
+        for index, table in enumerate(variable.costs):
+            mask = allowed(space, variable, index)
+            costs.append(table if mask is None else np.where(mask[:, None], table, np.inf))
+        graph.add_operator(variable.key, costs)
+    for edge in space.tables.edges:
+        graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
+    return graph

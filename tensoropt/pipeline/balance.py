@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from tensoropt.costs.source import CostSource
+from tensoropt.errors import PlanError
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import Configuration
@@ -34,6 +35,30 @@ def block_cuts(cutter: Cutter) -> list[int]:
     """The cuts before repeated blocks."""
     starts = {cutter.place[region.groups[0]] for region in find_regions(cutter.graph)}
     return [cut for cut in cutter.cuts if cut in starts]
+
+
+def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
+    """The cuts that give each stage as many repeated blocks.
+
+    Where these do not divide, what is before the first block counts as one, and so does what is behind the
+    last (Llama 3, arXiv 2407.21783, section 3.3.2); where neither does, earlier stages have one more.
+
+    Raises:
+        PlanError: there are fewer blocks, or the model cannot be cut between them.
+    """
+    blocks = find_regions(cutter.graph)
+    if not blocks or len(blocks) + 2 < stages:
+        raise PlanError(f"{len(blocks)} repeated blocks are fewer than {stages} stages; give fewer stages")
+    starts = [cutter.place[region.groups[0]] for region in blocks]
+    starts.append(cutter.place[blocks[-1].groups[-1]] + 1)
+    ends_count = len(blocks) % stages != 0 and (len(blocks) + 2) % stages == 0
+    each, over = divmod(len(blocks) + (2 if ends_count else 0), stages)
+    sizes = [each + (stage < over) for stage in range(stages)]
+    before = [sum(sizes[: stage + 1]) - ends_count for stage in range(stages - 1)]
+    found = tuple(starts[count] for count in before)
+    if unfit := [cutter.graph.groups[cut].name for cut in found if cut not in cutter.cuts]:
+        raise PlanError(f"no stage can begin with {unfit[0]}; give another number of stages than {stages}")
+    return found
 
 
 def narrow_cuts(cutter: Cutter, least: int) -> list[int]:

@@ -68,6 +68,7 @@ class Composer:
         frontiers: of the ranges on that mesh.
         composing: how stages are put together.
         notes: is told what was left out.
+        per_place: stages of a place; by default as many as are looked for with the schedule.
 
     Raises:
         PlanError: the schedule does not go with the mesh and the micro-batches.
@@ -80,12 +81,13 @@ class Composer:
         crossings: Crossings,
         composing: Composing = compose,
         notes: dict[str, None] | None = None,
+        per_place: int | None = None,
     ):
         self.frontiers, self.schedule, self.crossings = frontiers, schedule, crossings
         self.composing, self.notes = composing, {} if notes is None else notes
         self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.sizes[0]
         self.places = self.mesh.shape[0]
-        self.per_place = stages_per_place(schedule)
+        self.per_place = stages_per_place(schedule) if per_place is None else per_place
         self.stages = self.places * self.per_place
         actions = place_actions(schedule, self.places, self.per_place, self.micro_batches)
         self.in_flight = [in_flight_of(actions, stage) for stage in range(self.stages)]

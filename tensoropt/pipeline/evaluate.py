@@ -111,14 +111,26 @@ def evaluate_pipeline(
 
 
 def assemble(
-    strategy: PipelinedStrategy, stages: Sequence[Evaluation], prices: PipelinePrices
+    strategy: PipelinedStrategy,
+    stages: Sequence[Evaluation],
+    prices: PipelinePrices,
+    *,
+    communicating_apart: bool = False,
 ) -> PipelineEvaluation:
-    """A pipelined strategy of stages whose own steps were simulated."""
+    """A pipelined strategy of stages whose own steps were simulated.
+
+    Args:
+        communicating_apart: gathers and reductions of a step's ends as other systems have them
+            (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), not as plans are run here.
+    """
     per_place = len(strategy.stages) // strategy.places
     actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
+    seconds = [_seconds(strategy, number, stage, prices) for number, stage in enumerate(stages)]
+    if communicating_apart:
+        seconds = [one.communicating_apart() for one in seconds]
     times = simulate_schedule(
         actions,
-        [_seconds(strategy, number, stage, prices) for number, stage in enumerate(stages)],
+        seconds,
         blocking_sends=prices.cluster.device_type == "cpu",
     )
     after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)

@@ -4,7 +4,7 @@ there."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tensoropt.pipeline.schedules import Action
@@ -20,6 +20,10 @@ class StageSeconds:
     Attributes:
         forward, backward: of a micro-batch, of the stage's own work and collectives.
         weights: the share of a backward that gradients of parameters take, where a schedule makes them apart.
+        begin_s: of gathering parameters from the beginning of the step on, before any input is there; the
+            first forward waits for it.
+        reduce_s: of reducing gradients behind the stage's last backward, beside whatever its place computes
+            then; the end of the step waits for it.
         send_s, send_back_s: of a message of a micro-batch to the next stage, and of its gradient to the one
             before; 0 where both lie at one place.
         sync_s: from the end of the stage's last backward to the end of its step: what is left of reducing
@@ -32,6 +36,23 @@ class StageSeconds:
     send_back_s: float = 0.0
     sync_s: float = 0.0
     weights: float = 0.5
+    begin_s: float = 0.0
+    reduce_s: float = 0.0
+
+    def communicating_apart(self) -> StageSeconds:
+        """The same with what the first forward and the last backward take longer than others outside of them.
+
+        Parameters are gathered from the beginning of the step on, and gradients reduced while earlier stages
+        have their backward, as Megatron-LM's distributed optimizer does.
+        """
+        (first, forward, _), (_, backward, last) = self.forward, self.backward
+        return replace(
+            self,
+            forward=(min(first, forward), forward, forward),
+            backward=(backward, backward, min(last, backward)),
+            begin_s=max(first - forward, 0.0),
+            reduce_s=max(last - backward, 0.0),
+        )
 
     def of(self, action: Action, micro_batches: int) -> float:
         """Seconds of an action."""
@@ -107,6 +128,7 @@ class _Run:
         self.micro_batches = 1 + max(one.micro_batch for own in actions for one in own)
         # By (kind, stage, micro-batch) when an input is there: of a forward, of a backward.
         self.there: dict[tuple[str, int, int], float] = {}
+        self.gathered = self._gathered()
         self.link_free: dict[tuple[str, int], float] = {}
         self.now = [0.0] * len(actions)
         self.working, self.sending = [0.0] * len(actions), [0.0] * len(actions)
@@ -124,13 +146,27 @@ class _Run:
                     done[place] += 1
                     left -= 1
             assert left < before, "a schedule waits for itself"
-        # The stages of a place end one after the other.
+        # The stages of a place end one after the other, those first that had their last backward first.
         ends = list(self.now)
+        reduced = [0.0] * len(self.actions)
+        for end_s, stage in sorted((end, stage) for stage, end in enumerate(self.last_end)):
+            place = self.place_of[stage]
+            reduced[place] = max(reduced[place], end_s) + self.stages[stage].reduce_s
+            ends[place] = max(ends[place], reduced[place])
         for stage, seconds in enumerate(self.stages):
             place = self.place_of[stage]
             ends[place] += seconds.sync_s
             self.working[place] += seconds.sync_s
         return ScheduleTimes(max(ends), tuple(self.working), tuple(self.sending), tuple(self.found))
+
+    def _gathered(self) -> list[float]:
+        """Per stage when its parameters are there: a place gathers those of its stages in order."""
+        found, busy = [], [0.0] * len(self.actions)
+        for stage, seconds in enumerate(self.stages):
+            place = self.place_of[stage]
+            busy[place] += seconds.begin_s
+            found.append(busy[place])
+        return found
 
     def _needs(self, action: Action) -> tuple[str, int, int] | None:
         kind, stage, micro_batch = action
@@ -149,8 +185,11 @@ class _Run:
         needs, start = self._needs(action), self.now[place]
         if needs is not None:
             start = max(start, self.there.pop(needs))
+        if kind == "F":
+            start = max(start, self.gathered[stage])
         seconds = self.stages[stage].of(action, self.micro_batches)
         end = start + seconds
+        self.last_end[stage] = end
         self.found.append(Happening(kind, place, stage, micro_batch, start, end))
         self.now[place] = end
         self.working[place] += seconds

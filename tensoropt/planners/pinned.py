@@ -57,6 +57,9 @@ class PinnedConfiguration:
         sequence_parallel: between tensor-parallel products activations may be split along the sequence.
         micro_batches: per step.
         recompute: every repeated block runs its forward again in backward.
+        places: parts of the devices that follow one another in a pipeline, outermost; 1 for none.
+        stages_per_place: of the pipeline's stages.
+        schedule: of the pipeline, one of :data:`tensoropt.pipeline.schedules.SCHEDULES`.
 
     Raises:
         UnsuitableError: a degree below 1, no such stage, or a group that does not divide ``data``.
@@ -69,9 +72,12 @@ class PinnedConfiguration:
     sequence_parallel: bool = False
     micro_batches: int = 1
     recompute: bool = False
+    places: int = 1
+    stages_per_place: int = 1
+    schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "micro_batches"):
+        for name in ("data", "tensor", "micro_batches", "places", "stages_per_place"):
             if getattr(self, name) < 1:
                 raise UnsuitableError(f"a pinned {name} of {getattr(self, name)} is below 1; give at least 1")
         if self.stage not in (WHOLE_STAGE, *STAGES):
@@ -85,7 +91,7 @@ class PinnedConfiguration:
     @property
     def devices(self) -> int:
         """How many the configuration takes."""
-        return self.data * self.tensor
+        return self.data * self.tensor * self.places
 
     @property
     def shards(self) -> int:
@@ -94,7 +100,7 @@ class PinnedConfiguration:
 
     @property
     def mesh(self) -> Mesh:
-        """Replicas outside, the ranks that share shards inside, tensor parallelism innermost."""
+        """Of a place: replicas outside, the ranks that share shards inside, tensor parallelism innermost."""
         sizes = {"replica": self.data // self.shards, "shard": self.shards, "tensor": self.tensor}
         if self.stage == WHOLE_STAGE:
             sizes = {"replica": self.data, "tensor": self.tensor}
@@ -150,18 +156,11 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
         UnsuitableError: the model cannot be split so; says what does not divide, or is not understood.
     """
     cluster, mesh = costs.cluster, pinned.mesh
-    if cluster.device_count != pinned.devices:
-        raise UnsuitableError(
-            f"data {pinned.data} x tensor {pinned.tensor} takes {pinned.devices} devices and {cluster.name} "
-            f"has {cluster.device_count}; give a cluster of that size"
-        )
-    if pinned.micro_batches > 1 and problem.refusal:
-        raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
-    pinning = _Pinning(problem, pinned)
+    check_pinned(problem, costs, pinned)
+    assert pinned.places == 1, "simulate_pinned_pipeline is for those with stages"
+    pinning = Pinning(problem, pinned)
     limits = {(mesh.label, pinned.micro_batches): pinning.restriction()}
     regions = find_regions(problem.graph) if pinned.recompute else ()
-    if pinned.recompute and not regions:
-        raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
     ((_, tables, _),) = build_tables(
         problem.graph, problem.micro, costs, [mesh], [pinned.micro_batches], regions, limits
     )
@@ -181,7 +180,26 @@ def simulate_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfigura
     return PinnedPoint(point, tables, chosen[0], tuple(pinning.notes))
 
 
-class _Pinning:
+def check_pinned(problem: Problem, costs: CostSource, pinned: PinnedConfiguration) -> None:
+    """Refuse what neither the model nor the cluster can be pinned to.
+
+    Raises:
+        UnsuitableError: says what would be right.
+    """
+    cluster = costs.cluster
+    if cluster.device_count != pinned.devices:
+        pipeline = f" x pipeline {pinned.places}" if pinned.places > 1 else ""
+        raise UnsuitableError(
+            f"data {pinned.data} x tensor {pinned.tensor}{pipeline} takes {pinned.devices} devices and "
+            f"{cluster.name} has {cluster.device_count}; give a cluster of that size"
+        )
+    if pinned.micro_batches > 1 and problem.refusal:
+        raise UnsuitableError(f"{pinned.micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
+    if pinned.recompute and not find_regions(problem.graph):
+        raise UnsuitableError("this model has no repeated blocks to recompute; pin recompute=False")
+
+
+class Pinning:
     """What a pinned configuration leaves of each group's configurations and options."""
 
     def __init__(self, problem: Problem, pinned: PinnedConfiguration):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tensoropt.cluster import Mesh
 from tensoropt.costs.tables import CostTables, VariableTable
+from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.space import Space
 from tensoropt.search import CostGraph
 
@@ -58,3 +59,20 @@ def restricted_graph(space: TableSpace, allowed: Allowed) -> CostGraph:
     for edge in space.tables.edges:
         graph.add_edge(edge.a, edge.b, edge.table, rows=edge.rows, cols=edge.cols)
     return graph
+
+
+def names_of(tables: CostTables) -> Space:
+    """What configurations of a stage's groups split, in words."""
+    groups: dict[str, Mapping[str, object]] = {}
+    for group in tables.graph.groups:
+        labels = [str(s.label) for s in group.strategies]
+        choices = tables.templates[group.name].choices
+        groups[group.name] = {"configurations": [[labels[i] for i in choice] for choice in choices]}
+    return Space(
+        mesh=MeshInfo(shape=tables.mesh[1:], names=tuple(f"axis{n}" for n in range(len(tables.mesh) - 1))),
+        micro_batches=tables.mesh[0],
+        groups=groups,
+        hubs={},
+        shared={},
+        keys={},
+    )

@@ -37,9 +37,8 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
     Blocks are submodules with a number in their path (the items of a ``ModuleList``), two at least. Where
     lists are nested (stages of blocks), the level is taken at which recomputing everything needs the least
-    memory: what enters the blocks, what lies outside, and the largest inside. Empty for inference. A part of
-        a
-    graph has those blocks of the whole that lie in it.
+    memory: what enters the blocks, what lies outside, and the largest inside. Empty for inference.
+    A part of a graph has those blocks of the whole that lie in it.
     """
     if not graph.atoms.graph.training:
         return ()

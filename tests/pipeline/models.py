@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensoropt.capture import capture
 from tensoropt.pipeline.stages import Cutter
 from tensoropt.pipeline.strategy import PipelinedStrategy
+from tensoropt.plan.problem import prepare
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.storage import stored_layout
@@ -73,6 +75,38 @@ class Tied(nn.Module):
 
 def tied() -> Recipe:
     return Tied(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+
+class Block(nn.Module):
+    """A norm and two layers beside what enters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Blocks(nn.Module):
+    """Equal blocks between a first layer and a last one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 24), nn.Linear(24, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return F.mse_loss(self.last(x), y)
+
+
+def blocks_of(count: int) -> GroupGraph:
+    """The grouped graph of a model of so many equal blocks."""
+    captured = capture(Blocks(count), (torch.randn(16, 8), torch.randn(16, 8)), {})
+    return prepare(captured).graph
 
 
 def split_along_the_batch(

@@ -114,3 +114,26 @@ def test_no_schedule_is_shorter_than_its_work(data: st.DataObject) -> None:
     assert (
         run(name, places, micro_batches, stages, blocking_sends=True).total_s >= max(times.working_s) - 1e-9
     )
+
+
+def test_gathers_begin_with_the_step_and_reductions_run_behind_backward() -> None:
+    """Worked out by hand: two places, one micro-batch, 1 s forward and 2 s backward each."""
+    whole = StageSeconds((4.0, 1.0, 1.0), (2.0, 2.0, 7.0))
+    apart = whole.communicating_apart()
+    assert (apart.forward, apart.backward) == ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0))
+    assert (apart.begin_s, apart.reduce_s) == (3.0, 5.0)
+    # Both gather from 0 to 3; forwards end at 4 and 5, backwards at 7 and 9; the first place reduces to 14.
+    times = run("gpipe", 2, 1, [apart, apart])
+    assert times.total_s == 14.0
+    # One after the other: 4 + 1 + ... as the same stages wait for both inside their micro-batches.
+    assert run("gpipe", 2, 2, [whole, whole]).total_s > run("gpipe", 2, 2, [apart, apart]).total_s
+
+
+def test_a_place_gathers_and_reduces_for_its_stages_in_turn() -> None:
+    stage = StageSeconds((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), begin_s=2.0, reduce_s=3.0)
+    times = simulate_schedule(place_actions("interleaved_1f1b", 2, 2, 2), [stage] * 4)
+    starts = {(h.stage, h.micro_batch): h.start_s for h in times.happenings if h.kind == "F"}
+    assert starts[0, 0] == 2.0
+    assert starts[2, 0] == 4.0
+    last = {h.stage: h.end_s for h in times.happenings if h.kind == "B"}
+    assert times.total_s == max(max(last[2] + 3.0, last[0]) + 3.0, max(last[3] + 3.0, last[1]) + 3.0)

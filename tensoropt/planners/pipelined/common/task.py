@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -22,12 +22,11 @@ from tensoropt.pipeline.meshes import degrees_of, job_meshes
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.pipeline.stage_frontiers import GraphOf, StageFrontiers, Thoroughness
 from tensoropt.pipeline.stages import Cutter
-from tensoropt.plan.plan import MeshInfo
 from tensoropt.plan.problem import Problem
 from tensoropt.plan.settings import Settings
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Allowed, TableSpace, restricted_graph
+from tensoropt.planners.tables import Allowed, TableSpace, names_of, restricted_graph
 
 MOST_PLACES, MOST_AXES = 16, 2
 """The highest degree that methods try, and the axes of a place."""
@@ -173,23 +172,6 @@ def _graph_of(mesh: Mesh, allowed: Allowed) -> GraphOf:
     """Tables of a stage as the search takes them, of what is allowed."""
 
     def graph_of(tables: CostTables):  # type: ignore[no-untyped-def]
-        return restricted_graph(TableSpace(mesh, tables, _names(tables)), allowed)
+        return restricted_graph(TableSpace(mesh, tables, names_of(tables)), allowed)
 
     return graph_of
-
-
-def _names(tables: CostTables) -> Space:
-    """What configurations of a stage's groups split, in words."""
-    groups: dict[str, Mapping[str, object]] = {}
-    for group in tables.graph.groups:
-        labels = [str(s.label) for s in group.strategies]
-        choices = tables.templates[group.name].choices
-        groups[group.name] = {"configurations": [[labels[i] for i in choice] for choice in choices]}
-    return Space(
-        mesh=MeshInfo(shape=tables.mesh[1:], names=tuple(f"axis{n}" for n in range(len(tables.mesh) - 1))),
-        micro_batches=tables.mesh[0],
-        groups=groups,
-        hubs={},
-        shared={},
-        keys={},
-    )

@@ -1,0 +1,128 @@
+"""A configuration with a pipeline that somebody else chose, simulated as one pipelined strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from tensoropt.cluster import Mesh
+from tensoropt.costs.source import CostSource
+from tensoropt.costs.tables import CostTables
+from tensoropt.errors import PlanError
+from tensoropt.pipeline.balance import dealt_cuts
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.composer import Composer, Crossings, Cut
+from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
+from tensoropt.pipeline.points import pipelined_point
+from tensoropt.pipeline.stage_frontiers import StageFrontiers, Thoroughness
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.plan.plan import STAGE_AXIS
+from tensoropt.plan.point import Point
+from tensoropt.plan.problem import Problem
+from tensoropt.plan.settings import Settings
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.pinned import PinnedConfiguration, Pinning, check_pinned
+from tensoropt.planners.tables import TableSpace, names_of, restricted_graph
+from tensoropt.search import CostGraph
+
+EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
+"""How what a pinned stage leaves open is searched; an assumption: it leaves little."""
+
+
+@dataclass(frozen=True)
+class PinnedPipelinePoint:
+    """A pinned pipeline as the simulator sees it.
+
+    Attributes:
+        point: its step time, memory, collectives and where the figures come from.
+        evaluation: its stages and its schedule in time.
+        notes: what could not be pinned as it was asked for, in words.
+    """
+
+    point: Point
+    evaluation: PipelineEvaluation
+    notes: tuple[str, ...] = ()
+
+
+def simulate_pinned_pipeline(
+    problem: Problem,
+    settings: Settings,
+    costs: CostSource,
+    pinned: PinnedConfiguration,
+    cuts: Sequence[int] | None = None,
+) -> PinnedPipelinePoint:
+    """The fastest pipelined strategy of a pinned configuration, simulated.
+
+    Tensors cross cuts along the batch, and on the tensor axis whole or along the sequence; where activations
+    between products are split along it, so is what crosses. Parameters are gathered from the beginning of the
+    step on, and gradients reduced while earlier stages have their backward, as in Megatron-LM.
+
+    Args:
+        problem: captured at the global batch size, in the settings' mode and dtype.
+        settings: recompute blocks (``auto``) where that is pinned.
+        costs: of a cluster with as many devices as the configuration takes.
+        cuts: at which stages after the first begin; by default each has as many blocks
+            (:func:`~tensoropt.pipeline.balance.dealt_cuts`).
+
+    Raises:
+        UnsuitableError: the model cannot be cut or split so; says what does not divide, or is not understood.
+    """
+    check_pinned(problem, costs, pinned)
+    pinning, cutter = Pinning(problem, pinned), Cutter(problem.graph)
+    mesh = Mesh(
+        shape=(pinned.places, *(size for size in pinned.mesh.shape if size > 1)),
+        names=(STAGE_AXIS, *pinning.names),
+    )
+
+    def graph_of(tables: CostTables) -> CostGraph:
+        return restricted_graph(TableSpace(pinned.mesh, tables, names_of(tables)), pinning.allowed)
+
+    frontiers = StageFrontiers(
+        problem,
+        settings,
+        costs,
+        cutter,
+        cutter.can_be_made_again,
+        mesh,
+        pinned.micro_batches,
+        pinning.restriction(),
+        EFFORT,
+        graph_of,
+    )
+    # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
+    # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
+    inner: tuple[str, ...] = ("batch",)
+    if pinned.tensor > 1:
+        inner = ("second",) if pinned.sequence_parallel else ("whole", "second")
+    try:
+        composer = Composer(
+            frontiers,
+            pinned.schedule,
+            Crossings(ways=inner, outer=("batch",), everywhere_alike=True),
+            _fastest,
+            per_place=pinned.stages_per_place,
+        )
+        cuts = dealt_cuts(cutter, composer.stages) if cuts is None else tuple(cuts)
+        positions = [[0], *([cut] for cut in cuts), [len(problem.graph.groups)]]
+        found = list(composer.pipelines(positions))
+    except PlanError as refusal:
+        raise UnsuitableError(str(refusal)) from None
+    if not found:
+        raise UnsuitableError(
+            "; ".join(("the pinned configuration leaves no pipeline", *composer.notes))
+            + "; pin degrees that divide the model's sizes"
+        )
+    best = min(
+        (assemble(one.strategy, one.stages, frontiers.prices, communicating_apart=True) for one in found),
+        key=lambda one: one.total_s,
+    )
+    point = pipelined_point(best, mesh, space=0, planner="pinned")
+    return PinnedPipelinePoint(point, best, (*pinning.notes, *composer.notes))
+
+
+def _fastest(
+    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
+) -> Iterator[Composition[Cut]]:
+    """The composition with the shortest step."""
+    return islice(compose(offers, micro_batches), 1)

@@ -1,0 +1,36 @@
+"""Blocks dealt to stages, and cuts that even out what stages have."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tensoropt.errors import PlanError
+from tensoropt.pipeline.balance import balanced, dealt_cuts
+from tensoropt.pipeline.stages import Cutter
+from tensoropt.sharding.regions import find_regions
+from tests.pipeline.models import blocks_of
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stages", "dealt"),
+    [(4, 2, [2, 2]), (6, 4, [1, 2, 2, 1]), (6, 2, [3, 3]), (5, 3, [2, 2, 1]), (2, 4, [0, 1, 1, 0])],
+)
+def test_stages_have_as_many_blocks(blocks: int, stages: int, dealt: list[int]) -> None:
+    graph = blocks_of(blocks)
+    cutter, ends = Cutter(graph), len(graph.groups)
+    cuts = (0, *dealt_cuts(cutter, stages), ends)
+    starts = [cutter.place[region.groups[0]] for region in find_regions(graph)]
+    assert [sum(a <= s < b for s in starts) for a, b in pairwise(cuts)] == dealt
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(PlanError, match="2 repeated blocks are fewer than 5 stages"):
+        dealt_cuts(Cutter(blocks_of(2)), 5)
+
+
+def test_the_heaviest_stage_is_as_light_as_can_be() -> None:
+    assert balanced(np.array([4.0, 1.0, 1.0, 2.0]), [1, 2, 3], 2) == (1,)
+    assert balanced(np.array([1.0, 1.0]), [1], 3) == ()

@@ -1,0 +1,77 @@
+"""A pinned pipeline does what a launcher was told."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tensoropt import zoo
+from tensoropt.capture import capture
+from tensoropt.cluster import load_cluster
+from tensoropt.costs.source import CostSource
+from tensoropt.plan.problem import prepare
+from tensoropt.plan.settings import Settings
+from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.pinned import PinnedConfiguration
+from tensoropt.planners.pinned_pipeline import PinnedPipelinePoint, simulate_pinned_pipeline
+from tensoropt.profiling.store import ProfileStore
+
+BATCH = 16
+SETTINGS = Settings(dtype="bfloat16", measure="never", recompute="never")
+
+
+@cache
+def model():
+    built = zoo.build("gpt-mini", batch=BATCH, device="meta")
+    return prepare(capture(built.model, built.args, built.kwargs, dtype=SETTINGS.dtype))
+
+
+@cache
+def pinned(**chosen) -> PinnedPipelinePoint:
+    configuration = PinnedConfiguration(**chosen)
+    costs = CostSource(load_cluster(f"dgx-a100[{configuration.devices}]"), ProfileStore(":memory:"), SETTINGS)
+    return simulate_pinned_pipeline(model(), SETTINGS, costs, configuration)
+
+
+def test_stages_schedule_and_micro_batches_are_those_asked_for():
+    found = pinned(places=2, data=2, micro_batches=4, schedule="gpipe")
+    strategy = found.evaluation.strategy
+    assert (strategy.places, strategy.schedule, strategy.micro_batches) == (2, "gpipe", 4)
+    assert strategy.mesh == (4, 2, 2)
+    assert found.point.planner == "pinned"
+
+
+def test_tensor_parallelism_stays_inside_stages():
+    found = pinned(places=2, tensor=2, micro_batches=4)
+    for stage in found.evaluation.strategy.stages:
+        labels = {label for c in stage.configurations.values() for label in c.labels}
+        assert any(label.startswith("in_features") for label in labels)
+    kinds = {kind for kind, *_ in found.point.collectives}
+    assert {"all_reduce", "send"} <= kinds
+
+
+def test_a_pipeline_holds_less_of_the_model_and_zero_less_still():
+    alone, sharded = (
+        pinned(places=2, data=2, stage=stage, micro_batches=4).evaluation.memory[:, 2] for stage in (0, 2)
+    )
+    assert (sharded < 0.6 * alone).all()
+
+
+def test_more_micro_batches_shrink_the_bubble():
+    few, many = (pinned(places=2, data=1, micro_batches=m).evaluation.times.bubble for m in (2, 8))
+    assert many < few
+
+
+def test_cuts_that_the_model_does_not_have_are_refused():
+    with pytest.raises(UnsuitableError, match="fewer than 8 stages"):
+        pinned(places=8, micro_batches=8)
+    with pytest.raises(UnsuitableError, match="more micro-batches"):
+        pinned(places=4, micro_batches=2)
+
+
+def test_another_number_of_devices_is_refused():
+    costs = CostSource(load_cluster("dgx-a100[2]"), ProfileStore(":memory:"), SETTINGS)
+    configuration = PinnedConfiguration(places=2, data=2, micro_batches=4)
+    with pytest.raises(UnsuitableError, match="x pipeline 2 takes 4 devices"):
+        simulate_pinned_pipeline(model(), SETTINGS, costs, configuration)

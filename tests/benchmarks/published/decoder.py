@@ -48,6 +48,13 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def attention_of_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention that stores its scores, as before fused kernels: ``(b, h, s, d) -> (b, h, s, d)``."""
+    ahead = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    return scores.masked_fill(ahead, -1e4).softmax(dim=-1) @ v
+
+
 class Feed(nn.Module):
     """``(b, s, d) -> (b, s, d)``."""
 
@@ -71,9 +78,9 @@ class Feed(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward, each behind a norm and a residual sum: ``(b, s, d) -> (b, s, d)``."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, of: Architecture, stored_scores: bool = False) -> None:
         super().__init__()
-        self.of = of
+        self.of, self.stored_scores = of, stored_scores
         self.queries, self.keys = of.heads * of.head_dim, of.kv_heads * of.head_dim
         self.fused = of.heads == of.kv_heads
         if self.fused:
@@ -93,7 +100,10 @@ class Block(nn.Module):
         q, k, v = (p.view(batch, sequence, -1, of.head_dim).transpose(1, 2) for p in parts)
         if cos is not None and sin is not None:
             q, k = rotary(q, cos, sin), rotary(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.fused)
+        if self.stored_scores:
+            mixed = attention_of_scores(q, k, v)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.fused)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, sequence, self.queries))
         return x + self.feed(self.feed_norm(x))
 
@@ -106,12 +116,12 @@ def norm(of: Architecture) -> nn.Module:
 class PublishedDecoder(nn.Module):
     """``ids, labels (batch, sequence)`` to the mean cross entropy; labels are already shifted."""
 
-    def __init__(self, of: Architecture, sequence: int) -> None:
+    def __init__(self, of: Architecture, sequence: int, stored_scores: bool = False) -> None:
         super().__init__()
         self.of = of
         self.token = nn.Embedding(of.vocab, of.hidden)
         self.position = nn.Embedding(sequence, of.hidden) if of.pos != "rope" else None
-        self.blocks = nn.ModuleList(Block(of) for _ in range(of.layers))
+        self.blocks = nn.ModuleList(Block(of, stored_scores) for _ in range(of.layers))
         self.norm = norm(of)
         self.head = nn.Linear(of.hidden, of.vocab, bias=False)
         if of.tied:
@@ -132,10 +142,16 @@ class PublishedDecoder(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
-def build(of: Architecture, batch: int, sequence: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The model and its inputs on the meta device: nothing is allocated."""
+def build(
+    of: Architecture, batch: int, sequence: int, *, stored_scores: bool = False
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The model and its inputs on the meta device: nothing is allocated.
+
+    Args:
+        stored_scores: attention as products and a softmax instead of one kernel.
+    """
     with torch.device("meta"):
-        model = PublishedDecoder(of, sequence).train()
+        model = PublishedDecoder(of, sequence, stored_scores).train()
         return model, (tokens(of.vocab, batch, sequence), tokens(of.vocab, batch, sequence))
 
 

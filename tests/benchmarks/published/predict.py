@@ -20,6 +20,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.plan.problem import prepare
 from tensoropt.plan.settings import Settings
 from tensoropt.planners.pinned import PinnedPoint, simulate_pinned
+from tensoropt.planners.pinned_pipeline import PinnedPipelinePoint, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
@@ -45,7 +46,7 @@ def simulate_run(
     overlap: str = "default",
     *,
     recompute: bool | None = None,
-) -> PinnedPoint:
+) -> PinnedPoint | PinnedPipelinePoint:
     """The run's configuration, simulated.
 
     Args:
@@ -56,18 +57,26 @@ def simulate_run(
         TensorOptError: the package refuses it.
     """
     pinned, cluster = pinned_of(run, recompute=recompute), cluster_of(run)
-    model, inputs = build(of, run.number("global_batch_seqs"), run.number("seq_len"))
+    batch, sequence = run.number("global_batch_seqs"), run.number("seq_len")
+    model, inputs = build(of, batch, sequence, stored_scores=run.stored_scores)
     settings = Settings(
-        dtype="bfloat16", micro_batches=(pinned.micro_batches,), measure="never", overlap=overlap
+        dtype="bfloat16",
+        micro_batches=(pinned.micro_batches,),
+        measure="never",
+        overlap=overlap,
+        recompute="auto" if pinned.recompute else "never",
     )
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
     costs = CostSource(cluster, store, settings, fused=run.fused)
-    return simulate_pinned(prepare(captured, store), costs, pinned)
+    problem = prepare(captured, store)
+    if pinned.places > 1:
+        return simulate_pinned_pipeline(problem, settings, costs, pinned)
+    return simulate_pinned(problem, costs, pinned)
 
 
 def figures(
     run: Run, of: Architecture, store: ProfileStore, *, whole: bool, overlap: str = "default"
-) -> tuple[Row, PinnedPoint]:
+) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
     """Seconds and bytes of the run's step, and one of the simulations that they come from.
 
     Of a run that recomputes some of its blocks they lie between those with all blocks and with none, as its
@@ -84,13 +93,14 @@ def figures(
 
 def _figures(
     run: Run, of: Architecture, store: ProfileStore, whole: bool, overlap: str, *, recompute: bool
-) -> tuple[Row, PinnedPoint]:
+) -> tuple[Row, PinnedPoint | PinnedPipelinePoint]:
     """The same with all blocks recomputed, or none.
 
     A decoder's blocks are equal and what a block adds to a step does not depend on how many there are, so
-    that two depths say what any other takes. ``whole`` simulates all of the model instead.
+    that two depths say what any other takes. ``whole`` simulates all of the model instead; so it is with
+    pipelines, whose equal stages are searched once.
     """
-    if whole or of.layers <= DEPTHS[-1]:
+    if whole or of.layers <= DEPTHS[-1] or run.number("pp") > 1:
         found = simulate_run(run, of, store, overlap, recompute=recompute)
         return {name: getattr(found.point, of_point) for name, of_point in FIGURES.items()}, found
     less, more = (
@@ -129,12 +139,23 @@ def predict(
         return {**row, "refused": str(refusal)}
     finally:
         gc.collect()  # graphs of thousands of operators lie in cycles
-    return {**row, **found, "notes": [*of.notes, *recompute_notes(run), *fused_notes(run)]}
+    notes = [*of.notes, *recompute_notes(run), *fused_notes(run), *other_notes(run)]
+    return {**row, **found, "notes": notes}
 
 
 def fused_notes(run: Run) -> list[str]:
     """What is assumed of the run's kernels."""
     return ["neighbouring element-wise operators of a group as one kernel"] if run.fused else []
+
+
+def other_notes(run: Run) -> list[str]:
+    """What else is assumed of a run."""
+    notes = []
+    if not run.precision.startswith("bf16"):
+        notes.append("simulated in bfloat16, where the run computes in other 16 bits")
+    if run.number("pp") > 1 and run.row.get("virtual_stages", "") in ("", "unsaid"):
+        notes.append(f"{run.schedule[1]} stages to a place, which the run leaves unsaid")
+    return notes
 
 
 def recompute_notes(run: Run) -> list[str]:

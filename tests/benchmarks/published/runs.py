@@ -24,6 +24,17 @@ COLUMNS = (
     "pp", "cp", "recompute", "precision", "flash_attn", "step_s",
 )  # fmt: skip
 """What a file of runs has to say; it may say more."""
+SCHEDULES = {
+    "interleaved": "interleaved_1f1b",
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "zbv": "zbv",
+    "zb": "zero_bubble",
+}
+"""By how a run's schedule begins, the name that it has here."""
+UNSAID_STAGES = 8
+"""Stages of a place where an interleaved run does not say; an assumption: NeMo's recipe for Llama-3.1-405B
+gives each place of its pipeline 8."""
 
 
 class RefusedRunError(Exception):
@@ -86,6 +97,34 @@ class Run:
         return by_hand or compiled.startswith("yes") or "fused" in compiled
 
     @property
+    def half_precision(self) -> bool:
+        """Whether it computes in 16 bits: in which of the two makes no difference to seconds and bytes."""
+        return self.precision.startswith(("bf16", "fp16", "16-bit"))
+
+    @property
+    def stored_scores(self) -> bool:
+        """Whether its attention stores the scores: products and a softmax, no fused kernel."""
+        return self.flash_attn.startswith("no")
+
+    @property
+    def schedule(self) -> tuple[str, int]:
+        """Of its pipeline the schedule and the stages of a place.
+
+        Raises:
+            RefusedRunError: it is of a kind that is not known.
+        """
+        said = self.row.get("pp_schedule", "")
+        if self.number("pp") == 1:
+            return "1f1b", 1
+        known = next((name for words, name in SCHEDULES.items() if said.startswith(words)), None)
+        if known is None:
+            raise RefusedRunError(f"its pipeline's schedule is {said or 'unsaid'}, which is unknown")
+        if known != "interleaved_1f1b":
+            return known, 2 if known == "zbv" else 1
+        stages = self.row.get("virtual_stages", "")
+        return known, int(float(stages)) if stages not in ("", "unsaid") else UNSAID_STAGES
+
+    @property
     def single_node(self) -> bool:
         """Whether all of its GPUs are in one node."""
         return int(float(self.row["n_gpus"])) <= int(float(self.row["gpus_per_node"] or 8))
@@ -136,32 +175,29 @@ def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration
     """
     if run.outcome != "ok" or run.published_step_s is None:
         raise RefusedRunError(f"it has no step time: its outcome is {run.outcome or 'unsaid'}")
-    if (stages := run.number("pp")) > 1:
-        raise RefusedRunError(f"needs a pipeline of {stages} stages, and pipelines are not built")
     if (ranks := run.number("cp")) > 1:
         raise RefusedRunError(
             f"splits attention's context over {ranks} ranks, and context parallelism cannot be pinned"
         )
-    if not run.precision.startswith("bf16"):
-        raise RefusedRunError(f"computes in {run.precision}; bfloat16 and float32 are what is simulated")
-    if run.flash_attn == "no":
-        raise RefusedRunError(
-            "its attention stores the scores, and scaled_dot_product_attention on this GPU does not"
-        )
+    if not run.half_precision:
+        raise RefusedRunError(f"computes in {run.precision}; 16 bits are what is simulated")
     share = run.recomputed_share
-    if run.dp_kind not in STAGES:
+    kind = run.dp_kind.partition(" (")[0]
+    if kind not in STAGES:
         raise RefusedRunError(f"its data parallelism is of kind {run.dp_kind or 'unsaid'}, which is unknown")
     data, pieces, batch = run.number("dp"), run.number("grad_accum"), run.number("global_batch_seqs")
-    if data * run.number("tp") != run.number("n_gpus"):
+    if data * run.number("tp") * run.number("pp") != run.number("n_gpus"):
         raise RefusedRunError(
-            f"data {data} x tensor {run.tp} is not {run.n_gpus} GPUs, and what fills the rest is unsaid"
+            f"data {data} x tensor {run.tp} x pipeline {run.pp} is not {run.n_gpus} GPUs, and what fills the "
+            "rest is unsaid"
         )
     if batch % (data * pieces):
         raise RefusedRunError(
             f"{batch} sequences do not divide into {pieces} equal micro-batches on {data} ranks"
         )
-    stage = STAGES[run.dp_kind] if data > 1 else 0
-    group = int(float(run.shard_group)) if run.dp_kind == "hsdp" and run.shard_group else None
+    stage = STAGES[kind] if data > 1 else 0
+    group = int(float(run.shard_group)) if kind == "hsdp" and run.shard_group else None
+    schedule, per_place = run.schedule
     return PinnedConfiguration(
         data=data,
         tensor=run.number("tp"),
@@ -170,6 +206,9 @@ def pinned_of(run: Run, *, recompute: bool | None = None) -> PinnedConfiguration
         sequence_parallel=run.seq_parallel == "yes",
         micro_batches=pieces,
         recompute=share >= 0.5 if recompute is None else recompute,
+        places=run.number("pp"),
+        schedule=schedule,
+        stages_per_place=per_place,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import predict as predicting
-from tests.benchmarks.published.decoder import Architecture, parameters_of
+from tests.benchmarks.published.decoder import Architecture, attention_of_scores, parameters_of
 from tests.benchmarks.published.predict import figures, predict
 from tests.benchmarks.published.report import medians, summary
 from tests.benchmarks.published.runs import RefusedRunError, Run, cluster_of, pinned_of
@@ -34,10 +36,10 @@ def run(**changed: str) -> Run:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"pp": "4"}, "needs a pipeline of 4 stages, and pipelines are not built"),
+        ({"pp": "4", "dp": "1", "pp_schedule": "zigzag"}, "schedule is zigzag, which is unknown"),
+        ({"pp": "2", "dp": "4"}, "x pipeline 2 is not 4 GPUs"),
         ({"cp": "2"}, "context parallelism cannot be pinned"),
-        ({"precision": "fp16"}, "computes in fp16"),
-        ({"flash_attn": "no"}, "stores the scores"),
+        ({"precision": "fp8"}, "computes in fp8"),
         ({"recompute": "selective (some blocks)"}, "recomputes parts"),
         ({"recompute": "partial (dots kept)"}, "recomputes parts"),
         ({"outcome": "oom", "step_s": ""}, "no step time"),
@@ -135,3 +137,32 @@ def test_errors_are_medians_and_held_out_sources_stand_apart():
     }
     assert found["by_source"]["other"]["refused"] == 1
     assert summary([])["median_error"] is None
+
+
+PIPED = {"pp": "2", "dp": "2", "grad_accum": "4", "pp_schedule": "1f1b", "dp_kind": "zero1"}
+
+
+def test_a_pipelined_run_is_pinned_with_its_schedule():
+    pinned = pinned_of(run(**PIPED))
+    assert (pinned.places, pinned.schedule, pinned.stages_per_place) == (2, "1f1b", 1)
+    several = pinned_of(run(**PIPED | {"pp_schedule": "interleaved 1f1b", "virtual_stages": "3"}))
+    assert (several.schedule, several.stages_per_place) == ("interleaved_1f1b", 3)
+    unsaid = run(**PIPED | {"pp_schedule": "interleaved 1f1b (tunable)", "virtual_stages": "unsaid"})
+    assert pinned_of(unsaid).stages_per_place == 8
+
+
+def test_pipelined_runs_are_predicted_and_say_what_is_assumed():
+    models = {"small": {name: getattr(GPT, name) for name in GPT.__slots__}}
+    models["small"]["params"] = parameters_of(GPT, 32)
+    with ProfileStore(":memory:") as store:
+        row = predict(run(**PIPED | {"precision": "fp16", "flash_attn": "no"}), models, store)
+    assert row["refused"] is None
+    assert row["predicted_step_s"] > 0
+    assert any("other 16 bits" in note for note in row["notes"])
+
+
+def test_stored_scores_attend_as_the_fused_kernel_does():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 8, 16)
+    fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(attention_of_scores(q, k, v), fused)

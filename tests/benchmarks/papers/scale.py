@@ -82,7 +82,7 @@ def measure(devices: int, layers: int | None, all_meshes: bool) -> dict[str, Any
     found = explore(
         built.model, built.args, built.kwargs, cluster=f"dgx-h100x{devices // PER_NODE}", dtype="bfloat16",
         micro_batches=micro_batches(devices), epsilon=EPSILON, max_points=POINTS, source="zoo:llama3-405b",
-        constraints=None if all_meshes else OF_NODES, progress=ProgressDisplay(),
+        constraints=None if all_meshes else OF_NODES, pipelines="never", progress=ProgressDisplay(),
     )  # fmt: skip
     spent = time.perf_counter() - begun, time.process_time() - cpu
     fits = [i for i, p in enumerate(found.points) if p.memory_bytes <= CAPACITY_BYTES]

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tensoropt.cluster import Cluster
-from tensoropt.cluster.catalog import cluster_preset, list_clusters, list_devices
+from tensoropt.cluster.catalog import cluster_preset, device_kind, list_clusters, list_devices
 from tensoropt.cluster.files import cluster_from
 from tensoropt.planners.pinned import PinnedConfiguration
 from tests.benchmarks.published.decoder import Architecture
@@ -232,9 +232,20 @@ def cluster_of(run: Run) -> Cluster:
         links["inter_node"] = network
     if count == 1:
         links = {}
-    data = {"devices": [{"kind": run.gpu, "count": per_node}], "nodes": count // per_node}
+    data: dict[str, Any] = {
+        "devices": [{"kind": _kind_of(run.gpu), "count": per_node}],
+        "nodes": count // per_node,
+    }
     data |= {"links": links} if links else {}
     return cluster_from(data, name=f"{run.gpu} x {count}")
+
+
+def _kind_of(name: str) -> str | dict[str, Any]:
+    """The GPU; one without bfloat16 computes that, which all is simulated in, as it does float16."""
+    flops = device_kind(name).flops
+    if "bfloat16" in flops or "float16" not in flops:
+        return name
+    return {"base": name, "name": f"{name} in float16", "flops": {**flops, "bfloat16": flops["float16"]}}
 
 
 def _preset_of(kind: str) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tensoropt.cluster.catalog import device_kind
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import predict as predicting
 from tests.benchmarks.published.decoder import Architecture, attention_of_scores, parameters_of
@@ -166,3 +167,9 @@ def test_stored_scores_attend_as_the_fused_kernel_does():
     q, k, v = torch.randn(3, 2, 4, 8, 16)
     fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(attention_of_scores(q, k, v), fused)
+
+
+def test_a_gpu_without_bfloat16_computes_it_as_float16():
+    (kind,) = cluster_of(run(gpu="V100-32GB", n_gpus="8", dp="8")).device_kinds
+    assert kind.flops["bfloat16"] == kind.flops["float16"]
+    assert kind.memory_bytes == device_kind("V100-32GB").memory_bytes

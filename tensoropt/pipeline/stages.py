@@ -90,6 +90,7 @@ class Cutter:
         self.maker = {n: g for g in graph.groups for op in g.operators for n in op.outputs}
         self.readers: dict[str, list[Group]] = {}
         self._made: dict[tuple[int, int, frozenset[str]], Stage] = {}
+        self._whole_again: dict[frozenset[str], frozenset[str]] = {}
         for group in graph.groups:
             for name in group.reads:
                 assert self.place[self.maker[name].name] < self.place[group.name], (
@@ -137,12 +138,25 @@ class Cutter:
                 waiting += group.reads
         return sorted(found.values(), key=lambda group: self.place[group.name])
 
+    def _with_makers(self, again: frozenset[str]) -> frozenset[str]:
+        """What stages have that make some tensors again: these, and all that is made on the way there.
+
+        A stage that is sent a tensor cannot make it a second time.
+        """
+        if again not in self._whole_again:
+            groups = self._makers_of(again)
+            self._whole_again[again] = again.union(
+                n for g in groups for op in g.operators for n in op.outputs
+            )
+        return self._whole_again[again]
+
     def crossing(self, cut: int, again: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """The activations that are made before a cut and read behind it.
 
         Args:
-            again: those that stages make for themselves.
+            again: those that stages make for themselves, with what these are made of.
         """
+        again = self._with_makers(again)
         return tuple(
             name
             for name, readers in self.readers.items()
@@ -234,7 +248,7 @@ class Cutter:
     def _stage(self, start: int, stop: int, again: frozenset[str]) -> Stage:
         arriving = self.crossing(start, again) if start else ()
         departing = self.crossing(stop, again) if stop < len(self.graph.groups) else ()
-        own = self.graph.groups[start:stop]
+        own, again = self.graph.groups[start:stop], self._with_makers(again)
         before = {
             n for group in own for n in group.reads if n in again and self.place[self.maker[n].name] < start
         }

@@ -49,10 +49,34 @@ def draw_pipelines(
     drawn = []
     for _ in range(count):
         mesh = rng.choice(job_meshes(cluster, rng.choice(degrees), MAX_AXES))
-        schedule, taken = rng.choice(_ways(mesh.shape[0], mesh.shape[1:], counts, cuts))
-        sizes = (rng.choice(taken), *mesh.shape)
-        drawn.append((random_pipeline(loaded.graph, sizes, schedule, rng, recompute), mesh))
+        ways = _ways(mesh.shape[0], mesh.shape[1:], counts, cuts)
+        drawn.append((_any_way(loaded.graph, mesh.shape, ways, rng, recompute), mesh))
     return drawn
+
+
+def _any_way(
+    graph: GroupGraph,
+    axes: Sequence[int],
+    ways: Sequence[tuple[str, list[int]]],
+    rng: random.Random,
+    recompute: float,
+) -> PipelinedStrategy:
+    """A random pipeline with one of some schedules, whichever the model can have.
+
+    Raises:
+        TensorOptError: no schedule takes the model.
+    """
+    left = list(ways)
+    while True:
+        way = rng.choice(left)
+        schedule, taken = way
+        try:
+            return random_pipeline(graph, (rng.choice(taken), *axes), schedule, rng, recompute)
+        except TensorOptError:
+            # A parameter at both ends of the model, for one, keeps it from a schedule that comes back.
+            left.remove(way)
+            if not left:
+                raise
 
 
 def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:

@@ -148,3 +148,21 @@ def batch_parallel(
     }
     made = {name: c.layout(name) for c in chosen.values() for op in c.group.operators for name in op.outputs}
     return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored)
+
+
+class Masked(nn.Module):
+    """Layers of which each masks its result: one of the mask's tensors is made of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mask, h = y != 0, x
+        for layer in self.layers:
+            h = h + layer(h) * mask.unsqueeze(-1)
+        return F.mse_loss(h.mean(-1), y)
+
+
+def masked() -> Recipe:
+    return Masked(), (torch.randn(16, 6, 24), torch.randn(16, 6)), {}

@@ -18,7 +18,7 @@ from tensoropt.sharding.configurations import micro_batch_strategies
 from tensoropt.sharding.regions import find_regions
 from tests.costs.models import Recipe, four, gpt2, llama, problem
 from tests.execute.models import vgg_norm_plain
-from tests.pipeline.models import skip, tables, tied
+from tests.pipeline.models import masked, skip, tables, tied
 
 ROWS = 16 * 24 * 4
 """Bytes of what the layers of the small models hand on: 16 rows of 24 single-precision numbers."""
@@ -287,3 +287,11 @@ def test_cuts_that_cannot_be_are_refused(
 def test_what_cannot_be_made_again_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match=f"{name} depends on parameters or random numbers"):
         cutter(tables).stages((9,), frozenset({name}))
+
+
+def test_what_is_made_again_is_not_sent_on_the_way() -> None:
+    found = cutter(masked)
+    for name in sorted(found.can_be_made_again):
+        # Building a stage refuses what arrives and is made as well.
+        for stage in found.stages((found.cuts[0], found.cuts[-1]), frozenset({name})):
+            assert name not in stage.arriving

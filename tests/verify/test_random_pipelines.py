@@ -16,7 +16,7 @@ from tensoropt.pipeline.schedules import SCHEDULES
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import verify_random
-from tensoropt.verify.random_pipelines import draw_pipelines, pipeline_degrees, random_pipeline
+from tensoropt.verify.random_pipelines import _any_way, draw_pipelines, pipeline_degrees, random_pipeline
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.costs.models import four, problem
@@ -141,3 +141,10 @@ def test_two_ranks_compute_what_one_does(ranks: RankPool) -> None:
     options = CheckOptions(memory=False, timed_steps=0)
     for found in verify_strategies(ModelSpec(FOUR), strategies, pool=ranks, options=options):
         assert found.numerics_ok, found
+
+
+def test_a_schedule_that_the_model_cannot_have_is_passed_over() -> None:
+    mesh, ways = (2,), [("zbv", [4]), ("1f1b", [2])]
+    for seed in range(4):
+        # The first and the last stage use one parameter, which zbv puts on the same devices.
+        assert _any_way(problem(tied).graph, mesh, ways, random.Random(seed), 0.0).schedule == "1f1b"

@@ -102,6 +102,7 @@ class PlacedPart:
 
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> PlacedPart:
     """A simulated placement as a plan file holds it."""
+    assert simulated.micro_batches == 1, "a plan file holds a placement with one micro-batch"
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
     backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}

@@ -4,6 +4,7 @@ use.
 A device runs its forward operators in the plan's order, then its backward operators in theirs, then its
 optimizer step. A tensor read on another device is sent there once, as soon as it is made; the gradients of
 all its readers there are added up on their device and sent back once. Sending occupies lanes, not devices.
+Several micro-batches are a step in which every operator occurs several times (:mod:`.micro_batches`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from tensoropt.placement.micro_batches import repeat_placement, repeat_problem
 from tensoropt.placement.problem import Placement, PlacementProblem
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import Holding, Task, Timeline, length_s, schedule
@@ -52,13 +54,15 @@ class SimulatedPlacement:
 
     Attributes:
         timeline: all tasks with their place in time, and what each takes and gives back of memory.
-        transfers: in the order in which they start.
+        transfers: in the order in which they start; each once for every micro-batch.
+        micro_batches: how often every operator runs.
     """
 
     problem: PlacementProblem
     placement: Placement
     timeline: Timeline
     transfers: tuple[TensorTransfer, ...]
+    micro_batches: int = 1
 
     @property
     def time_s(self) -> float:
@@ -112,19 +116,26 @@ class SimulatedPlacement:
 
 
 def simulate_placement(
-    problem: PlacementProblem, placement: Placement, *, enforced: bool = True
+    problem: PlacementProblem, placement: Placement, *, enforced: bool = True, micro_batches: int = 1
 ) -> SimulatedPlacement:
     """One training step of a placement in time: who runs and sends when, and what is alive meanwhile.
 
     Args:
         enforced: False lets every device take what is ready first, as frameworks do that know no order
             (FastT, section 6.3, compares the two); the placement's orders are then only ties.
+        micro_batches: how many the batch is cut into; the problem's figures are those of one of them.
 
     Raises:
         PlanError: the placement is not one of this problem, or its orders wait for each other.
     """
     placement.check(problem)
-    return _StepSimulation(problem, placement, enforced).simulate()
+    assert micro_batches >= 1, "a step has at least one micro-batch"
+    if micro_batches == 1:
+        return _StepSimulation(problem, placement, enforced).simulate()
+    step = repeat_problem(problem, micro_batches), repeat_placement(placement, micro_batches)
+    simulated = _StepSimulation(*step, enforced).simulate()
+    transfers = (t._replace(tensor=t.tensor % len(problem.tensors)) for t in simulated.transfers)
+    return SimulatedPlacement(problem, placement, simulated.timeline, tuple(transfers), micro_batches)
 
 
 @dataclass

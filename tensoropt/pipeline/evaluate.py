@@ -106,9 +106,9 @@ def evaluate_pipeline(
     """
     stages = []
     for number, (one, of_stage, known) in enumerate(zip(strategy.stages, works, facts, strict=True)):
-        here = prices.at(strategy.place_of(number))
-        own = here.of_stage(one.graph, one.mesh)
-        stages.append(evaluate_strategy(one, of_stage, known, own, here.overlap))
+        at_place = prices.at(strategy.place_of(number))
+        own = at_place.of_stage(one.graph, one.mesh)
+        stages.append(evaluate_strategy(one, of_stage, known, own, at_place.overlap))
     return assemble(strategy, stages, prices)
 
 

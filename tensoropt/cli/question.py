@@ -45,7 +45,7 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         choices=("auto", "always", "never"),
         default="auto",
         help="plans that cut the model into stages, by a heuristic: auto: a first look on clusters of "
-        "several nodes; always: a closer one, on any; default: %(default)s",
+        "several nodes or device kinds; always: a closer one, on any; default: %(default)s",
     )
     verb.add_argument(
         "--overlap",

@@ -8,7 +8,7 @@ Everything that the search can choose is measured before anything is priced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -130,6 +130,32 @@ class CostSource:
     kept: KeptTables = field(default_factory=lambda: KeptTables(None))
     timing: Progress | None = None
     fused: bool = False
+    _parts: dict[tuple[str, ...], CostSource] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
+        """Costs of devices of some of the cluster's kinds among themselves, over the same links; made once.
+
+        This very source where these are all kinds there are, or where ranks are measured, as these work
+        together.
+        """
+        names = {kind.name for kind in kinds}
+        ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
+        if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):
+            return self
+        key = tuple(kind.name for kind in ordered)
+        if key not in self._parts:
+            devices = tuple(ordered[rank % len(ordered)] for rank in range(self.cluster.device_count))
+            # Facts and measurements depend on the kind of device, and are known by workload alone here.
+            self._parts[key] = replace(
+                self,
+                cluster=replace(self.cluster, devices=devices),
+                facts={},
+                measured={},
+                on_gpu=set(),
+                on_meta=set(),
+                estimated=set(),
+            )
+        return self._parts[key]
 
     @property
     def training(self) -> bool:

@@ -70,22 +70,39 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
     return [cut for cut, size in sizes.items() if size <= limit]
 
 
-def balanced(weights: np.ndarray, positions: Sequence[int], stages: int) -> tuple[int, ...]:
+def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
+    """Per source how fast its devices compute the whole model, unsplit: models per second."""
+    works = [workload(graph, Configuration(group, (group.unsplit,)), (1,)) for group in graph.groups]
+    known: dict[int, float] = {}
+    for source in sources:
+        if id(source) not in known:
+            compute = source.compute()
+            known[id(source)] = 1.0 / sum(sum(compute.seconds(w, source.facts_of(w))) for w in works)
+    return tuple(known[id(source)] for source in sources)
+
+
+def balanced(
+    weights: np.ndarray, positions: Sequence[int], stages: int, strengths: Sequence[float] = ()
+) -> tuple[int, ...]:
     """The cuts at which the heaviest stage is lightest; of equals the first. Empty where there are too few.
 
     Args:
         weights: (groups,) of what is evened out.
         positions: where stages may begin, ascending.
+        strengths: per stage what its weight is divided by, as the speed of its devices; 1 by default.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     ends = [*positions, len(weights)]
     # best[e]: (heaviest, cuts) of the first stages that end at position e.
-    best: dict[int, tuple[float, tuple[int, ...]]] = {end: (float(total[end]), ()) for end in ends}
-    for _ in range(stages - 1):
+    strength = strengths or [1.0] * stages
+    best: dict[int, tuple[float, tuple[int, ...]]] = {
+        end: (float(total[end]) / strength[0], ()) for end in ends
+    }
+    for stage in range(1, stages):
         following: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in ends:
             choices = [
-                (max(heaviest, float(total[end] - total[cut])), (*cuts, cut))
+                (max(heaviest, float(total[end] - total[cut]) / strength[stage]), (*cuts, cut))
                 for cut, (heaviest, cuts) in best.items()
                 if cut < end and cut != len(weights)
             ]

@@ -6,10 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
-from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
+from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble, fits
+from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.stage_frontiers import (
     CROSSINGS,
@@ -65,7 +68,7 @@ class Composer:
     """Makes pipelines of one mesh and number of micro-batches in one schedule.
 
     Args:
-        frontiers: of the ranges on that mesh.
+        frontiers: of the ranges at the places of that mesh.
         composing: how stages are put together.
         notes: is told what was left out.
         per_place: stages of a place; by default as many as are looked for with the schedule.
@@ -76,7 +79,7 @@ class Composer:
 
     def __init__(
         self,
-        frontiers: StageFrontiers,
+        frontiers: PlaceFrontiers,
         schedule: str,
         crossings: Crossings,
         composing: Composing = compose,
@@ -85,12 +88,13 @@ class Composer:
     ):
         self.frontiers, self.schedule, self.crossings = frontiers, schedule, crossings
         self.composing, self.notes = composing, {} if notes is None else notes
-        self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.sizes[0]
+        self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.any.sizes[0]
         self.places = self.mesh.shape[0]
         self.per_place = stages_per_place(schedule) if per_place is None else per_place
         self.stages = self.places * self.per_place
         actions = place_actions(schedule, self.places, self.per_place, self.micro_batches)
         self.in_flight = [in_flight_of(actions, stage) for stage in range(self.stages)]
+        self.place_of = [stage_place(schedule, self.places, stage) for stage in range(self.stages)]
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
         """The pipelines composed, simulated.
@@ -108,7 +112,7 @@ class Composer:
 
     def _wanted(self, positions: Sequence[Sequence[int]]) -> list[dict[Range, list[Ends]]]:
         """Per stage the ranges that it may be, and how tensors may cross their ends."""
-        axes, learns = len(self.mesh.shape) - 1, self.frontiers.cutter.learns
+        axes, learns = len(self.mesh.shape) - 1, self.frontiers.any.cutter.learns
         found = []
         for stage in range(self.stages):
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
@@ -118,36 +122,40 @@ class Composer:
 
     def _offers(self, wanted: Sequence[Mapping[Range, Sequence[Ends]]]) -> Offers:
         """What each stage may be; ranges are searched here."""
-        asked: dict[Range, dict[Ends, set[int]]] = {}
-        for flights, of_stage in zip(self.in_flight, wanted, strict=True):
+        # Places of one kind of devices share their frontiers: what all of them ask for is searched together.
+        asked: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
+        for place, flights, of_stage in zip(self.place_of, self.in_flight, wanted, strict=True):
+            of_kind = asked.setdefault(self.frontiers.at(place), {})
             for where, ends in of_stage.items():
                 for one in ends:
-                    asked.setdefault(where, {}).setdefault(one, set()).add(flights)
-        self.frontiers.find(asked)
+                    of_kind.setdefault(where, {}).setdefault(one, set()).add(flights)
+        for frontiers, of_kind in asked.items():
+            frontiers.find(of_kind)
         blocking = self.frontiers.prices.cluster.device_type == "cpu"
-        at = [stage_place(self.schedule, self.places, stage) for stage in range(self.stages)]
+        at = self.place_of
         offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
         for stage, of_stage in enumerate(wanted):
             before, behind = (at[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
             stand = Stand(before, at[stage], behind, self.per_place, blocking)
+            frontiers, room = self.frontiers.at(at[stage]), self.frontiers.prices.room(at[stage])
             own: dict[tuple[Cut, Cut], StageOffer] = {}
             for (start, stop), ends in of_stage.items():
                 for one in ends:
-                    offer = self.frontiers.offer((start, stop), one, self.in_flight[stage], stand)
-                    if offer is not None:
+                    offer = frontiers.offer((start, stop), one, self.in_flight[stage], stand)
+                    if offer is not None and (offer := _within(offer, room)) is not None:
                         own[(start, one[0]), (stop, one[1])] = offer
             offers.append(own)
         return offers
 
     def _storing_alike(self, offers: Offers) -> Iterator[Offers]:
         """The offers by how parameters are stored that several stages use: all of these store them alike."""
-        shared = self.frontiers.cutter.graph.shared
+        shared = self.frontiers.any.cutter.graph.shared
         stored = [
             {
-                ends: self.frontiers.stored((ends[0][0], ends[1][0]), offer.rows, shared)
+                ends: self.frontiers.at(place).stored((ends[0][0], ends[1][0]), offer.rows, shared)
                 for ends, offer in of_stage.items()
             }
-            for of_stage in offers
+            for place, of_stage in zip(self.place_of, offers, strict=True)
         ]
         for way in _ways_to_store([[of for rows in one.values() for of in rows] for one in stored]):
             left = []
@@ -164,16 +172,16 @@ class Composer:
             yield left
 
     def _evaluated(self, offers: Offers, composition: Composition[Cut]) -> PipelineEvaluation | None:
-        frontiers, chosen = self.frontiers, []
-        for of_stage, (ends, row) in zip(offers, composition.stages, strict=True):
+        frontiers, chosen = self.frontiers.any, []
+        for place, of_stage, (ends, row) in zip(self.place_of, offers, composition.stages, strict=True):
             (start, _), (stop, _) = ends
-            chosen.append(((start, stop), int(of_stage[ends].rows[row])))
+            chosen.append((self.frontiers.at(place), (start, stop), int(of_stage[ends].rows[row])))
         try:
             strategy = PipelinedStrategy(
                 frontiers.cutter.graph,
-                tuple(start for (start, _), _ in chosen[1:]),
+                tuple(start for _, (start, _), _ in chosen[1:]),
                 frontiers.again,
-                tuple(frontiers.strategy(where, row) for where, row in chosen),
+                tuple(own.strategy(where, row) for own, where, row in chosen),
                 self.schedule,
                 self.places,
                 frontiers.cutter,
@@ -181,13 +189,25 @@ class Composer:
         except PlanError as refusal:
             self.notes[f"some pipelines were left out: {refusal}"] = None
             return None
-        alone = [frontiers.evaluation(where, row) for where, row in chosen]
-        return assemble(strategy, alone, frontiers.prices)
+        alone = [own.evaluation(where, row) for own, where, row in chosen]
+        found = assemble(strategy, alone, self.frontiers.prices)
+        if not fits(found, self.frontiers.prices):
+            self.notes["pipelines: some whose places need more than their devices have were left out"] = None
+            return None
+        return found
 
 
 def stages_per_place(schedule: str) -> int:
     """How many stages a place has in pipelines that are looked for."""
     return 2 if schedule_named(schedule).several else 1
+
+
+def _within(offer: StageOffer, room: float) -> StageOffer | None:
+    """The strategies that need at most so many bytes; None where none does."""
+    at = np.nonzero(offer.memory <= room)[0].tolist()
+    if len(at) == len(offer.rows):
+        return offer
+    return offer.part(at) if at else None
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:

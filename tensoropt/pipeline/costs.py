@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh, slower_beside
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.prices import ComputeCosts, Prices
 from tensoropt.costs.source import CostSource
+from tensoropt.pipeline.meshes import kinds_at
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.sharding.configurations import AxisSizes
 from tensoropt.sharding.groups import GroupGraph
@@ -52,12 +54,19 @@ class PlaceCommunication:
         return self.job.leaving_s(self._axes(axes), work_s, num_bytes)
 
 
+def sources_at(costs: CostSource, places: int) -> list[CostSource]:
+    """Per place of a pipeline the costs of its own kinds of devices."""
+    return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
+
+
 class PipelinePrices:
     """Prices of a pipeline on one mesh of a cluster.
 
     Args:
         mesh: of the whole job; its first axis is the pipeline.
-        compute, overheads: of ranks that all compute at once.
+        compute, overheads: of ranks that all compute at once, on a cluster of several kinds of devices at the
+            pace of the slowest.
+        of_places: per place the prices of its own kinds of devices; none where all places have the same.
 
     Attributes:
         beside: whether communication that nobody waits for runs beside computation.
@@ -73,25 +82,53 @@ class PipelinePrices:
         optimizer: str,
         *,
         beside: bool,
+        of_places: Sequence[PipelinePrices] = (),
     ):
         self.cluster, self.mesh, self.beside = cluster, mesh, beside
         self.compute, self.overheads, self.optimizer = compute, overheads, optimizer
         self.communication = communication
         self.of_place = PlaceCommunication(communication)
+        self.of_places = tuple(of_places)
 
     @classmethod
     def of(cls, costs: CostSource, mesh: Mesh) -> PipelinePrices:
         """The prices that a cost source gives; what is to be priced was measured before."""
         communication = costs.communication(mesh, pairs=True)
-        return cls(
-            costs.cluster,
-            mesh,
-            costs.compute(),
-            communication,
-            costs.overheads(),
-            costs.settings.optimizer,
-            beside=costs.beside,
-        )
+
+        def made(source: CostSource, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
+            return cls(
+                source.cluster,
+                mesh,
+                source.compute(),
+                communication,
+                source.overheads(),
+                source.settings.optimizer,
+                beside=source.beside,
+                of_places=of_places,
+            )
+
+        sources = sources_at(costs, mesh.shape[0])
+        if all(source is costs for source in sources):
+            return made(costs)
+        known = {id(source): made(source) for source in sources}
+        return made(costs, [known[id(source)] for source in sources])
+
+    def at(self, place: int) -> PipelinePrices:
+        """The prices of one place: those of its own kinds of devices."""
+        return self.of_places[place] if self.of_places else self
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Per place the names of its kinds of devices; empty where all places have the same."""
+        if not self.of_places:
+            return ()
+        places = (one.cluster.device_kinds for one in self.of_places)
+        return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
+
+    def room(self, place: int) -> float:
+        """Bytes that a device of a place has, the least of its kinds; without limit where all places have the
+        same kinds: one budget then speaks of all."""
+        return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
         """Prices of a stage's graph.

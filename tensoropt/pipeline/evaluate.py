@@ -42,6 +42,7 @@ class PipelineEvaluation:
         compute_s, communication_s, exposed_s: of the busiest place; communication holds collectives and
             messages.
         idle_s: what the busiest place waits for others, the bubble.
+        kinds: per place the names of its kinds of devices, where places differ in them.
     """
 
     strategy: PipelinedStrategy
@@ -53,6 +54,7 @@ class PipelineEvaluation:
     communication_s: float
     exposed_s: float
     idle_s: float
+    kinds: tuple[str, ...] = ()
 
     @property
     def memory_bytes(self) -> float:
@@ -102,12 +104,17 @@ def evaluate_pipeline(
     Args:
         works, facts: per stage those of its groups' configurations.
     """
-    overlap = prices.overlap
-    stages = tuple(
-        evaluate_strategy(one, of_stage, known, prices.of_stage(one.graph, one.mesh), overlap)
-        for one, of_stage, known in zip(strategy.stages, works, facts, strict=True)
-    )
+    stages = []
+    for number, (one, of_stage, known) in enumerate(zip(strategy.stages, works, facts, strict=True)):
+        at_place = prices.at(strategy.place_of(number))
+        own = at_place.of_stage(one.graph, one.mesh)
+        stages.append(evaluate_strategy(one, of_stage, known, own, at_place.overlap))
     return assemble(strategy, stages, prices)
+
+
+def fits(found: PipelineEvaluation, prices: PipelinePrices) -> bool:
+    """Whether each place keeps within the memory of its own kinds of devices, where places differ in them."""
+    return all(peak <= prices.room(place) for place, peak in enumerate(found.memory.sum(axis=1).tolist()))
 
 
 def assemble(
@@ -149,6 +156,7 @@ def assemble(
         float(communication[busiest, 0]) + messages_s + after_s,
         exposed,
         max(total - float(compute[busiest]) - exposed, 0.0),
+        prices.kinds,
     )
 
 

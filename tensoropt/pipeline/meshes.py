@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.cluster import Cluster, Mesh
+from tensoropt.cluster import Cluster, DeviceKind, Mesh
 from tensoropt.errors import ClusterError
 from tensoropt.plan.plan import STAGE_AXIS
 
@@ -37,6 +37,13 @@ def degrees_of(cluster: Cluster) -> tuple[int, ...]:
                 continue
             found.append(places)
     return tuple(found)
+
+
+def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...]:
+    """Per place of a pipeline the kinds of its devices; places hold the ranks in order."""
+    size = cluster.device_count // places
+    parts = (cluster.devices[place * size : (place + 1) * size] for place in range(places))
+    return tuple(tuple({kind.name: kind for kind in part}.values()) for part in parts)
 
 
 def _place_of(cluster: Cluster, places: int) -> Cluster:

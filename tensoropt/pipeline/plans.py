@@ -29,13 +29,17 @@ class PipelinedPart:
 
 
 def plan_part(
-    strategy: PipelinedStrategy, axes: tuple[str, ...], peak_bytes: tuple[float, ...] = ()
+    strategy: PipelinedStrategy,
+    axes: tuple[str, ...],
+    peak_bytes: tuple[float, ...] = (),
+    kinds: tuple[str, ...] = (),
 ) -> PipelinedPart:
     """A pipelined strategy as a plan file holds it.
 
     Args:
         axes: names of the axes of a place's mesh.
         peak_bytes: per place.
+        kinds: per place the names of its kinds of devices, where places differ in them.
     """
     tensors = strategy.graph.atoms.graph.tensors
     begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
@@ -68,6 +72,7 @@ def plan_part(
         again=tuple(sorted(strategy.again)),
         stages=tuple(stages),
         peak_bytes=peak_bytes,
+        kinds=kinds,
     )
     return PipelinedPart(operators, parameters, tuple(dict.fromkeys(recomputed)), info)
 

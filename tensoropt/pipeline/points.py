@@ -97,7 +97,7 @@ def pipelined_point(
 
 def _record(found: PipelineEvaluation, mesh: Mesh) -> dict[str, Any]:
     peaks = tuple(float(size) for size in found.memory.sum(axis=1))
-    part = plan_part(found.strategy, mesh.names[1:], peaks)
+    part = plan_part(found.strategy, mesh.names[1:], peaks, found.kinds)
     return {
         "operators": {n: o.model_dump(mode="json") for n, o in part.operators.items()},
         "parameters": {n: p.model_dump(mode="json") for n, p in part.parameters.items()},

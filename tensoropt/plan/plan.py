@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.facts_table import facts_html, facts_text
@@ -143,12 +150,20 @@ class PipelineInfo(_Strict):
         stages: in order; the parts of the devices are the first axis of the plan's mesh, and have as many
             stages each as the schedule gives them.
         peak_bytes: per part, of one of its ranks.
+        kinds: per part the names of its kinds of devices; only where parts differ in them.
     """
 
     schedule: str
     again: tuple[str, ...] = ()
     stages: tuple[StagePlan, ...]
     peak_bytes: tuple[float, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty_kinds(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Left out where there are none, so that versions that know none of them read such plans.
+        data: dict[str, Any] = write(self)
+        return data if self.kinds else {name: value for name, value in data.items() if name != "kinds"}
 
 
 class CollectiveCount(_Strict):

@@ -37,8 +37,8 @@ class Settings:
             points (:mod:`tensoropt.simulate.allocations`). They are estimates that were not compared with a
             card, and NCCL's are so large that small models have few plans left.
         pipelines: plans that cut the model into stages (:mod:`tensoropt.session.pipelines`), by a heuristic:
-            ``auto`` takes a first look at them on clusters of several nodes, ``always`` looks closer, on any
-            cluster; ``never`` does neither.
+            ``auto`` takes a first look at them on clusters of several nodes or device kinds, ``always`` looks
+            closer, on any cluster; ``never`` does neither.
 
     Raises:
         TensorOptError: a value that means nothing; says which do.

@@ -14,6 +14,7 @@ from tensoropt.pipeline.balance import dealt_cuts
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Composer, Crossings, Cut
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
+from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stage_frontiers import StageFrontiers, Thoroughness
 from tensoropt.pipeline.stages import Cutter
@@ -78,18 +79,23 @@ def simulate_pinned_pipeline(
     def graph_of(tables: CostTables) -> CostGraph:
         return restricted_graph(TableSpace(pinned.mesh, tables, names_of(tables)), pinning.allowed)
 
-    frontiers = StageFrontiers(
-        problem,
-        settings,
-        costs,
-        cutter,
-        cutter.can_be_made_again,
-        mesh,
-        pinned.micro_batches,
-        pinning.restriction(),
-        EFFORT,
-        graph_of,
-    )
+    restriction = pinning.restriction()
+
+    def search(source: CostSource) -> StageFrontiers:
+        return StageFrontiers(
+            problem,
+            settings,
+            source,
+            cutter,
+            cutter.can_be_made_again,
+            mesh,
+            pinned.micro_batches,
+            restriction,
+            EFFORT,
+            graph_of,
+        )
+
+    frontiers = PlaceFrontiers(costs, mesh, search)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
     # al., SC 2021, section 4.1), which is searched beside sending the whole from each.
     inner: tuple[str, ...] = ("batch",)

@@ -18,12 +18,20 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
-from tensoropt.pipeline.balance import balanced, block_cuts, flops_of, narrow_cuts, parameter_bytes_of
+from tensoropt.pipeline.balance import (
+    balanced,
+    block_cuts,
+    flops_of,
+    narrow_cuts,
+    parameter_bytes_of,
+    speeds_of,
+)
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Crossings
-from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
-from tensoropt.pipeline.meshes import degrees_of, job_meshes
+from tensoropt.pipeline.costs import PipelinePrices, sources_at
+from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble, fits
+from tensoropt.pipeline.meshes import degrees_of, job_meshes, kinds_at
+from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
 from tensoropt.pipeline.schedules import schedule_named
 from tensoropt.pipeline.stage_frontiers import CROSSINGS, StageFrontiers, Thoroughness
@@ -68,8 +76,9 @@ def wants_pipelines(session: Session) -> bool:
     settings = session.settings
     if (pin := _pinned(settings)) is not None:
         return pin.stages > 1
-    several_nodes = len(session.cluster.levels) > 1
-    return settings.pipelines == "always" or (settings.pipelines == "auto" and several_nodes)
+    # With several kinds of devices all other plans go at the pace of the slowest.
+    promising = len(session.cluster.levels) > 1 or len(session.cluster.device_kinds) > 1
+    return settings.pipelines == "always" or (settings.pipelines == "auto" and promising)
 
 
 def _pinned(settings: Settings) -> PipelinePin | None:
@@ -186,6 +195,7 @@ class _Finder:
     def all(self) -> list[tuple[Mesh, int, Sequence[PipelineEvaluation]]]:
         """Per mesh of a job and number of micro-batches the pipelines found."""
         self.weights = flops_of(self.graph, self.costs), parameter_bytes_of(self.graph)
+        self._note_kinds()
         asked = [
             (mesh, micro_batches)
             for places in self._degrees
@@ -202,6 +212,20 @@ class _Finder:
                 found[one] += self._closer(mesh, micro_batches)
             self.session.report("pipelines", len(asked), len(asked), "composed and simulated")
         return [(*one, _unbeaten(of)) for one, of in zip(asked, found, strict=True)]
+
+    def _note_kinds(self) -> None:
+        """Say what becomes of several kinds of devices."""
+        cluster = self.session.cluster
+        if len(cluster.device_kinds) == 1:
+            return
+        self._note("pipelines: each place at the pace and in the memory of its own devices, in order of rank")
+        mixed = [p for p in self._degrees if any(len(kinds) > 1 for kinds in kinds_at(cluster, p))]
+        if mixed:
+            places = ", ".join(map(str, mixed))
+            self._note(
+                f"pipelines of {places} places: places of several kinds of devices go at the pace of the "
+                "slowest of them"
+            )
 
     def _first_look(self, asked: Sequence[tuple[Mesh, int]]) -> list[list[PipelineEvaluation]]:
         found = []
@@ -251,13 +275,13 @@ class _Finder:
 
     # -- cuts ---------------------------------------------------------------------------------------
 
-    def _positions(self, stages: int, thoroughness: Thoroughness) -> list[list[int]]:
-        """Per stage where it may begin, and behind the last where it ends.
+    def _positions(self, composer: Composer, thoroughness: Thoroughness) -> list[list[int]]:
+        """Per stage of what is composed where it may begin, and behind the last where it ends.
 
         Raises:
             PlanError, ConstraintError: the model cannot be cut as it is pinned.
         """
-        count = len(self.graph.groups)
+        count, stages = len(self.graph.groups), composer.stages
         if self.pin is not None and self._pinned_cuts:
             pinned = tuple(self.cutter.beginning(name) for name in self.pin.cuts)
             if len(pinned) != stages - 1:
@@ -270,12 +294,24 @@ class _Finder:
         if len(places) <= FEW_POSITIONS and thoroughness is EXACT:
             return [[0], *(places for _ in range(stages - 1)), [count]]
         self._note("pipelines: cut between where computation and where storage are evened out")
-        even = [cuts for weights in self.weights if (cuts := balanced(weights, places, stages))]
+        even = [
+            cuts
+            for weights, strengths in zip(self.weights, self._strengths(composer), strict=True)
+            if (cuts := balanced(weights, places, stages, strengths))
+        ]
         windows = []
         for number in range(stages - 1):
             own = [cuts[number] for cuts in even]
             windows.append([cut for cut in places if own and min(own) <= cut <= max(own)])
         return [[0], *windows, [count]]
+
+    def _strengths(self, composer: Composer) -> tuple[Sequence[float], Sequence[float]]:
+        """Per stage the speed and the memory of its devices, where places differ in them."""
+        prices, at = composer.frontiers.prices, composer.place_of
+        if not prices.of_places:
+            return (), ()
+        speeds = speeds_of(self.graph, sources_at(self.costs, composer.places))
+        return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
         """Where stages may begin: with repeated blocks where there are enough, else where least crosses."""
@@ -299,18 +335,22 @@ class _Finder:
         if restriction is None:
             return []
         exact = thoroughness is EXACT
-        frontiers = StageFrontiers(
-            self.problem,
-            self.settings,
-            self.costs,
-            self.cutter,
-            self.again,
-            mesh,
-            micro_batches,
-            restriction,
-            thoroughness,
-            cost_graph,
-        )
+
+        def search(costs: CostSource) -> StageFrontiers:
+            return StageFrontiers(
+                self.problem,
+                self.settings,
+                costs,
+                self.cutter,
+                self.again,
+                mesh,
+                micro_batches,
+                restriction,
+                thoroughness,
+                cost_graph,
+            )
+
+        frontiers = PlaceFrontiers(self.costs, mesh, search)
         if not exact:
             self._note("pipelines: what crosses lies alike at all cuts")
         try:
@@ -324,7 +364,7 @@ class _Finder:
         except PlanError as refusal:
             self._note(f"no pipelines of {mesh.shape[0]} places, {micro_batches} micro-batches: {refusal}")
             return []
-        found = list(composer.pipelines(self._positions(composer.stages, thoroughness)))
+        found = list(composer.pipelines(self._positions(composer, thoroughness)))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(_unbeaten(found), frontiers.prices)
         return list(_unbeaten(found))
@@ -343,7 +383,7 @@ class _Finder:
         for one in found:
             with contextlib.suppress(PlanError):
                 made.append(assemble(replace(one.strategy, schedule="zero_bubble"), one.stages, prices))
-        return made
+        return [one for one in made if fits(one, prices)]
 
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
         """Which configurations of a place are searched; None where constraints leave none."""

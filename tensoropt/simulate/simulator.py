@@ -78,6 +78,8 @@ class StepMetrics:
 class StepParts:
     """A step taken apart, as the stage of a pipeline runs it: forward and backward of single micro-batches.
 
+    Where a device waits for its host in the step, each part is longer by the same share.
+
     Attributes:
         forward_s, backward_s: (n, 3) of the first, of each one between, and of the last micro-batch; of a
             step of fewer those of the last.
@@ -343,7 +345,7 @@ class StepSimulator:
             host,
             idle,
             self.sources,
-            self._parts(device - backward_end),
+            self._parts(device - backward_end, np.where(idle > 0.0, host / np.maximum(device, 1e-30), 1.0)),
         )
 
     def _pass_micro_batch(self) -> None:
@@ -358,7 +360,8 @@ class StepSimulator:
         """Note the seconds of the micro-batch that is over."""
         self.micro_batches.append((self.turned - self.began, self.time - self.turned))
 
-    def _parts(self, end_s: Floats) -> StepParts:
+    def _parts(self, end_s: Floats, host_bound: Floats) -> StepParts:
+        """The step taken apart; (n,) how often longer all takes where the device waits for the host."""
         forward, backward = zip(*self.micro_batches, strict=True)
         # Of a step of one or two micro-batches there is none between, and of one no first but the last.
         chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
@@ -367,9 +370,9 @@ class StepSimulator:
         used = alive[:-1] + self.workspace[:-1]
         none = np.zeros(self.batch.count)
         return StepParts(
-            np.stack([forward[i] for i in chosen], axis=1),
-            np.stack([backward[i] for i in chosen], axis=1),
-            end_s,
+            np.stack([forward[i] * host_bound for i in chosen], axis=1),
+            np.stack([backward[i] * host_bound for i in chosen], axis=1),
+            end_s * host_bound,
             self.lasting.sum(axis=1),
             alive[end],
             used[:last].max(axis=0) if last else none,

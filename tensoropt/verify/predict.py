@@ -10,7 +10,7 @@ from typing import Any
 from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.source import CostSource
-from tensoropt.pipeline.costs import PipelinePrices
+from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.messages import sent_by_rank
 from tensoropt.pipeline.strategy import PipelinedStrategy
@@ -175,7 +175,11 @@ def predict_pipelines(
     prices = {mesh: PipelinePrices.of(costs, mesh) for mesh in dict.fromkeys(mesh for _, mesh in drawn)}
     predictions = []
     for (strategy, mesh), of_strategy in zip(drawn, works, strict=True):
-        facts = [{name: costs.facts_of(w) for name, w in of_stage.items()} for of_stage in of_strategy]
+        sources = sources_at(costs, strategy.places)
+        facts = [
+            {name: sources[strategy.place_of(stage)].facts_of(w) for name, w in of_stage.items()}
+            for stage, of_stage in enumerate(of_strategy)
+        ]
         found = evaluate_pipeline(strategy, of_strategy, facts, prices[mesh])
         sent = [found.sent_by(rank) for rank in range(strategy.devices)]
         predictions.append(

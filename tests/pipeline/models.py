@@ -77,6 +77,25 @@ def tied() -> Recipe:
     return Tied(), (torch.randn(16, 24), torch.randn(16, 24)), {}
 
 
+class Sliced(nn.Module):
+    """The second of five layers has two halves of one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.third, self.fourth = (nn.Linear(24, 24, bias=False) for _ in range(3))
+        self.weight = nn.Parameter(torch.randn(48, 24) / 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        upper, lower = self.weight.split(24)
+        x = self.first(x)
+        x = F.linear(torch.relu(F.linear(x, upper)), lower)
+        return F.mse_loss(self.fourth(torch.relu(self.third(x))), y)
+
+
+def sliced() -> Recipe:
+    return Sliced(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+
 class Block(nn.Module):
     """A norm and two layers beside what enters."""
 

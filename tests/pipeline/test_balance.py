@@ -34,3 +34,10 @@ def test_more_stages_than_blocks_are_refused() -> None:
 def test_the_heaviest_stage_is_as_light_as_can_be() -> None:
     assert balanced(np.array([4.0, 1.0, 1.0, 2.0]), [1, 2, 3], 2) == (1,)
     assert balanced(np.array([1.0, 1.0]), [1], 3) == ()
+
+
+def test_stronger_stages_get_more() -> None:
+    # Three times as strong: six of eight, whichever stage it is.
+    assert balanced(np.ones(8), range(1, 8), 2, (3.0, 1.0)) == (6,)
+    assert balanced(np.ones(8), range(1, 8), 2, (1.0, 3.0)) == (2,)
+    assert balanced(np.ones(8), range(1, 8), 3, (2.0, 1.0, 1.0)) == (4, 6)

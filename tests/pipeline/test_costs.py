@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from pathlib import Path
 
 import pytest
 
-from tensoropt.cluster import Cluster, Link, Mesh, load_cluster
+from tensoropt.cluster import Cluster, DeviceKind, Link, Mesh, load_cluster
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.source import CostSource
-from tensoropt.pipeline.costs import PipelinePrices, PlaceCommunication
+from tensoropt.pipeline.costs import PipelinePrices, PlaceCommunication, sources_at
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
@@ -139,3 +142,65 @@ def test_a_cost_source_gives_the_prices_of_the_job(tmp_path) -> None:
     # 8 cards of 400 Gbit/s for 8 ranks: each message has one.
     alone = found.communication.pair_time_s(0, 8, MB)
     assert found.message_s(0, 1, MB) == alone
+
+
+# -- several kinds of devices ---------------------------------------------------------------------
+
+
+def kind(name: str, speed: float, memory_bytes: int) -> DeviceKind:
+    """A CPU core of so many TFLOP/s and TB/s."""
+    peak = speed * 1e12
+    return DeviceKind(
+        name=name, type="cpu", memory_bytes=memory_bytes, flops={"float32": peak}, memory_bandwidth=peak
+    )
+
+
+FAST, SLOW = kind("fast", 4.0, 2**30), kind("slow", 1.0, 2**31)
+
+
+def of_kinds(tmp_path: Path, *kinds: DeviceKind) -> tuple[CostSource, PipelinePrices]:
+    """Two places of two devices each, on two nodes."""
+    cluster = replace(make_cluster(2, 2), devices=kinds)
+    with ProfileStore(tmp_path / "profiles.sqlite") as store:
+        costs = CostSource(cluster, store, Settings(optimizer="sgd"))
+        return costs, PipelinePrices.of(costs, Mesh(shape=(2, 2), names=("stage", "gpu")))
+
+
+def test_each_place_has_the_prices_of_its_kind(tmp_path: Path) -> None:
+    costs, found = of_kinds(tmp_path, FAST, FAST, SLOW, SLOW)
+    assert found.kinds == ("fast", "slow")
+    assert [found.room(place) for place in (0, 1)] == [2**30, 2**31]
+    # An optimizer moves bytes: four times as fast on four times the bandwidth.
+    fast_s, slow_s = (found.at(place).compute.optimizer_s_per_element for place in (0, 1))
+    assert slow_s == pytest.approx(4 * fast_s)
+    assert found.compute.optimizer_s_per_element == slow_s
+    # Links are those of the whole cluster.
+    assert found.at(0).message_s(0, 1, MB) == found.message_s(0, 1, MB)
+    assert [len(one.cluster.device_kinds) for one in sources_at(costs, 2)] == [1, 1]
+    first, *_, last = sources_at(costs, 4)
+    assert (first, last) == (costs.on((FAST,)), costs.on((SLOW,)))
+
+
+def test_facts_are_of_each_kind(tmp_path: Path) -> None:
+    costs, _ = of_kinds(tmp_path, FAST, FAST, SLOW, SLOW)
+    costs.facts["work"] = costs.measured["work"] = None  # type: ignore[assignment]
+    fast, slow = costs.on((FAST,)), costs.on((SLOW,))
+    assert not fast.facts
+    assert not slow.measured
+    assert fast.facts is not slow.facts
+
+
+def test_a_place_of_several_kinds_goes_at_the_slowest_of_its_own(tmp_path: Path) -> None:
+    middle = kind("middle", 2.0, 2**32)
+    _, found = of_kinds(tmp_path, FAST, middle, SLOW, SLOW)
+    assert found.kinds == ("fast + middle", "slow")
+    assert found.room(0) == 2**30
+    seconds = [found.at(place).compute.optimizer_s_per_element for place in (0, 1)]
+    assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
+def test_places_that_are_alike_share_the_prices_of_all(tmp_path: Path) -> None:
+    for kinds in ((FAST, FAST, FAST, FAST), (FAST, SLOW, FAST, SLOW)):
+        costs, found = of_kinds(tmp_path, *kinds)
+        assert sources_at(costs, 2) == [costs, costs]
+        assert (found.kinds, found.of_places, found.at(1), found.room(0)) == ((), (), found, inf)

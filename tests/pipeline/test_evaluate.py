@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import (
     PipelineEvaluation,
     evaluate_pipeline,
+    fits,
     memory_of_actions,
     stage_works,
 )
@@ -79,6 +81,36 @@ def test_a_step_by_hand(schedule: str) -> None:
     assert found.idle_s == pytest.approx(3 + MESSAGE + 6)
     idle = (57 - 36) + (57 - 48)
     assert found.times.bubble == pytest.approx(idle / (2 * 57), rel=1e-4)
+
+
+class Half(Hand):
+    """A device of half the speed."""
+
+    def seconds(self, work: Any, facts: Any) -> tuple[float, float]:
+        forward, backward = super().seconds(work, facts)
+        return 2 * forward, 2 * backward
+
+
+def test_each_place_computes_at_its_own_pace() -> None:
+    strategy, cluster = halves("1f1b"), make_cluster(2, 1)
+    mesh = Mesh(shape=(2,), names=("stage",))
+    rest: Any = (CommunicationModel(cluster, mesh), Overheads(), "adam")
+    fast, slow = (PipelinePrices(cluster, mesh, kind, *rest, beside=False) for kind in (Hand(), Half()))
+    prices = PipelinePrices(cluster, mesh, Half(), *rest, beside=False, of_places=(fast, slow))
+    works = stage_works(strategy)
+    facts = [{name: facts_of(work, True) for name, work in of_stage.items()} for of_stage in works]
+    found = evaluate_pipeline(strategy, works, facts, prices)
+    # Place 0 as above, place 1 twice as long: 8 and 16, and still it never waits.
+    assert found.times.total_s == pytest.approx(3 + MESSAGE + 4 * 24 + 4 * MESSAGE + 6)
+    assert found.times.working_s == pytest.approx((4 * 9, 4 * 24))
+    assert fits(found, prices)
+    peaks = found.memory.sum(axis=1)
+    for place, least in enumerate(peaks):
+        small = replace(cluster.devices[0], memory_bytes=int(least) - 1)
+        less = replace(cluster, devices=(small, small))
+        own = [fast, slow]
+        own[place] = PipelinePrices(less, mesh, Hand(), *rest, beside=False)
+        assert not fits(found, PipelinePrices(cluster, mesh, Half(), *rest, beside=False, of_places=own))
 
 
 def test_more_micro_batches_shrink_the_bubble() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensoropt.cluster import Cluster, Level, Link, device_kind, load_cluster
 from tensoropt.errors import ClusterError
-from tensoropt.pipeline.meshes import degrees_of, job_meshes
+from tensoropt.pipeline.meshes import degrees_of, job_meshes, kinds_at
 
 
 def levels(*sizes: int) -> Cluster:
@@ -29,6 +30,15 @@ def test_the_pipeline_is_the_first_axis() -> None:
         ((2, 2, 2), ("stage", "level10", "level11")),
     ]
     assert [m.shape for m in job_meshes(levels(2, 4), 2, 1)] == [(2, 4)]
+
+
+def test_kinds_of_places_follow_the_ranks() -> None:
+    fast, slow = device_kind("H100-80GB"), device_kind("A100-80GB")
+    pairs = replace(levels(2, 2), devices=(fast, fast, slow, slow))
+    assert kinds_at(pairs, 2) == ((fast,), (slow,))
+    assert kinds_at(pairs, 4) == ((fast,), (fast,), (slow,), (slow,))
+    alternating = replace(pairs, devices=(fast, slow, fast, slow))
+    assert kinds_at(alternating, 2) == ((fast, slow), (fast, slow))
 
 
 def test_places_lie_within_nodes_or_cover_them() -> None:

@@ -19,6 +19,7 @@ from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Composing, Crossings
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.meshes import degrees_of, job_meshes
+from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.pipeline.stage_frontiers import GraphOf, StageFrontiers, Thoroughness
 from tensoropt.pipeline.stages import Cutter
@@ -144,18 +145,22 @@ class PipelineTask:
             positions: per stage where it may begin, and behind the last where it ends.
             composing: how stages are put together; by default for memory and the step.
         """
-        frontiers = StageFrontiers(
-            self.problem,
-            self.settings,
-            self.costs,
-            self.cutter,
-            self.cutter.can_be_made_again,
-            mesh,
-            micro_batches,
-            FREE,
-            EFFORT,
-            _graph_of(mesh, allowed),
-        )
+
+        def search(costs: CostSource) -> StageFrontiers:
+            return StageFrontiers(
+                self.problem,
+                self.settings,
+                costs,
+                self.cutter,
+                self.cutter.can_be_made_again,
+                mesh,
+                micro_batches,
+                FREE,
+                EFFORT,
+                _graph_of(mesh, allowed),
+            )
+
+        frontiers = PlaceFrontiers(self.costs, mesh, search)
         try:
             composer = Composer(
                 frontiers,

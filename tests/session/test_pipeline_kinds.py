@@ -1,0 +1,126 @@
+"""Pipelines on clusters of several device kinds: each place at the pace and in the memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensoropt.api import explore
+from tensoropt.cluster.files import cluster_from
+from tensoropt.plan.exploration import Exploration
+from tensoropt.plan.plan import Plan
+from tensoropt.profiling.store import ProfileStore
+from tests.costs.models import Recipe
+
+LAYERS = 8
+FAST, SLOW = "H100-80GB", "A100-80GB"
+PINNED, PINNED_4 = ({"pipeline": {"stages": stages, "schedule": "1f1b"}} for stages in (2, 4))
+
+
+class Layers(nn.Module):
+    """Eight equal layers of which computation takes most of the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LAYERS)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.layers(x), y)
+
+
+def recipe() -> Recipe:
+    return Layers(), (torch.randn(8192, 1024), torch.randn(8192, 1024)), {}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProfileStore]:
+    with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as opened:
+        yield opened
+
+
+def explored(store: ProfileStore, *devices: dict[str, Any], nodes: int = 1, **settings: Any) -> Exploration:
+    links = {"intra_node": "NVLink4", "inter_node": "IB-400G"}
+    if nodes == 1:
+        del links["inter_node"]
+    cluster = cluster_from({"devices": list(devices), "nodes": nodes, "links": links}, name="toy")
+    model, args, kwargs = recipe()
+    asked = {"measure": "never", "micro_batches": [8], "constraints": PINNED} | settings
+    return explore(model, args, kwargs, cluster=cluster, store=store, **asked)
+
+
+def fastest(found: Exploration) -> Plan:
+    times = [point.time_s for point in found.points]
+    return found.plan(times.index(min(times)))
+
+
+def layers_of(plan: Plan) -> list[int]:
+    """How many layers each stage has."""
+    assert plan.pipeline is not None
+    return [sum(name.startswith("linear") for name in stage.groups) for stage in plan.pipeline.stages]
+
+
+@pytest.fixture(scope="module")
+def mixed(store: ProfileStore) -> Exploration:
+    return explored(store, {"kind": FAST, "count": 2}, {"kind": SLOW, "count": 2})
+
+
+def test_the_fast_place_gets_more_layers(mixed: Exploration, store: ProfileStore) -> None:
+    plan, slow = fastest(mixed), fastest(explored(store, {"kind": SLOW, "count": 4}))
+    assert layers_of(slow) == [LAYERS // 2, LAYERS // 2]
+    first, second = layers_of(plan)
+    assert first + second == LAYERS
+    assert first > second
+    # Beside the pace of the slowest kind.
+    assert plan.predicted.time_s < 0.8 * slow.predicted.time_s
+
+
+def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileStore) -> None:
+    info = fastest(mixed).pipeline
+    assert info is not None
+    assert info.kinds == (FAST, SLOW)
+    assert len(info.peak_bytes) == 2
+    assert info.model_dump(mode="json")["kinds"] == [FAST, SLOW]
+    assert any("in order of rank" in note for note in mixed.report["notes"])
+    alike = fastest(explored(store, {"kind": SLOW, "count": 4})).pipeline
+    assert alike is not None
+    assert "kinds" not in alike.model_dump(mode="json")
+
+
+def test_in_the_other_order_the_second_place_gets_more(store: ProfileStore) -> None:
+    first, second = layers_of(
+        fastest(explored(store, {"kind": SLOW, "count": 2}, {"kind": FAST, "count": 2}))
+    )
+    assert first < second
+
+
+def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: ProfileStore) -> None:
+    info = fastest(mixed).pipeline
+    assert info is not None
+    room = int(0.8 * info.peak_bytes[0])
+    small = {"kind": FAST, "count": 2, "memory": room}
+    found = explored(store, small, {"kind": SLOW, "count": 2})
+    for index in range(len(found.points)):
+        less = found.plan(index).pipeline
+        assert less is not None
+        assert less.peak_bytes[0] <= room
+
+
+def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore) -> None:
+    both = {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}
+    found = explored(store, *both, nodes=2)
+    assert any("several kinds of devices go at the pace of the slowest" in n for n in found.report["notes"])
+    info = fastest(found).pipeline
+    assert info is not None
+    assert info.kinds == ()
+    single = fastest(explored(store, *both, nodes=2, constraints=PINNED_4)).pipeline
+    assert single is not None
+    assert single.kinds == (FAST, SLOW, FAST, SLOW)
+
+
+def test_several_kinds_are_reason_to_look_for_pipelines(store: ProfileStore) -> None:
+    found = explored(store, {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}, constraints=None)
+    assert any(point.pipeline is not None for point in found.points)

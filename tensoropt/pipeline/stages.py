@@ -122,12 +122,12 @@ class Cutter:
         """Bytes that are read and written, unsplit, to make a tensor in another stage."""
         return sum(
             self.source.tensors[n].bytes
-            for group in self._makers_of([name])
+            for group in self.makers_of([name])
             for op in group.operators
             for n in (*op.inputs(), *op.outputs)
         )
 
-    def _makers_of(self, names: Iterable[str]) -> list[Group]:
+    def makers_of(self, names: Iterable[str]) -> list[Group]:
         """The groups that make tensors of inputs alone, in execution order."""
         found: dict[str, Group] = {}
         waiting = list(names)
@@ -144,7 +144,7 @@ class Cutter:
         A stage that is sent a tensor cannot make it a second time.
         """
         if again not in self._whole_again:
-            groups = self._makers_of(again)
+            groups = self.makers_of(again)
             self._whole_again[again] = again.union(
                 n for g in groups for op in g.operators for n in op.outputs
             )
@@ -252,7 +252,7 @@ class Cutter:
         before = {
             n for group in own for n in group.reads if n in again and self.place[self.maker[n].name] < start
         }
-        return _StageBuilder(self.graph, [*self._makers_of(before), *own], arriving, departing).build()
+        return _StageBuilder(self.graph, [*self.makers_of(before), *own], arriving, departing).build()
 
 
 class _StageBuilder:

@@ -18,6 +18,7 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.restrictions import FREE, Restriction, restrict
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import PlanError
+from tensoropt.pipeline.again import cheaper_again
 from tensoropt.pipeline.balance import (
     balanced,
     block_cuts,
@@ -156,7 +157,7 @@ class _Finder:
         self.closely = self.pin is not None or self.settings.pipelines == "always"
         self.schedule = (self.pin.schedule if self.pin is not None else None) or "1f1b"
         self.costs: CostSource = searched.costs
-        self.again = self.cutter.can_be_made_again
+        self.again = cheaper_again(self.cutter, self.costs)
         self.small = len(self.graph.groups) <= FEW_GROUPS
         self._notes: dict[str, None] = {HEURISTIC: None}
 

@@ -14,6 +14,7 @@ from tensoropt.costs.restrictions import FREE
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
+from tensoropt.pipeline.again import cheaper_again
 from tensoropt.pipeline.balance import block_cuts, flops_of, narrow_cuts
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Composing, Crossings
@@ -67,6 +68,11 @@ class PipelineTask:
     def cutter(self) -> Cutter:
         """All ways to cut the model."""
         return Cutter(self.problem.graph)
+
+    @cached_property
+    def again(self) -> frozenset[str]:
+        """What stages make for themselves instead of receiving it."""
+        return cheaper_again(self.cutter, self.costs)
 
     @cached_property
     def flops(self) -> np.ndarray:
@@ -152,7 +158,7 @@ class PipelineTask:
                 self.settings,
                 costs,
                 self.cutter,
-                self.cutter.can_be_made_again,
+                self.again,
                 mesh,
                 micro_batches,
                 FREE,

@@ -11,7 +11,7 @@ import numpy as np
 from tensoropt.errors import PlanError
 from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
-from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble, fits
+from tensoropt.pipeline.evaluate import TOO_LARGE, PipelineEvaluation, assemble, fits
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.schedules import in_flight_of, place_actions, schedule_named, stage_place
 from tensoropt.pipeline.stage_frontiers import (
@@ -192,7 +192,7 @@ class Composer:
         alone = [own.evaluation(where, row) for own, where, row in chosen]
         found = assemble(strategy, alone, self.frontiers.prices)
         if not fits(found, self.frontiers.prices):
-            self.notes["pipelines: some whose places need more than their devices have were left out"] = None
+            self.notes[TOO_LARGE] = None
             return None
         return found
 

@@ -29,6 +29,10 @@ HOLDS_SENDS = frozenset({"gpipe", "interleaved_1f1b", "zero_bubble", "zbv"})
 """Schedules of PyTorch that let go of what they send at the end of a step only."""
 
 
+TOO_LARGE = "pipelines: some whose places need more than their devices have were left out"
+"""What is noted of them."""
+
+
 @dataclass(frozen=True)
 class PipelineEvaluation:
     """A pipelined strategy with the simulator's figures.

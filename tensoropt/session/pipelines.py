@@ -30,7 +30,7 @@ from tensoropt.pipeline.balance import (
 from tensoropt.pipeline.compose import compose
 from tensoropt.pipeline.composer import Composer, Crossings
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
-from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble, fits
+from tensoropt.pipeline.evaluate import TOO_LARGE, PipelineEvaluation, assemble, fits
 from tensoropt.pipeline.meshes import degrees_of, job_meshes, kinds_at
 from tensoropt.pipeline.place_frontiers import PlaceFrontiers
 from tensoropt.pipeline.points import pipelined_point, pipelined_space
@@ -384,7 +384,10 @@ class _Finder:
         for one in found:
             with contextlib.suppress(PlanError):
                 made.append(assemble(replace(one.strategy, schedule="zero_bubble"), one.stages, prices))
-        return [one for one in made if fits(one, prices)]
+        fitting = [one for one in made if fits(one, prices)]
+        if len(fitting) < len(made):
+            self._note(TOO_LARGE)
+        return fitting
 
     def _restriction(self, mesh: Mesh, micro_batches: int) -> Restriction | None:
         """Which configurations of a place are searched; None where constraints leave none."""

@@ -63,6 +63,17 @@ def test_more_micro_batches_shrink_the_bubble():
     assert many < few
 
 
+def test_stages_take_as_long_as_their_hosts_to_issue_them():
+    """Of a model so small that the device waits for the host."""
+    count = 8
+    for stage in pinned(places=2, micro_batches=count).evaluation.stages:
+        parts, metrics = stage.metrics.parts, stage.metrics
+        assert metrics.idle_s[0] > 0
+        times = [1, count - 2, 1]
+        whole = float((parts.forward_s[0] + parts.backward_s[0]) @ times + parts.end_s[0])
+        assert whole == pytest.approx(float(metrics.host_s[0]), rel=1e-6)
+
+
 def test_cuts_that_the_model_does_not_have_are_refused():
     with pytest.raises(UnsuitableError, match="fewer than 8 stages"):
         pinned(places=8, micro_batches=8)

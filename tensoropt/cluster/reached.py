@@ -43,20 +43,25 @@ class Reached:
 
 
 @cache
-def _reached(name: str) -> Reached:
+def _reached(capability: str, dated: str) -> Reached:
     figures = efficiency_figures()
-    found = {**figures["assumed"], **figures["capability"].get(name, {})}
-    return Reached(**found)
+    # The oldest first; the newest has no end.
+    kernels = next(of for of in figures["kernels"] if "until" not in of or (dated and dated <= of["until"]))
+    return Reached(**{**figures["assumed"], **kernels["capability"].get(capability, {})})
 
 
-ASSUMED = _reached("")
+ASSUMED = _reached("", "")
 """Where nothing is known of such devices."""
 
 
-def reached_by(device: DeviceKind) -> Reached:
+def reached_by(device: DeviceKind, dated: str = "") -> Reached:
     """What kernels reach on a kind of device: GPUs of one compute capability reach alike shares of their own
-    peaks, which is an assumption; of CPU cores nothing is known."""
-    return _reached(device.capability) if device.type == "cuda" else ASSUMED
+    peaks, which is an assumption; of CPU cores nothing is known.
+
+    Args:
+        dated: the kernels of which month (``2024-03``, which may go on with a day); by default the newest.
+    """
+    return _reached(device.capability, dated) if device.type == "cuda" else ASSUMED
 
 
 def slower_beside(cluster: Cluster) -> float:

@@ -262,6 +262,7 @@ class RooflineCompute:
         kernels: PyTorch's settings, by which GPUs compute with float32 numbers in TF32.
         fused: on GPUs neighbouring element-wise operators and norms of a group are one kernel, as a compiler
             or hand-written kernels make them.
+        dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
     """
 
     source = DATA_SHEET
@@ -274,8 +275,10 @@ class RooflineCompute:
         kernels: KernelSettings = PYTORCHS_OWN,
         *,
         fused: bool = False,
+        dated: str = "",
     ):
         self.fused = fused
+        self.reached = reached_by(device, dated)
         self.device = device
         self.optimizer = optimizer
         self.efficiencies = efficiencies
@@ -354,7 +357,7 @@ class RooflineCompute:
 
     def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
         """(forward, backward) of a call, without launches."""
-        reached = reached_by(self.device)
+        reached = self.reached
         bandwidth = self.device.memory_bandwidth * reached.memory
         # A norm is one kernel of a GPU, also where a CPU runs several (aten::_fused_rms_norm).
         traffic = of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
@@ -391,4 +394,4 @@ class RooflineCompute:
     def optimizer_s_per_element(self) -> float:
         """Reads parameter, gradient and state, writes parameter and state (float32)."""
         values = 3 + 2 * OPTIMIZER_STATE[self.optimizer]
-        return 4.0 * values / (self.device.memory_bandwidth * reached_by(self.device).memory)
+        return 4.0 * values / (self.device.memory_bandwidth * self.reached.memory)

@@ -110,6 +110,8 @@ class CostSource:
         timing: progress of timing, which says itself how long it takes; by default as all else.
         fused: price GPUs that are not here as if neighbouring element-wise operators were one kernel
             (:class:`~tensoropt.costs.roofline.RooflineCompute`).
+        dated: the month whose kernels GPUs that are not here have, for runs of the past; by default the
+            newest.
     """
 
     cluster: Cluster
@@ -130,6 +132,7 @@ class CostSource:
     kept: KeptTables = field(default_factory=lambda: KeptTables(None))
     timing: Progress | None = None
     fused: bool = False
+    dated: str = ""
     _parts: dict[tuple[str, ...], CostSource] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
@@ -308,7 +311,7 @@ class CostSource:
     def _reached_notes(self) -> tuple[str, ...]:
         if self.pool is not None:
             return ()
-        found = ((kind.name, reached_by(kind)) for kind in self.cluster.device_kinds)
+        found = ((kind.name, reached_by(kind, self.dated)) for kind in self.cluster.device_kinds)
         return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
 
     def _host_notes(self) -> tuple[str, ...]:
@@ -424,7 +427,12 @@ class CostSource:
 
     def _roofline(self, kind: DeviceKind) -> RooflineCompute:
         return RooflineCompute(
-            kind, self.settings.optimizer, self.efficiencies, self.kernels, fused=self.fused
+            kind,
+            self.settings.optimizer,
+            self.efficiencies,
+            self.kernels,
+            fused=self.fused,
+            dated=self.dated,
         )
 
     @cached_property

@@ -238,6 +238,20 @@ def test_classes_reach_shares_of_their_own():
     assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED
 
 
+def test_older_kernels_take_longer():
+    device = load_cluster("dgx-h100").device
+    newest, older = reached_by(device), reached_by(device, "2023-05")
+    assert reached_by(device, "2024-03") == older != newest == reached_by(device, "2024-05-17")
+    product = work("aten.linear.default")
+    call = by_call(1e13, CallWork(1e13, 1000, 1000))
+    new_s, old_s = (
+        RooflineCompute(device, "adam", dated=of).seconds(product, call)[0] for of in ("", "2023-05")
+    )
+    ratio = newest.of("matrix product") / older.of("matrix product")
+    assert (old_s - KERNEL_S) / (new_s - KERNEL_S) == pytest.approx(ratio)
+    assert ratio > 1.0
+
+
 def test_half_precision_is_faster(device):
     single, half = (
         RooflineCompute(device, "adam").seconds(work("aten.linear.default", dtype=dtype), facts(1e13))[0]

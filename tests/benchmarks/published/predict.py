@@ -67,7 +67,7 @@ def simulate_run(
         recompute="auto" if pinned.recompute else "never",
     )
     captured = capture(model, inputs, {}, mode=settings.mode, dtype=settings.dtype)
-    costs = CostSource(cluster, store, settings, fused=run.fused)
+    costs = CostSource(cluster, store, settings, fused=run.fused, dated=run.date)
     problem = prepare(captured, store)
     if pinned.places > 1:
         return simulate_pinned_pipeline(problem, settings, costs, pinned)

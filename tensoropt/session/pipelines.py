@@ -207,6 +207,9 @@ class _Finder:
             # The source's own were closed when the search was over.
             self.costs = replace(self.costs, store=store, pool=pool)
             found = self._first_look(asked)
+            if leanest := self._leanest(asked, found):
+                asked.append(leanest)
+                found.append(self._of_rows(*leanest))
             for number, one in enumerate(self._promising(found)):
                 mesh, micro_batches = asked[one]
                 self.session.report("pipelines", number, len(asked), f"pp{mesh.label}, looking closer")
@@ -236,6 +239,25 @@ class _Finder:
             found.append(self._of_mesh(mesh, micro_batches, EXACT if self.small else QUICK))
         return found
 
+    def _leanest(
+        self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[PipelineEvaluation]]
+    ) -> tuple[Mesh, int] | None:
+        """Of a large model the mesh whose pipelines need least memory, with one row of the batch in each
+        micro-batch; None where that was asked for already, or is not for the search to choose."""
+        rows = self._batch
+        if self.small or self.pin is not None or not any(found):
+            return None
+        _, number = min((one.memory_bytes, n) for n, of in enumerate(found) for one in of)
+        mesh, _ = asked[number]
+        return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
+
+    def _of_rows(self, mesh: Mesh, rows: int) -> list[PipelineEvaluation]:
+        """Pipelines of one row of the batch in each micro-batch, all axes of a place splitting the dim behind
+        it: the least that a stage can have in flight."""
+        self.session.report("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
+        self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
+        return self._of_mesh(mesh, rows, QUICK, outer=CROSSINGS[1:2])
+
     def _closer(self, mesh: Mesh, micro_batches: int) -> list[PipelineEvaluation]:
         """Pipelines of a mesh that is promising: from frontiers that are tracked, and with two stages to a
         place."""
@@ -264,8 +286,7 @@ class _Finder:
     def _counts(self, places: int) -> tuple[int, ...]:
         """Micro-batches that divide the batch: as many for each place as plans without stages have, which
         leaves each device pieces of the same size; where a pipeline is pinned, as many as are asked for."""
-        tensors = self.graph.atoms.graph.tensors
-        batch = next((tensors[n].shape[0] for n in self.graph.atoms.graph.inputs if tensors[n].shape), 1)
+        batch = self._batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in MULTIPLES if batch % (places * m) == 0]
             counts = counts if self.small else counts[:MOST_COUNTS]
@@ -273,6 +294,12 @@ class _Finder:
             given = micro_batch_counts(self.problem, self.settings)
             counts = [m if self.pin is not None else places * m for m in given]
         return tuple(m for m in sorted({*counts}) if m >= places and batch % m == 0)
+
+    @cached_property
+    def _batch(self) -> int:
+        """Rows of a step."""
+        tensors = self.graph.atoms.graph.tensors
+        return next((tensors[n].shape[0] for n in self.graph.atoms.graph.inputs if tensors[n].shape), 1)
 
     # -- cuts ---------------------------------------------------------------------------------------
 
@@ -328,9 +355,18 @@ class _Finder:
     # -- stages -------------------------------------------------------------------------------------
 
     def _of_mesh(
-        self, mesh: Mesh, micro_batches: int, thoroughness: Thoroughness, schedule: str = ""
+        self,
+        mesh: Mesh,
+        micro_batches: int,
+        thoroughness: Thoroughness,
+        schedule: str = "",
+        outer: Sequence[str] = CROSSINGS[:1],
     ) -> list[PipelineEvaluation]:
-        """The pipelines on a mesh that none of them beats, in a schedule; by default in the one asked for."""
+        """The pipelines on a mesh that none of them beats, in a schedule; by default in the one asked for.
+
+        Args:
+            outer: how tensors may cross on all axes of a place but the last, where not every way is tried.
+        """
         schedule = schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
         if restriction is None:
@@ -358,7 +394,7 @@ class _Finder:
             composer = Composer(
                 frontiers,
                 schedule,
-                Crossings() if exact else Crossings(outer=CROSSINGS[:1], everywhere_alike=True),
+                Crossings() if exact else Crossings(outer=outer, everywhere_alike=True),
                 partial(compose, step=0.0 if exact else STEP),
                 self._notes,
             )

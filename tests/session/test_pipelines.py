@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from tensoropt.errors import InfeasibleError, TensorOptError
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.plans import pipelined_strategy
+from tensoropt.pipeline.stage_frontiers import CROSSINGS
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.point import Point
 from tensoropt.plan.settings import Settings
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.session import pipelines
 from tests.costs.models import four, problem
 
 CLUSTER = "cpu:4"
@@ -144,6 +147,37 @@ def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: Profi
         space = found.spaces[point.space]
         assert space.micro_batches >= space.mesh.shape[0]
         assert 16 % space.micro_batches == 0
+
+
+def test_large_models_are_looked_at_with_one_row_in_flight(
+    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the mesh that is leanest without, all axes of a place splitting what comes behind the batch."""
+    looked: list[tuple[str, int, tuple[str, ...], float]] = []
+    of_mesh = pipelines._Finder._of_mesh
+
+    def seen(self: Any, mesh: Mesh, count: int, *args: Any, outer: Any = CROSSINGS[:1], **more: Any) -> Any:
+        found = of_mesh(self, mesh, count, *args, outer=outer, **more)
+        leanest = min((one.memory_bytes for one in found), default=inf)
+        looked.append((mesh.label, count, tuple(outer), leanest))
+        return found
+
+    monkeypatch.setattr(pipelines._Finder, "_of_mesh", seen)
+    monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
+    monkeypatch.setattr(pipelines, "MOST_PLACES", 2)
+    (tmp_path / "nodes.yaml").write_text(
+        "devices: [{kind: H100-80GB, count: 2}]\nnodes: 4\n"
+        "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
+    )
+    found = explored(
+        store, cluster=tmp_path / "nodes.yaml", micro_batches=[2], dtype="bfloat16", pipelines="auto"
+    )
+    *first, (mesh, count, outer, _) = looked
+    assert count == 16
+    assert outer == ("second",)
+    assert {(one, crossing) for _, one, crossing, _ in first} == {(4, ("batch",))}
+    assert mesh == min(first, key=lambda one: one[-1])[0]
+    assert any(f"one row in each micro-batch: on pp{mesh} alone" in note for note in found.report["notes"])
 
 
 # -- pins -----------------------------------------------------------------------------------------

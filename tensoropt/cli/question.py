@@ -279,7 +279,7 @@ def defaults_line(options: argparse.Namespace, cluster: Any, settings: Any) -> s
         "model": options.model,
         "batch": options.batch or "the model's own",
         "seed": options.seed,
-        "cluster": f"{cluster.name} ({cluster.device_count} x {cluster.device.name})",
+        "cluster": f"{cluster.name} ({cluster.counts})",
         "mode": settings.mode,
         "optimizer": settings.optimizer,
         "dtype": settings.dtype,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tensoropt.cluster.quantities import count, positive, size_bytes, suggest
 from tensoropt.errors import ClusterError
 
 FILE_FIELDS = ("name", "devices", "nodes", "links", "source", "scalable")
+NODE_ENTRY_FIELDS = ("count", "devices")
 DEVICE_ENTRY_FIELDS = ("kind", "count", "memory", "price_per_hour")
 LINK_ENTRY_FIELDS = ("intra_node", "inter_node", "pairs")
 PAIR_FIELDS = (
@@ -113,18 +115,17 @@ def _load_file(path: Path) -> Cluster:
 def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluster:
     """A cluster from the parsed content of a cluster file; ``nodes`` overrides the file's."""
     entry = check_fields(data, FILE_FIELDS, "a cluster")
-    if "devices" not in entry:
-        raise ClusterError("a cluster needs devices, for example devices: [{kind: H100-80GB, count: 8}]")
-    per_node = _devices(entry["devices"])
-    node_count = nodes if nodes is not None else count(entry.get("nodes", 1), "nodes")
+    of_nodes = _nodes(entry, nodes)
+    per_node, node_count = of_nodes[0], len(of_nodes)
+    devices = tuple(device for node in of_nodes for device in node)
     links = check_fields(entry.get("links", {}), LINK_ENTRY_FIELDS, "links")
     pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
     # Pairs across nodes describe the whole cluster, so that its levels are found from them alone.
     if pairs_are_global:
         return Cluster(
             name=str(entry.get("name", name)),
-            devices=tuple(per_node * node_count),
-            levels=levels_from_pairs(pairs, len(per_node) * node_count, _level_name(per_node)),
+            devices=devices,
+            levels=levels_from_pairs(pairs, len(devices), _level_name(per_node)),
             pairs=pairs,
             source=str(entry.get("source", "cluster file")),
         )
@@ -140,11 +141,11 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
             levels.append(Level(name=_level_name(per_node), size=len(per_node), link=inner, link_count=wires))
     return Cluster(
         name=str(entry.get("name", name)),
-        devices=tuple(per_node * node_count),
+        devices=devices,
         levels=tuple(levels),
         pairs={
             (low + base, high + base): value
-            for base in range(0, len(per_node) * node_count, len(per_node))
+            for base in range(0, len(devices), len(per_node))
             for (low, high), value in pairs.items()
         },
         source=str(entry.get("source", "cluster file")),
@@ -155,15 +156,54 @@ def _level_name(devices: list[DeviceKind]) -> str:
     return "gpu" if devices[0].type == "cuda" else "cpu"
 
 
-def _devices(value: object) -> list[DeviceKind]:
+def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]]:
+    """The devices of every node, in order of rank."""
+    if "devices" in entry:
+        if isinstance(entry.get("nodes"), list):
+            raise ClusterError("nodes is a list, whose entries have devices of their own; leave out devices")
+        node_count = nodes if nodes is not None else count(entry.get("nodes", 1), "nodes")
+        return [_devices(entry["devices"], "devices")] * node_count
+    given = entry.get("nodes")
+    if not isinstance(given, list) or not given:
+        raise ClusterError("a cluster needs devices, for example devices: [{kind: H100-80GB, count: 8}]")
+    found: list[list[DeviceKind]] = []
+    for position, item in enumerate(given):
+        where = f"nodes[{position}]"
+        node = check_fields(item, NODE_ENTRY_FIELDS, where)
+        if "devices" not in node:
+            raise ClusterError(
+                f"{where} has no devices; add for example devices: [{{kind: H100-80GB, count: 8}}]"
+            )
+        devices = _devices(node["devices"], f"{where}.devices")
+        if found and len(devices) != len(found[0]):
+            raise ClusterError(
+                f"{where} has {len(devices)} devices and the nodes before it {len(found[0])}; nodes of one "
+                "cluster have equally many, describe a part of the larger ones"
+            )
+        _check_namesakes([device for one in found for device in one], devices, where)
+        found += [devices] * count(node.get("count", 1), f"count of {where}")
+    return found
+
+
+def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where: str) -> None:
+    """Refuse kinds of one name that differ: a cluster tells kinds apart by their names alone (device_kinds,
+    to_dict)."""
+    for kind in devices:
+        if any(other.name == kind.name and other != kind for other in before):
+            raise ClusterError(
+                f"{where}: two kinds are called '{kind.name}' but differ; name one of them otherwise"
+            )
+
+
+def _devices(value: object, what: str) -> list[DeviceKind]:
     if not isinstance(value, list) or not value:
         raise ClusterError(
-            f"devices is {value!r}, but there must be at least one,"
+            f"{what} is {value!r}, but there must be at least one,"
             " for example devices: [{kind: H100-80GB, count: 8}]"
         )
     devices: list[DeviceKind] = []
     for position, item in enumerate(value):
-        where = f"devices[{position}]"
+        where = f"{what}[{position}]"
         entry = {"kind": item} if isinstance(item, str) else check_fields(item, DEVICE_ENTRY_FIELDS, where)
         if "kind" not in entry:
             raise ClusterError(f"{where} has no kind; add for example kind: H100-80GB")
@@ -174,12 +214,7 @@ def _devices(value: object) -> list[DeviceKind]:
             kind = replace(
                 kind, price_per_hour=positive(entry["price_per_hour"], f"price_per_hour of {where}")
             )
-        # Cluster tells kinds apart by their names alone (device_kinds, to_dict).
-        namesake = next((other for other in devices if other.name == kind.name and other != kind), None)
-        if namesake is not None:
-            raise ClusterError(
-                f"{where}: two kinds are called '{kind.name}' but differ; name one of them otherwise"
-            )
+        _check_namesakes(devices, [kind], where)
         devices += [kind] * count(entry.get("count", 1), f"count of {where}")
     return devices
 

@@ -238,19 +238,23 @@ class Cluster:
                 f"this is not a saved cluster ({type(error).__name__}: {error}); save it again with to_dict"
             ) from None
 
-    def describe(self) -> str:
-        """One line for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
-        kinds = ", ".join(
+    @property
+    def counts(self) -> str:
+        """How many devices of which kinds: ``8 x H100-80GB``, kinds in order of rank."""
+        return ", ".join(
             f"{sum(device.name == kind.name for device in self.devices)} x {kind.name}"
             for kind in self.device_kinds
         )
+
+    def describe(self) -> str:
+        """One line for people: ``dgx-h100: 8 x H100-80GB, gpu x8 over NVLink4``."""
         levels = ", ".join(
             f"{level.name} x{level.size} over "
             + (f"{level.link_count} x " if level.link_count > 1 else "")
             + level.link.name
             for level in self.levels
         )
-        return f"{self.name}: {kinds}" + (f", {levels}" if levels else "")
+        return f"{self.name}: {self.counts}" + (f", {levels}" if levels else "")
 
     def __reduce__(self) -> tuple:
         return Cluster.from_dict, (self.to_dict(),)

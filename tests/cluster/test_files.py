@@ -226,6 +226,11 @@ def test_bandwidths(text, value):
         ("devices: [{kind: H100-80GB, number: 2}]", "unknown key 'number'"),
         ("device: [H100-80GB]", "did you mean 'devices'"),
         ("devices: [H100-80GB]\nnodes: 0", "nodes is 0"),
+        ("devices: [H100-80GB]\nnodes: [{devices: [L40S]}]", "leave out devices"),
+        ("nodes: [{count: 2}]", "has no devices"),
+        ("nodes: [{devices: []}]", "at least one"),
+        ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, count: 2}]}]", "equally many"),
+        ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, memory: 1GiB}]}]", "name one of them otherwise"),
         ("devices: [H100-80GB]\nnodes: 2", "lacks inter_node"),
         ("devices: [{kind: H100-80GB, count: 2}]", "lacks intra_node"),
         (
@@ -339,3 +344,17 @@ def test_whatever_stands_anywhere_is_a_cluster_or_an_error_of_ours(path, value):
         return
     assert cluster.device_count >= 1
     assert cluster.meshes()
+
+
+def test_nodes_may_have_kinds_of_their_own(tmp_path):
+    path = tmp_path / "mixed.yaml"
+    path.write_text(
+        "nodes:\n"
+        "- {count: 2, devices: [{kind: H100-80GB, count: 2}]}\n"
+        "- {devices: [{kind: A100-80GB, count: 2}]}\n"
+        "links: {intra_node: NVLink3, inter_node: IB-200G}\n"
+    )
+    cluster = load_cluster(path)
+    assert [device.name for device in cluster.devices] == ["H100-80GB"] * 4 + ["A100-80GB"] * 2
+    assert [(level.name, level.size) for level in cluster.levels] == [("node", 3), ("gpu", 2)]
+    assert load(tmp_path, json.dumps(cluster.to_dict()), "saved.json") == cluster

@@ -87,30 +87,42 @@ class StageFrontier:
 
     Attributes:
         tables: of the first of these ranges.
-        evaluation: of all strategies.
+        evaluations: of all strategies, part by part in their order.
         ends: per strategy how tensors come and leave.
         sent: by how they do the bytes that a rank sends on for each micro-batch, and those that it sends
             back.
     """
 
     tables: CostTables
-    evaluation: Evaluation
+    evaluations: tuple[Evaluation, ...]
     ends: tuple[Ends, ...]
     sent: Mapping[Ends, tuple[float, float]]
 
     def memory(self, in_flight: int) -> np.ndarray:
         """(n,) bytes of a rank that keeps something of so many micro-batches at once."""
-        parts = self.evaluation.metrics.parts
-        working = (in_flight - 1) * parts.between_bytes + parts.within_bytes
-        return parts.lasting_bytes + np.maximum(working, parts.end_bytes)
+        parts = (one.metrics.parts for one in self.evaluations)
+        return np.concatenate(
+            [
+                of.lasting_bytes
+                + np.maximum((in_flight - 1) * of.between_bytes + of.within_bytes, of.end_bytes)
+                for of in parts
+            ]
+        )
 
     @property
     def seconds(self) -> tuple[np.ndarray, np.ndarray]:
         """(n,) of a micro-batch, forward and backward, and of what is behind the last one."""
-        parts = self.evaluation.metrics.parts
-        between_s = parts.forward_s[:, 1] + parts.backward_s[:, 1]
-        last_s = parts.forward_s[:, 2] + parts.backward_s[:, 2]
-        return between_s, parts.end_s + last_s - between_s
+        parts = [one.metrics.parts for one in self.evaluations]
+        _, between_s, last_s = np.concatenate([of.forward_s + of.backward_s for of in parts]).T
+        return between_s, np.concatenate([of.end_s for of in parts]) + last_s - between_s
+
+    def at(self, row: int) -> tuple[Evaluation, int]:
+        """The part that has a strategy, and its row there."""
+        for one in self.evaluations:
+            if row < one.batch.count:
+                return one, row
+            row -= one.batch.count
+        raise IndexError("no strategy of this frontier has that number")
 
 
 @dataclass(frozen=True)
@@ -238,10 +250,10 @@ class StageFrontiers:
         part = self.stage(where)
         names = renamed(found.tables.graph, part.graph)
         tables = _of_other(found.tables, part, names, self.problem.micro)
-        of = found.evaluation
+        of, at = found.at(row)
         known: dict[str, str] = dict(names.items())
-        choice = {known[name]: int(column[row]) for name, column in of.choices.items()}
-        options: dict[object, int] = {known[name]: int(column[row]) for name, column in of.options.items()}
+        choice = {known[name]: int(column[at]) for name, column in of.choices.items()}
+        options: dict[object, int] = {known[name]: int(column[at]) for name, column in of.options.items()}
         return tables.strategy(choice, options)
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
@@ -257,7 +269,7 @@ class StageFrontiers:
         """The simulated figures of a row."""
         found = self.frontier[self.look[where]]
         assert found is not None
-        return only(found.evaluation, row)
+        return only(*found.at(row))
 
     # -- searching ----------------------------------------------------------------------------------
 
@@ -309,12 +321,12 @@ class StageFrontiers:
                         ends_of.append(ends)
         if not chosen:
             return None
-        (evaluation,) = Evaluator(one, self.prices.overlap)(chosen)
+        evaluations = tuple(Evaluator(one, self.prices.overlap)(chosen))
         sent = {
             ends: self._sent(part, one.strategy(*chosen[ends_of.index(ends)]))
             for ends in dict.fromkeys(ends_of)
         }
-        return StageFrontier(one, evaluation, tuple(ends_of), sent)
+        return StageFrontier(one, evaluations, tuple(ends_of), sent)
 
     def _tracked(
         self, tables: CostTables, allowed: Mapping[str, int]

@@ -17,6 +17,7 @@ from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import evaluate_pipeline, stage_works
 from tensoropt.pipeline.plans import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
+from tensoropt.plan import evaluate
 from tensoropt.plan.exploration import Exploration, load_exploration
 from tensoropt.plan.point import Point
 from tensoropt.plan.settings import Settings
@@ -118,6 +119,16 @@ def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore
         found = evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
         assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)
         assert point.time_s == pytest.approx(found.total_s, rel=1e-9)
+
+
+def test_strategies_of_stages_may_be_simulated_in_parts(
+    both: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "CHUNK", 7)
+    in_parts = explored(store, pipelines="always")
+    assert [(p.memory_bytes, p.time_s) for p in in_parts.points] == [
+        (p.memory_bytes, p.time_s) for p in both.points
+    ]
 
 
 def test_they_survive_saving(both: Exploration, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def measure(devices: int, layers: int | None, all_meshes: bool, pipelines: bool)
         "spaces": len(found.spaces),
         "micro_batches": micro_batches(devices),
         "points": len(found.points),
-        "worst_gap": max(p.gap for p in found.points),
+        "worst_gap": max((p.gap for p in found.points if p.gap is not None), default=0.0),
         "explore_s": spent[0],
         "cpu_s": spent[1],
         "seconds": found.report["seconds"],

@@ -14,6 +14,7 @@ from tensoropt.errors import TensorOptError
 
 from . import downloads
 from .context import Context
+from .delivery import deliver, prepare
 from .jobs.manager import JobManager
 from .library import Library
 from .pages import shell
@@ -46,6 +47,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
     shell.register(app, context)
     downloads.register(app, context)
     protect(app, any_host=any_host)
+    deliver(app)
     return app
 
 
@@ -96,12 +98,14 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = PO
     beyond = not is_loopback(host)
     jobs = JobManager()
     library = Library(folder, jobs.results, names=jobs.uploads.names)
+    app = create_app(library, jobs, any_host=beyond)
     try:
-        server = listen(create_app(library, jobs, any_host=beyond), host, port)
+        server = listen(app, host, port)
     except TensorOptError:
         jobs.close()
         raise
     address = f"http://{_shown(host)}:{server.server_port}/"
+    prepare(app)
     say(f"TensorOpt dashboard: {address}  (Ctrl-C ends it)")
     if beyond:
         say(

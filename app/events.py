@@ -236,8 +236,8 @@ def filtered(name: str) -> Callable[[View, FrontierData, Any], View]:
 
 
 EVENTS: dict[str, Callable[[View, FrontierData, Any], View]] = {
-    "budget": on_budget,
-    "target": on_target,
+    "budget-rest": on_budget,
+    "target-rest": on_target,
     "budget-text": on_budget_text,
     "target-text": on_target_text,
     "graph": on_click,

@@ -9,6 +9,7 @@ import dash_mantine_components as dmc
 from dash import Dash, dcc, html
 
 from ..context import Context
+from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
 from . import frontier_callbacks, planners
 from .parts import CLEAR, aria, panel
@@ -21,6 +22,14 @@ OPTIONS = (
     ("marks", "planners"),
 )
 
+PLACES = {
+    "dots": [drawing.FITS, drawing.OVER],
+    "selected": drawing.SELECTED,
+    "budget": drawing.BUDGET,
+    "target": drawing.TARGET,
+}
+"""Where the browser finds what a slider moves before the server is asked."""
+
 
 def layout(context: Context) -> Any:
     return html.Div(
@@ -30,6 +39,8 @@ def layout(context: Context) -> Any:
             dcc.Store(id="handled"),
             dcc.Store(id="filled"),
             dcc.Store(id="fired"),
+            dcc.Store(id="places", data=PLACES),
+            *(dcc.Store(id=f"{name}-{what}") for name in ("budget", "target") for what in ("slid", "rest")),
             html.Div(
                 [
                     html.Div(

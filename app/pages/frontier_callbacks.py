@@ -45,7 +45,8 @@ def register(app: Dash, context: Context) -> None:
 BUTTONS = (
     "pick-leanest", "pick-knee", "pick-fastest", "compare-this", "compare-swap", "compare-clear",
 )  # fmt: skip
-FIELDS = ("budget", "target", "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
+LIMITS = ("budget", "target")
+FIELDS = (*LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """Controls that pick the compared point while clicks compare."""
 
@@ -54,14 +55,28 @@ def _register_events(app: Dash, context: Context) -> None:
     inputs = [
         Input("url", "search"),
         Input("exploration", "value"),
-        *(Input(name, "value") for name in FIELDS),
-        *(Input(f"{name}-text", fired) for name in ("budget", "target") for fired in ("n_submit", "n_blur")),
+        *(Input(f"{name}-rest", "data") for name in LIMITS),
+        *(Input(name, "value") for name in FIELDS if name not in LIMITS),
+        *(Input(f"{name}-text", fired) for name in LIMITS for fired in ("n_submit", "n_blur")),
         Input("graph", "clickData"),
         Input("points", "cellClicked"),
         Input("points", "eventData"),
         Input("key", "data"),
         *(Input(name, "n_clicks") for name in BUTTONS),
     ]
+
+    for name in LIMITS:
+        # While a slider is dragged the browser alone answers; it asks the server when the slider rests.
+        app.clientside_callback(
+            ClientsideFunction("limits", name),
+            Output(f"{name}-slid", "data"),
+            Input(name, "value"),
+            State("filled", "data"),
+            State("places", "data"),
+            State(name, "max"),
+            State(name, "step"),
+            prevent_initial_call=True,
+        )
 
     app.clientside_callback(
         ClientsideFunction("tensoropt", "fired"),
@@ -218,7 +233,7 @@ def _register_controls(app: Dash, context: Context) -> None:
             *(no_update if old == wanted[n] else wanted[n] for n, old in zip(controls, values, strict=True)),
             *(no_update if old == ranges[n] else ranges[n] for n, old in zip(scales, limits, strict=True)),
             *(data.filters()[n.removeprefix("filter-")] for n in filters),
-            {f"{n}.value": wanted[n] for n in controls},
+            {f"{n}.value": wanted[n] for n in controls} | {f"{n}-rest.data": wanted[n] for n in LIMITS},
         )
 
 

@@ -109,6 +109,35 @@ def test_a_budget_selects_the_fastest_plan_and_greys_the_rest(site: Any, opened:
     page.wait_for_selector("#card-title:text-matches('Point 4 of 8')")
 
 
+def test_a_drag_is_answered_in_the_browser_and_asks_the_server_when_it_rests(
+    site: Any, opened: Callable[..., Any]
+) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=7")), "Point 7 of 8")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    thumb, track = page.locator("#budget [role=slider]"), page.locator("#budget").bounding_box()
+    box = thumb.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] / 2, y)
+    page.mouse.down()
+    for step in range(100):
+        page.mouse.move(track["x"] + track["width"] * (0.9 - 0.004 * step), y)
+    page.wait_for_function(f"({RING})() < 80")  # before the mouse is let go
+    page.mouse.up()
+    page.wait_for_selector("#card-title:text-matches('Point [3-5] of 8')")
+    page.wait_for_function("location.search.includes('budget=')")
+    assert 1 <= sum('"output":"..state.data' in body for body in asked) < 8
+    before = select_title(page)
+    page.click("#pick-fastest")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    thumb.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")  # back where it was: nothing is asked twice
+    page.keyboard.press("Home")
+    page.wait_for_selector("text=/No plan fits/")
+    assert before != select_title(page)
+
+
 @pytest.mark.slow
 def test_twenty_thousand_points_follow_the_slider(site: Any, opened: Callable[..., Any]) -> None:
     page = drawn(opened(site.url(query="x=opened-long&point=19999")), "Point 19999")

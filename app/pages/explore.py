@@ -14,7 +14,7 @@ from ..jobs.manager import JobManager
 from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import models
-from . import explore_callbacks
+from . import explore_callbacks, job_list
 from .parts import CLEAR, aria, panel, planner_choice
 
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
@@ -30,7 +30,7 @@ def layout(context: Context) -> Any:
             html.H1("Explore", className="unseen"),
             dcc.Interval(id="tick", interval=1000),
             html.Div(
-                [form, html.Div([panel(html.Div(id="jobs"), title="Jobs")], className="stack")],
+                [form, html.Div([panel(job_list.layout(), title="Jobs")], className="stack")],
                 className="explore-columns",
             ),
         ]

@@ -28,16 +28,23 @@ window.dash_clientside = window.dash_clientside || {};
     return pairs.length ? "?" + pairs.join("&") : "";
   }
 
-  // After which a question about the jobs is asked again though the last one has no answer.
-  const JOBS_PATIENCE_MS = 30000;
+  // After which a question about the jobs is asked again though the last one has no answer: an answer that was
+  // dropped must not stop the list, and a slow server must be heard at last.
+  const LEAST_PATIENCE_MS = 4000;
+  let patience = LEAST_PATIENCE_MS;
 
   window.dash_clientside.tensoropt = {
     // Each second, but one question at a time: a browser drops the answer to a question that was asked again, so
     // that a server slower than the clock would never be heard.
     ask: function (ticks, told, asked) {
-      const open = asked && told !== asked.n;
-      if (open && Date.now() - asked.at < JOBS_PATIENCE_MS) return SAME();
-      return { n: ticks, at: Date.now() };
+      const now = Date.now();
+      if (asked && told !== asked.n) {
+        if (now - asked.at < patience) return SAME();
+        patience *= 2;
+      } else if (asked) {
+        patience = LEAST_PATIENCE_MS;
+      }
+      return { n: ticks, at: now };
     },
 
     scheme: function (clicks, chosen) {

@@ -56,3 +56,27 @@ def test_jobs_go_on_after_another_page_was_loaded_whole(ticking: Site, opened: C
             )
             words = page.inner_text(".job .stage .small")
         page.close()
+
+
+def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
+    ticking: Site, opened: Callable[..., Any]
+) -> None:
+    ticking.jobs.submit(REQUEST)
+    page = opened(ticking.url("explore"))
+    page.wait_for_selector(".job .stage")
+
+    def lose(route: Any) -> None:
+        if '"output":"..finished.data' in (route.request.post_data or "") and not lost:
+            lost.append(route)  # never answered
+        else:
+            route.continue_()
+
+    lost: list[Any] = []
+    page.route("**/_dash-update-component*", lose)
+    while not lost:
+        page.wait_for_timeout(200)
+    words = page.inner_text(".job .stage .small")
+    page.wait_for_function(
+        "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=15_000
+    )
+    page.unroute_all(behavior="ignoreErrors")

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
-
-from tensoropt.plan.device_sweep import FILE
 
 from ..library import Entry, Library
 
 GROUPS = {"opened": "Opened", "job": "Jobs", "ready-made": "Ready-made"}
-_titles: dict[tuple[Path, int], str] = {}
 
 
 def title_of(library: Library, entry: Entry) -> str:
-    """``gpt2 on dgx-h100``; the folder's name when its file cannot be read."""
-    try:
-        file = entry.folder / FILE
-        key = (file, file.stat().st_mtime_ns)
-        if key not in _titles:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            model = library.model_name(str(data["model"]["source"]))
-            _titles[key] = f"{model} on {data['cluster']['name']}"
-        return _titles[key]
-    except (OSError, ValueError, KeyError, TypeError):
-        return entry.key
+    """``gpt2 on dgx-h100``; the folder's name, and that it is damaged, when its file cannot be read."""
+    head = library.head_of(entry)
+    if head.fault:
+        return f"{entry.folder.name} (cannot be read)"
+    return f"{library.model_name(head.source)} on {head.cluster}"
 
 
 def choices(library: Library) -> list[dict[str, Any]]:

@@ -98,17 +98,9 @@ class Library:
         """What an exploration is of, without opening it; its fault where it cannot be read."""
         return self._index.head(entry.folder)
 
-    def head(self, key: str) -> Head:
-        """:meth:`head_of` the exploration called ``key``; raises :class:`UnknownExplorationError`."""
-        return self.head_of(self.entry(key))
-
-    def curve(self, key: str) -> Curve:
-        """The points of exploration ``key`` as numbers; none where they cannot be read.
-
-        Raises:
-            UnknownExplorationError: no such key.
-        """
-        return self._index.curve(self.entry(key).folder)
+    def curve_of(self, entry: Entry) -> Curve:
+        """The points of an exploration as numbers; none where they cannot be read."""
+        return self._index.curve(entry.folder)
 
     def model_name(self, source: str) -> str:
         """What people call a model: its upload's or the zoo's name, or the last part of its file's."""

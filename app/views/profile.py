@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tensoropt.errors import TensorOptError
 from tensoropt.plan.device_sweep import Cell, Curve, profile_of
 
-from ..library import Library
+from ..library import Entry, Library
 from ..state import View
 from .frontier import money, unit_for
 from .units import Units
@@ -45,12 +45,12 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
         chosen = library.load(view.exploration)
     except TensorOptError:
         return None
-    keys = _alike(library, view.exploration)
-    if view.exploration not in keys:
+    entries = _alike(library, library.entry(view.exploration))
+    if not entries or entries[0].key != view.exploration:
         return None
-    heads = [library.head(key) for key in keys]
     # From the index: none of the others is opened for it.
-    found = [library.curve(key) for key in keys]
+    heads = [library.head_of(entry) for entry in entries]
+    found = [library.curve_of(entry) for entry in entries]
     curves = [
         Curve(int(curve.devices[0]), head.kind, curve.memory, curve.time)
         for head, curve in zip(heads, found, strict=True)
@@ -66,7 +66,7 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
         price = heads[of.exploration].price if view.price is None else view.price
         devices = int(found[of.exploration].devices[of.point])
         shown = View(
-            exploration=keys[of.exploration],
+            exploration=entries[of.exploration].key,
             point=of.point,
             budget_bytes=float(round(budget)),
             headroom=view.headroom,
@@ -88,8 +88,8 @@ def devices_by_memory(library: Library, view: View) -> ProfileTable | None:
     )
 
 
-def _alike(library: Library, key: str) -> list[str]:
-    """The explorations of the same step that have points, the one called ``key`` first."""
-    step = library.head(key).step
-    others = [e.key for e in library.entries() if e.key != key and library.head(e.key).step == step]
-    return [k for k in (key, *others) if len(library.curve(k).memory)]
+def _alike(library: Library, chosen: Entry) -> list[Entry]:
+    """The explorations of the same step that have points, the chosen one first."""
+    step = library.head_of(chosen).step
+    others = [e for e in library.entries() if e != chosen and library.head_of(e).step == step]
+    return [e for e in (chosen, *others) if len(library.curve_of(e).memory)]

@@ -149,3 +149,21 @@ def test_lists_and_tables_open_no_exploration(tmp_path: Path, monkeypatch: pytes
     table = devices_by_memory(library, View(exploration="opened-run00"))
     assert table is not None
     assert table.rows[-1].label == "40 × H100-80GB"
+
+
+def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
+    """Read in part where a file is as we write it, as a whole where somebody wrote it anew."""
+    found = exploration(spaces=[space((2, 4)), space((3,))])
+    found.save(tmp_path / "a")
+    found.save(tmp_path / "b")
+    file = tmp_path / "b" / "exploration.json"
+    file.write_text(json.dumps(dict(reversed(json.loads(file.read_text()).items())), indent=1))
+    library = Library(tmp_path)
+    first, second, *_ = library.entries()
+    assert library.head_of(first) == library.head_of(second)
+    assert library.head_of(first).kind == "H100-80GB"
+    for entry in (first, second):
+        curve = library.curve_of(entry)
+        assert curve.memory.tolist() == [p.memory_bytes for p in found.points]
+        assert curve.time.tolist() == [p.time_s for p in found.points]
+        assert curve.devices.tolist() == [8] * 8

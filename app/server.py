@@ -11,6 +11,7 @@ from dash import Dash, html, set_props
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from tensoropt.errors import TensorOptError
+from tensoropt.version import __version__
 
 from . import downloads
 from .context import Context
@@ -23,6 +24,7 @@ from .safety import LOG, is_loopback, protect
 
 TITLE = "TensorOpt"
 PORT = 8050
+ALIVE = "/alive"
 
 
 def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bool = False) -> Dash:
@@ -44,6 +46,12 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
         on_error=_said,
     )
     app.layout = lambda: shell.layout(context)
+
+    @app.server.get(ALIVE)
+    def alive() -> dict[str, str]:
+        """Asked every few seconds by pages that are open; another version makes them load again."""
+        return {"version": __version__}
+
     shell.register(app, context)
     downloads.register(app, context)
     protect(app, any_host=any_host)

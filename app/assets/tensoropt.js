@@ -122,6 +122,15 @@ window.dash_clientside = window.dash_clientside || {};
     return SAME();
   };
 
+  // The server is there again: what had no answer is asked once more, jobs included.
+  window.addEventListener("tensoropt-back", () => {
+    waiting = 0;
+    patience = LEAST_PATIENCE_MS;
+    pressed += 1;
+    window.dash_clientside.set_props("key", { data: { step: 0, word: "", n: pressed } });
+    window.dash_clientside.set_props("asked", { data: { n: -pressed, at: Date.now() } });
+  });
+
   document.addEventListener("keydown", (event) => {
     if (document.documentElement.dataset.page !== "frontier") return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;

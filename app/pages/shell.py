@@ -51,6 +51,7 @@ def layout(context: Context) -> Any:
             *stores,
             html.A("Skip to content", href="#content", className="skip"),
             _header(),
+            html.Div(id="connection", role="alert", hidden=True, className="note note-error connection"),
             html.Div(id="problem", role="alert", **aria(live="assertive")),
             html.Main(
                 [html.Div(body, id=f"page-{name}", className="page") for name, body in pages.items()],

@@ -25,9 +25,11 @@ def layout() -> Any:
     """Where the cards go, and what the page knows of them."""
     return html.Div(
         [
+            html.Div(id="forgotten", **aria(live="polite")),
             html.Div(id="jobs"),
             dcc.Store(id="acted"),
             dcc.Store(id="shown-jobs"),
+            dcc.Store(id="shown-forgotten"),
         ]
     )
 
@@ -59,6 +61,25 @@ def register(app: Dash, context: Context) -> None:
         done = [job.id for job in jobs if job.state == "done"]
         number = question.get("n") if isinstance(question, dict) else None
         return no_update if done == finished else done, number
+
+    @app.callback(
+        Output("forgotten", "children"),
+        Output("shown-forgotten", "data"),
+        Input("told", "data"),
+        Input("page", "data"),
+        State("shown-forgotten", "data"),
+    )
+    def undo(_: Any, page: Any, shown: Any) -> Any:
+        """The last job that was forgotten, to be brought back."""
+        gone = context.jobs.forgotten() if context.jobs is not None and page == "explore" else []
+        now = [job.id for job in gone]
+        if now == (shown or []):
+            return no_update, no_update
+        if not gone:
+            return None, now
+        words = f"Forgotten: {gone[0].title}. It is deleted in ten minutes."
+        row = html.Div([html.Span(words), _button("restore", gone[0].id, "Undo")], className="row tight")
+        return html.Div(row, className="note note-info"), now
 
     @app.callback(
         Output("jobs", "children"),
@@ -105,6 +126,7 @@ def _relisted(known: list[str], now: list[str], make: Callable[[str], Any]) -> A
 ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
     "cancel": lambda jobs, id: jobs.cancel(id),
     "forget": lambda jobs, id: jobs.forget(id),
+    "restore": lambda jobs, id: jobs.restore(id),
 }
 """By the button that asks for it."""
 
@@ -207,5 +229,5 @@ def _card(card: JobCard, log: str) -> Any:
     )
 
 
-def _button(what: str, job: str) -> Any:
-    return dmc.Button(what, id={"job": job, "do": what}, size="compact-xs", variant="default")
+def _button(what: str, job: str, words: str = "") -> Any:
+    return dmc.Button(words or what, id={"job": job, "do": what}, size="compact-xs", variant="default")

@@ -80,3 +80,14 @@ def test_an_answer_that_was_lost_stops_the_list_for_seconds_only(
         "t => document.querySelector('.job .stage .small').innerText !== t", arg=words, timeout=15_000
     )
     page.unroute_all(behavior="ignoreErrors")
+
+
+def test_forget_can_be_undone(ticking: Site, opened: Callable[..., Any]) -> None:
+    job = ticking.jobs.submit(REQUEST)
+    page = opened(ticking.url("explore"))
+    page.click(".job button:has-text('cancel')")
+    page.click(".job button:has-text('forget')")
+    page.wait_for_selector("text=No jobs yet")
+    page.click("#forgotten:has-text('Forgotten: mlp on dgx-h100') >> button:has-text('Undo')")
+    page.wait_for_selector(f"#job-{job.id} .state-cancelled")
+    page.wait_for_function("document.querySelector('#forgotten').innerText === ''")

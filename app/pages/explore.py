@@ -15,7 +15,7 @@ from ..jobs.request import CHOICES, LOSSES
 from ..safety import MAX_UPLOAD_BYTES
 from ..views.jobs import models
 from . import explore_callbacks, job_list
-from .parts import CLEAR, aria, panel, planner_choice
+from .parts import CLEAR, aria, number_field, panel, planner_choice
 
 COMMAND_LINE = "tensoropt explore train.py:build --cluster dgx-h100 --out out/mine"
 
@@ -41,7 +41,8 @@ def _model(jobs: JobManager) -> Any:
     return panel(
         dmc.Select(
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny",
-            searchable=True, allowDeselect=False, nothingFoundMessage="no model by that name",
+            searchable=True, allowDeselect=False,
+            nothingFoundMessage="no model by that name",
         ),
         html.P(id="model-said", className="hint"),
         dcc.Upload(
@@ -50,7 +51,7 @@ def _model(jobs: JobManager) -> Any:
         ),
         html.Div(id="upload-said", **aria(live="polite")),
         html.Div(
-            dmc.NumberInput(id="batch", label="Batch", min=1, placeholder="the model's own", w=180),
+            number_field("batch", "Batch", placeholder="the model's own", w=180),
             id="zoo-fields",
             className="fields",
         ),
@@ -100,8 +101,8 @@ def _cluster() -> Any:
                     id="kind", label="Device", data=list(list_devices()), searchable=True, w=170,
                     allowDeselect=False,
                 ),
-                dmc.NumberInput(id="per-node", label="per node", min=1, value=8, w=100),
-                dmc.NumberInput(id="nodes", label="Nodes", min=1, value=1, w=90),
+                number_field("per-node", "per node", value="8", w=100),
+                number_field("nodes", "Nodes", value="1", w=90),
             ],
             className="row fields",
         ),
@@ -111,10 +112,7 @@ def _cluster() -> Any:
                            clearButtonProps=CLEAR),
                 dmc.Select(id="between", label="between nodes", data=links, clearable=True, w=170,
                            clearButtonProps=CLEAR),
-                dmc.NumberInput(
-                    id="device-price", label="Price per device-hour", min=0, placeholder="unknown", w=170,
-                    decimalScale=4,
-                ),
+                number_field("device-price", "Price per device-hour", placeholder="unknown", w=170),
             ],
             className="row fields",
         ),
@@ -143,8 +141,8 @@ def _options() -> Any:
         html.Div(
             [
                 dmc.TextInput(id="micro", label="Micro-batches", value="auto", w=130),
-                dmc.NumberInput(id="epsilon", label="Allowed gap, %", value=0.1, min=0, step=0.1, w=130),
-                dmc.NumberInput(id="max-points", label="Points kept", min=2, placeholder="all", w=120),
+                number_field("epsilon", "Allowed gap, %", value="0.1", w=130),
+                number_field("max-points", "Points kept", placeholder="all", w=120),
                 dmc.TextInput(
                     id="devices", label="Also on fewer devices", placeholder="auto, or 1,2,4", w=170
                 ),

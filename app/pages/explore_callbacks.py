@@ -11,6 +11,7 @@ from tensoropt.cluster.local import available_cores
 from tensoropt.errors import TensorOptError
 
 from ..context import Context
+from ..jobs.fields import CHECKS, faults
 from ..jobs.manager import JobManager
 from ..jobs.request import Hardware, hardware_from, request_from
 from ..views.jobs import model_words, models
@@ -43,13 +44,22 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
     def preset(name: Any) -> Any:
         """A preset fills the fields; they may be edited then."""
         if name == "local":
-            return None, len(available_cores()), 1, None, None, "", *[True] * 5
+            return None, str(len(available_cores())), "1", None, None, "", *[True] * 5
         if name not in list_clusters():
             return (no_update,) * 11
         found = Hardware.of(name)
-        price = "" if found.price is None else found.price
-        filled = (found.kind, found.per_node, found.nodes, found.inside or None, found.between or None, price)
-        return *filled, *[False] * 5
+        price = "" if found.price is None else f"{found.price:g}"
+        links = found.inside or None, found.between or None
+        return found.kind, str(found.per_node), str(found.nodes), *links, price, *[False] * 5
+
+    @app.callback(
+        *(Output(FORM[name], "error") for name in CHECKS),
+        *(Input(FORM[name], "value") for name in CHECKS),
+    )
+    def check(*values: Any) -> Any:
+        """The rule that what was typed breaks, beside it."""
+        found = faults(dict(zip(CHECKS, values, strict=True)))
+        return tuple(found[name] or None for name in CHECKS)
 
     @app.callback(Output("cluster-said", "children"), *(Input(FORM[n], "value") for n in _CLUSTER))
     def say(*values: Any) -> Any:

@@ -12,7 +12,7 @@ from ..context import Context
 from ..figures import frontier as drawing
 from ..figures.palette import GRAPH_CONFIG
 from . import frontier_callbacks, planners
-from .parts import CLEAR, aria, panel
+from .parts import CLEAR, aria, number_field, panel
 
 OPTIONS = (
     ("log_x", "log memory"),
@@ -138,12 +138,9 @@ def _limits() -> Any:
         _limit("target", "Time target"),
         html.Div(
             [
-                dmc.NumberInput(
-                    id="headroom", label="Headroom, %", min=0, max=90, step=1, size="xs", value=5, w=104
-                ),
-                dmc.NumberInput(
-                    id="price", label="Price per device-hour", min=0, step=0.1, size="xs", w=150,
-                    placeholder="unknown", decimalScale=4,
+                number_field("headroom", "Headroom, %", value="5", size="xs", w=104, debounce=True),
+                number_field(
+                    "price", "Price per device-hour", size="xs", w=150, placeholder="unknown", debounce=True
                 ),
             ],
             className="row",

@@ -47,6 +47,8 @@ BUTTONS = (
 )  # fmt: skip
 LIMITS = ("budget", "target")
 FIELDS = (*LIMITS, "headroom", "price", "options", "filter-mesh", "filter-micro", "filter-devices")
+TYPED = ("budget-text", "target-text", "headroom", "price")
+"""Controls whose text may break a rule, which is said beside them."""
 SECOND = {"graph": events.on_click, "points": events.on_row}
 """Controls that pick the compared point while clicks compare."""
 
@@ -88,8 +90,7 @@ def _register_events(app: Dash, context: Context) -> None:
 
     @app.callback(
         Output("state", "data"),
-        Output("budget-text", "error"),
-        Output("target-text", "error"),
+        *(Output(name, "error") for name in TYPED),
         Output("answered", "data"),
         Output("handled", "data"),
         inputs,
@@ -110,7 +111,7 @@ def _register_events(app: Dash, context: Context) -> None:
         if kept is None or "url" in fired:
             opened = _from_url(context, values[0])
             news = no_update if kept is not None and opened == view_of(kept) else stored(opened)
-            return news, None, None, _number(fired.get("key")), now
+            return news, *[None] * len(TYPED), _number(fired.get("key")), now
         view = view_of(kept)
         if fired.get("exploration"):
             view = _opened(context, state.open_exploration(view, str(fired["exploration"])))
@@ -121,7 +122,8 @@ def _register_events(app: Dash, context: Context) -> None:
         return (
             # Not written when nothing changed, or controls that follow the state would fire in a circle.
             no_update if view == view_of(kept) else stored(view),
-            *(errors.get(name) for name in typed),
+            # What is wrong stays said until its field is changed, by a person or by the view that it follows.
+            *(errors.get(name) if name in fired or view != view_of(kept) else no_update for name in TYPED),
             _number(fired.get("key")),
             now,
         )
@@ -251,8 +253,8 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
         values[f"{name}-text"] = "" if limit is None else unit.text(limit).replace(",", "")
     values |= {
         "exploration": view.exploration,
-        "headroom": round(100 * view.headroom, 2),
-        "price": "" if view.price is None else view.price,
+        "headroom": f"{round(100 * view.headroom, 2):g}",
+        "price": "" if view.price is None else f"{view.price:.10g}",
         "options": events.options_of(view),
         "filter-mesh": view.mesh or None,
         "filter-micro": view.micro or None,

@@ -41,7 +41,7 @@ def _model(jobs: JobManager) -> Any:
     return panel(
         dmc.Select(
             id="model", label="Model", data=models(jobs.uploads.known()), value="zoo:gpt2-tiny",
-            searchable=True, allowDeselect=False,
+            searchable=True, clearSearchOnFocus=True, allowDeselect=False,
             nothingFoundMessage="no model by that name",
         ),
         html.P(id="model-said", className="hint"),
@@ -90,6 +90,7 @@ def _cluster() -> Any:
     return panel(
         dmc.Select(
             id="cluster", label="Preset", value="dgx-h100", allowDeselect=False, searchable=True,
+            clearSearchOnFocus=True,
             data=[
                 {"group": "Here", "items": [{"value": "local", "label": "local: CPU ranks of this machine"}]},
                 {"group": "Presets", "items": [{"value": n, "label": n} for n in names]},
@@ -99,7 +100,7 @@ def _cluster() -> Any:
             [
                 dmc.Select(
                     id="kind", label="Device", data=list(list_devices()), searchable=True, w=170,
-                    allowDeselect=False,
+                    clearSearchOnFocus=True, allowDeselect=False,
                 ),
                 number_field("per-node", "per node", value="8", w=100),
                 number_field("nodes", "Nodes", value="1", w=90),

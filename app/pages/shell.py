@@ -84,6 +84,7 @@ def _header() -> html.Header:
                 id="exploration",
                 data=[],
                 searchable=True,
+                clearSearchOnFocus=True,
                 allowDeselect=False,
                 placeholder="no exploration yet",
                 nothingFoundMessage="nothing by that name",

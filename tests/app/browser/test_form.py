@@ -60,3 +60,17 @@ def test_headroom_and_price_beside_the_plot_say_their_rule(quick: Site, opened: 
     page.keyboard.press("Enter")
     page.wait_for_function("location.search.includes('headroom=0.2')")
     assert "price" not in page.url
+
+
+@pytest.mark.parametrize("control", ["model", "cluster", "exploration"])
+def test_typing_into_a_select_begins_anew(quick: Site, opened: Callable[..., Any], control: str) -> None:
+    page = filled(opened(quick.url("explore")))
+    page.wait_for_function("document.querySelector('#exploration').value !== ''")
+    before = page.input_value(f"#{control}")
+    page.click(f"#{control}")
+    typed = {"model": "mlp", "cluster": "local", "exploration": "long"}[control]
+    page.keyboard.type(typed)
+    assert page.input_value(f"#{control}") == typed
+    page.keyboard.press("Escape")
+    page.keyboard.press("Tab")
+    page.wait_for_function(f"document.querySelector('#{control}').value === {before!r}")

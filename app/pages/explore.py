@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import dash_mantine_components as dmc
 from dash import Dash, dcc, html
@@ -45,9 +45,14 @@ def _model(jobs: JobManager) -> Any:
             nothingFoundMessage="no model by that name",
         ),
         html.P(id="model-said", className="hint"),
-        dcc.Upload(
-            html.Div(["Drop an ONNX file here, or ", html.Span("choose one", className="linklike")]),
-            id="upload", className="upload", max_size=MAX_UPLOAD_BYTES, multiple=False, accept=".onnx",
+        html.Div(
+            dcc.Upload(
+                html.Div(["Drop an ONNX file here, or ", html.Span("choose one", className="linklike")]),
+                id="upload", className="upload", max_size=MAX_UPLOAD_BYTES, min_size=1, multiple=False,
+                accept=".onnx",
+            ),
+            id="upload-place",
+            **cast(Any, {"data-most-bytes": str(MAX_UPLOAD_BYTES)}),
         ),
         html.Div(id="upload-said", **aria(live="polite")),
         html.Div(

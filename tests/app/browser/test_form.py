@@ -74,3 +74,22 @@ def test_typing_into_a_select_begins_anew(quick: Site, opened: Callable[..., Any
     page.keyboard.press("Escape")
     page.keyboard.press("Tab")
     page.wait_for_function(f"document.querySelector('#{control}').value === {before!r}")
+
+
+def test_a_refused_file_says_why(
+    quick: Site, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensoropt_app.pages.explore.MAX_UPLOAD_BYTES", 1000)
+    page = filled(opened(quick.url("explore")))
+    for name, size, said in (
+        ("notes.txt", 10, "'notes.txt' is not taken: only files that end in .onnx are"),
+        ("large.onnx", 2000, "'large.onnx' is not taken: it has 2,000 bytes, at most 1,000 bytes are taken"),
+        ("empty.onnx", 0, "'empty.onnx' is empty"),
+    ):
+        (tmp_path / name).write_bytes(bytes(size))
+        page.set_input_files("#upload input[type=file]", tmp_path / name)
+        page.wait_for_selector(f"#upload-said .note-error:has-text({said!r})")
+    (tmp_path / "good.onnx").write_bytes(b"something")
+    page.set_input_files("#upload input[type=file]", tmp_path / "good.onnx")
+    page.wait_for_selector("#upload-said:has-text('good.onnx is here')")
+    page.wait_for_selector("#upload-said .note-error", state="detached")

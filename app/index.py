@@ -25,6 +25,8 @@ HEAD_BYTES = 2**18
 """Of a file's beginning, where model, cluster and settings stand; read whole where they take more."""
 STEP = (("mode", "train"), ("optimizer", "adam"), ("dtype", "float32"))
 """Settings that tell two steps of one model apart, with what is meant where one is not written."""
+TOLD_APART = ("mode", "optimizer", "dtype", "micro_batches", "recompute", "epsilon", "max_points", "seed")
+"""Settings by which explorations of one model are told apart in a list."""
 Found = TypeVar("Found")
 
 
@@ -38,6 +40,7 @@ class Head:
         step: what explorations must share to be compared, as :func:`tensoropt.plan.device_sweep.same_step`.
         kind: of the devices with the least memory.
         price: money per device-hour, None where unknown.
+        settings: what tells two explorations of one model apart, as pairs of name and words.
     """
 
     source: str = ""
@@ -45,6 +48,7 @@ class Head:
     step: tuple[Any, ...] = ()
     kind: str = ""
     price: float | None = None
+    settings: tuple[tuple[str, str], ...] = ()
     fault: str = ""
 
 
@@ -110,7 +114,18 @@ def _head(file: Path) -> Head:
         kind=str(least["name"]),
         # A cluster with one price missing has none: a sum of what is known would be too low.
         price=None if None in prices else max(map(float, prices)),
+        settings=(
+            ("devices", str(len(cluster.get("devices", ())))),
+            ("batch", str(model.get("batch") or "")),
+            *((name, _words(settings.get(name))) for name in TOLD_APART),
+        ),
     )
+
+
+def _words(value: Any) -> str:
+    if value is None or isinstance(value, dict):
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _beginning(file: Path) -> dict[str, Any]:

@@ -61,6 +61,23 @@ class Hardware:
         """Whether it is ranks of this machine, which are measured."""
         return self.name == "local"
 
+    @property
+    def title(self) -> str:
+        """What people read: the preset, and what was changed of it."""
+        if self.is_local:
+            return f"cpu:{self.per_node}"
+        plain = Hardware.of(self.name)
+        found = [self.name]
+        if (self.kind, self.per_node) != (plain.kind, plain.per_node):
+            found.append(f"{self.per_node} × {self.kind}")
+        if self.nodes != plain.nodes:
+            found.append(f"{self.nodes} nodes")
+        links = {"inside": (self.inside, plain.inside), "between nodes": (self.between, plain.between)}
+        found += [f"{link} {where}" for where, (link, usual) in links.items() if link and link != usual]
+        if self.price != plain.price and self.price is not None:
+            found.append(f"at {self.price:g} per device-hour")
+        return ", ".join(found)
+
     def argument(self, folder: Path) -> str:
         """What follows ``--cluster``; an edited cluster is written into ``folder`` first.
 
@@ -120,6 +137,14 @@ class Wanted(Protocol):
         ...
 
 
+IN_TITLE = {
+    "--mode": "{}", "--optimizer": "{}", "--dtype": "{}", "--dim": "{}", "--output": "up to {}",
+    "--micro-batches": "{} micro-batches", "--epsilon": "gap {}", "--max-points": "{} points kept",
+}  # fmt: skip
+"""How an option reads in a title, where its own name would say less."""
+USUAL_GAP = ("--epsilon", "0.001")
+
+
 @dataclass(frozen=True)
 class Request:
     """One exploration to run.
@@ -141,11 +166,17 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What people read: the model, where, and on how many devices."""
-        where = f"cpu:{self.hardware.per_node}" if self.hardware.is_local else self.hardware.name
-        nodes = f" × {self.hardware.nodes}" if self.hardware.nodes > 1 else ""
-        sizes = f", {self.devices} devices" if self.devices else ""
-        return f"{self.label} on {where}{nodes}{sizes}"
+        """What people read: the model, where, and all that is not at its default."""
+        found = [f"{self.label} on {self.hardware.title}"]
+        if self.devices:
+            found.append(f"on {self.devices} devices")
+        for name, value in zip(self.options[::2], self.options[1::2], strict=True):
+            if (name, value) == USUAL_GAP:
+                continue
+            found.append(IN_TITLE.get(name, f"{name.removeprefix('--')} {{}}").format(value))
+        if self.planners:
+            found.append(f"beside {', '.join(self.planners)}")
+        return " · ".join(found)
 
     @property
     def measures(self) -> bool:

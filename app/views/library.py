@@ -18,11 +18,33 @@ def title_of(library: Library, entry: Entry) -> str:
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Grouped options for a select; equal titles are told apart by their key."""
+    """Grouped options for a select; equal titles are told apart by what differs, else by their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
+    alike: dict[str, list[Entry]] = {}
+    for entry, title in zip(entries, titles, strict=True):
+        alike.setdefault(title, []).append(entry)
+    apart = {e.key: words for some in alike.values() for e, words in _apart(library, some).items()}
     found: dict[str, list[dict[str, str]]] = {}
     for entry, title in zip(entries, titles, strict=True):
-        label = title if titles.count(title) == 1 else f"{title} ({entry.key.removeprefix('opened-')})"
+        label = f"{title}{apart.get(entry.key, '')}"
         found.setdefault(GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
     return [{"group": group, "items": items} for group, items in found.items()]
+
+
+def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
+    """What is added to the title that all of these have: settings that differ, the key where none does."""
+    if len(entries) < 2:
+        return {}
+    settings = {e: library.head_of(e).settings for e in entries}
+    values = [dict(pairs) for pairs in settings.values()]
+    differing = [n for n in values[0] if len({v.get(n) for v in values}) > 1]
+    words = {
+        e: "".join(f" · {n.replace('_', '-')} {v}" for n, v in pairs if n in differing and v)
+        for e, pairs in settings.items()
+    }
+    told = list(words.values())
+    for entry, said in words.items():
+        if not said or told.count(said) > 1:
+            words[entry] = f"{said} ({entry.key.removeprefix('opened-')})"
+    return words

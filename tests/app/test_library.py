@@ -78,6 +78,22 @@ def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
     assert len(set(labels)) == len(labels)
 
 
+def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
+    found = exploration()
+    for name, changes in (
+        ("a", {}),
+        ("b", {"dtype": "bfloat16"}),
+        ("c", {"dtype": "bfloat16", "epsilon": 0.1}),
+    ):
+        replace(found, settings={**found.settings, **changes}).save(tmp_path / name)
+    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    assert labels[:3] == [
+        "gpt2-tiny on dgx-h100 · epsilon 0.001",
+        "gpt2-tiny on dgx-h100 · dtype bfloat16 · epsilon 0.001",
+        "gpt2-tiny on dgx-h100 · dtype bfloat16 · epsilon 0.1",
+    ]
+
+
 def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
     found = exploration()
     source = str(tmp_path / "uploads" / "upload-1.onnx")

@@ -103,7 +103,7 @@ def test_an_upload_is_named_by_its_token_only(tmp_path: Path) -> None:
     uploads = {"upload-1": (tmp_path / "x.onnx", "mine.onnx")}
     request = request_from({**FORM, "model": "upload-1", "dims": "batch=8, x[0]=4"}, uploads)
     assert request.model == str(tmp_path / "x.onnx")
-    assert request.title == "mine.onnx on dgx-h100"
+    assert request.title == "mine.onnx on dgx-h100 · batch=8 · x[0]=4"
     assert request.options[:4] == ("--dim", "batch=8", "--dim", "x[0]=4")
 
 
@@ -198,3 +198,15 @@ def test_numbers_may_be_text(tmp_path: Path) -> None:
     options = parser().parse_args(found)
     assert (options.batch, options.epsilon, options.max_points) == (1000, 0.005, 50)
     assert load_cluster(found[3]).price_per_hour == 10.0
+
+
+def test_a_title_says_what_is_not_as_usual() -> None:
+    def title(**changes: Any) -> str:
+        return request_from({**FORM, **changes}, {}).title
+
+    assert title() == "gpt2-tiny on dgx-h100"
+    assert title(batch="8", dtype="bfloat16") == "gpt2-tiny on dgx-h100 · batch 8 · bfloat16"
+    assert title(nodes="4", between="IB-400G") == "gpt2-tiny on dgx-h100, 4 nodes, IB-400G between nodes"
+    assert title(kind="A100-80GB", per_node="4").startswith("gpt2-tiny on dgx-h100, 4 × A100-80GB")
+    assert title(planners=["zero"], micro="1,2").endswith("1,2 micro-batches · beside zero")
+    assert title(devices="1,2").endswith("· on 1,2 devices")

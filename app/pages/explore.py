@@ -30,7 +30,7 @@ def layout(context: Context) -> Any:
             html.H1("Explore", className="unseen"),
             dcc.Interval(id="tick", interval=1000),
             html.Div(
-                [form, html.Div([panel(job_list.layout(), title="Jobs")], className="stack")],
+                [form, html.Div([panel(job_list.layout(), title="Jobs")], className="stack jobs-column")],
                 className="explore-columns",
             ),
         ]
@@ -166,7 +166,7 @@ def _start() -> Any:
             dmc.Button("Explore", id="start", size="md"),
             html.Div(id="start-said", className="grow", **aria(live="polite")),
         ],
-        className="row",
+        className="row start-bar",
     )
 
 

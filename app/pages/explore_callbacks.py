@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, no_update
+from dash import Dash, Input, Output, State, html, no_update
 
 from tensoropt.cluster import list_clusters
 from tensoropt.cluster.local import available_cores
@@ -121,7 +121,10 @@ def _register_form(app: Dash, jobs: JobManager) -> None:
             job = jobs.submit(request)
         except TensorOptError as error:
             return note(str(error), "error")
-        return note(f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}.")
+        words = f"{job.title}: {'started' if job.state == 'running' else 'waits for its turn'}. "
+        # On a narrow screen the list stands below the form.
+        link = html.A("Show it", href=f"#job-{job.id}")
+        return html.Div([words, link], className="note note-info", role="status")
 
 
 _CLUSTER = ("cluster", "kind", "per_node", "nodes", "inside", "between", "price")

@@ -93,3 +93,25 @@ def test_a_refused_file_says_why(
     page.set_input_files("#upload input[type=file]", tmp_path / "good.onnx")
     page.wait_for_selector("#upload-said:has-text('good.onnx is here')")
     page.wait_for_selector("#upload-said .note-error", state="detached")
+
+
+SEEN = """selector => {
+  const box = document.querySelector(selector)?.getBoundingClientRect();
+  return Boolean(box) && box.top >= 0 && box.bottom <= window.innerHeight;
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_the_button_and_the_job_it_starts_are_in_view(
+    quick: Site, opened: Callable[..., Any], width: int, height: int
+) -> None:
+    page = filled(opened(quick.url("explore"), viewport={"width": width, "height": height}))
+    assert page.evaluate(SEEN, "#start")
+    page.evaluate("window.scrollTo(0, 300)")
+    assert page.evaluate(SEEN, "#start")
+    page.click("#start")
+    page.wait_for_selector(".job .state-done")
+    job = quick.jobs.jobs()[0].id
+    if width < 900:
+        page.click("#start-said >> text=Show it")
+    page.wait_for_function(SEEN, arg=f"#job-{job} strong")

@@ -40,6 +40,7 @@ def layout(context: Context) -> Any:
             dcc.Store(id="filled"),
             dcc.Store(id="fired"),
             dcc.Store(id="places", data=PLACES),
+            dcc.Store(id="zoom"),
             *(dcc.Store(id=f"{name}-{what}") for name in ("budget", "target") for what in ("slid", "rest")),
             html.Div(
                 [

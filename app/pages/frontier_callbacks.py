@@ -264,6 +264,14 @@ def _wanted(view: View, data: FrontierData) -> tuple[dict[str, Any], dict[tuple[
 
 
 def _register_plot(app: Dash, context: Context) -> None:
+    app.clientside_callback(
+        ClientsideFunction("tensoropt", "zoom"),
+        Output("zoom", "data"),
+        Input("graph", "relayoutData"),
+        State("zoom", "data"),
+        prevent_initial_call=True,
+    )
+
     @app.callback(
         Output("graph", "figure"),
         Output("points", "rowData"),
@@ -276,8 +284,9 @@ def _register_plot(app: Dash, context: Context) -> None:
         State("state", "data"),
         State("drawn", "data"),
         State("points", "columnDefs"),
+        State("zoom", "data"),
     )
-    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, columns: Any) -> Any:
+    def draw(frame: Any, scheme: Any, page: Any, kept: Any, drawn: Any, columns: Any, zoom: Any) -> Any:
         key = [frame, scheme]
         view = view_of(kept)
         data = context.frontier(view) if page == "frontier" and kept else None
@@ -285,7 +294,7 @@ def _register_plot(app: Dash, context: Context) -> None:
         # once.
         if data is None or drawn == key:
             return (no_update,) * 5
-        figure = drawing.frontier_figure(data, view, str(scheme))
+        figure = drawing.zoomed(drawing.frontier_figure(data, view, str(scheme)), zoom)
         rows = table_rows(data, view)
         count = f"{len(rows):,} of {plural(len(data), 'point')}"
         return figure, rows, _column_units(columns, data, view), count, key

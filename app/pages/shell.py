@@ -38,6 +38,7 @@ def layout(context: Context) -> Any:
         dcc.Store(id="finished"),
         dcc.Store(id="asked"),
         dcc.Store(id="told"),
+        dcc.Store(id="titled"),
         dcc.Store(id="chosen-scheme", storage_type="local"),
     ]
     pages = {
@@ -121,6 +122,13 @@ def register(app: Dash, context: Context) -> None:
         Input("tick", "n_intervals"),
         State("told", "data"),
         State("asked", "data"),
+    )
+    browser(
+        "title",
+        Output("titled", "data"),
+        Input("page", "data"),
+        Input("exploration", "value"),
+        Input("exploration", "data"),
     )
     browser("answered", Output("queued", "data"), Input("answered", "data"), prevent_initial_call=True)
     browser(

@@ -165,6 +165,60 @@ def test_axes_lines_and_filters_are_in_the_url(site: Any, opened: Callable[..., 
     assert again.evaluate("document.querySelector('#graph .js-plotly-plot').layout.xaxis.type") == "log"
 
 
+RANGES = """() => {
+  const l = document.querySelector('#graph .js-plotly-plot')._fullLayout;
+  return [...l.xaxis.range, ...l.yaxis.range];
+}"""
+TICKS = (
+    "[...document.querySelectorAll('#graph .xtick text')].map(e => Number(e.textContent.replace(',', '')))"
+)
+
+
+def test_a_zoom_stays_and_ticks_of_a_log_axis_ascend(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=1")))
+    box = page.locator("#graph").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, box["y"] + 250, steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"({RANGES})()[1] < 60")
+    zoomed = page.evaluate(RANGES)
+    page.click("text=compute / network")
+    page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data[4].visible === true")
+    page.click("#scheme-button")
+    page.wait_for_function("document.documentElement.dataset.scheme === 'dark'")
+    page.click("#pick-fastest")
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+    page.wait_for_timeout(500)
+    assert page.evaluate(RANGES) == pytest.approx(zoomed)
+    page.click("text=log memory")
+    page.wait_for_function(
+        "document.querySelector('#graph .js-plotly-plot')?._fullLayout.xaxis.type === 'log'"
+    )
+    page.wait_for_function(f"({TICKS}).length > 2")
+    ticks = page.evaluate(TICKS)
+    assert ticks == sorted(set(ticks))
+
+
+def test_back_goes_back_and_the_tab_says_where(site: Any, opened: Callable[..., Any]) -> None:
+    page = drawn(opened(site.url(query="x=opened-small&point=1")), "Point 1 of 8")
+    page.wait_for_function("document.title.startsWith('Frontier · gpt2-tiny on dgx-h100')")
+    for button, point in (("fastest", 7), ("leanest", 0)):
+        page.wait_for_timeout(1200)  # what follows at once is one step
+        page.click(f"#pick-{button}")
+        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+        page.wait_for_function(f"location.search.includes('point={point}')")
+    page.click("#nav-plan")
+    page.wait_for_function("document.title.startsWith('Plan · gpt2-tiny')")
+    page.go_back()
+    page.wait_for_function("document.documentElement.dataset.page === 'frontier'")
+    for point in (7, 1):
+        page.go_back()
+        page.wait_for_selector(f"#card-title:text-matches('Point {point} of 8')")
+    page.go_forward()
+    page.wait_for_selector("#card-title:text-matches('Point 7 of 8')")
+
+
 def test_an_exploration_that_is_gone_is_said(site: Any, opened: Callable[..., Any]) -> None:
     page = opened(site.url(query="x=job-gone&point=3"))
     page.wait_for_selector("text=This exploration cannot be shown")
